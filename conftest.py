@@ -1,0 +1,42 @@
+"""Decides, before Triton is imported, whether kernels run on a GPU or in Triton's interpreter."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+import torch
+
+HAS_GPU = torch.cuda.is_available()
+
+# Triton reads the variable when a kernel is defined, so it has to stand before the first import.
+if HAS_GPU and os.environ.get("TRITON_INTERPRET", "0") != "0":
+    raise pytest.UsageError(
+        "TRITON_INTERPRET is set on a machine with a GPU: the tests marked gpu would pass without "
+        "running on it. Unset it; to test the interpreter, hide the GPU: CUDA_VISIBLE_DEVICES=''."
+    )
+if not HAS_GPU:
+    if "triton" in sys.modules:
+        raise pytest.UsageError(
+            "Triton was imported before conftest.py could turn its interpreter on: "
+            "set TRITON_INTERPRET=1 before starting pytest."
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the tests marked `gpu` where there is no GPU."""
+    if HAS_GPU:
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch.cuda.is_available() is False")
+    for item in items:
+        if item.get_closest_marker("gpu") is not None:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def interpreted() -> None:
+    """For tests that run kernels on CPU tensors: they need Triton's interpreter."""
+    if HAS_GPU:
+        pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")

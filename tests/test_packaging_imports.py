@@ -1,0 +1,71 @@
+"""What a package imports, it declares itself: that a sibling brings it along today is no promise.
+
+The isolated wheels cannot see this, because there the sibling brings it along too.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+DISTRIBUTIONS = {
+    **packages_distributions(),
+    **{package.name.replace("-", "_"): [package.name] for package in PACKAGES},
+}
+
+
+def declared_by(package: Path) -> set[str]:
+    """Return the distributions that a package asks for, always or with one of its extras."""
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+    return {canonicalize_name(Requirement(line).name) for lines in groups for line in lines}
+
+
+def imported_by(source: str) -> set[str]:
+    """Return the top-level modules that `source` imports anywhere, inside functions too."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
+            names.add(node.module)
+    return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
+
+
+def undeclared(
+    modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]
+) -> set[str]:
+    """Return those of `modules` that no declared distribution provides."""
+    return {
+        module
+        for module in modules
+        if not {canonicalize_name(name) for name in distributions.get(module, [])} & declared
+    }
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_package_declares_what_it_imports(package: Path) -> None:
+    own = package.name.replace("-", "_")
+    files = list((package / "src" / own).rglob("*.py"))
+    assert files
+    modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
+    assert undeclared(modules - {own}, declared_by(package), DISTRIBUTIONS) == set()
+
+
+def test_an_undeclared_import_is_seen() -> None:
+    source = "import os\nfrom . import a\ndef f():\n    import numpy.linalg\n    import torch\n"
+    modules = imported_by(source)
+    assert modules == {"numpy", "torch"}
+    assert undeclared(modules, {"torch"}, DISTRIBUTIONS) == {"numpy"}
+    assert undeclared(modules, {"torch", "numpy"}, DISTRIBUTIONS) == set()
+    assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}

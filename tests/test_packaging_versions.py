@@ -1,0 +1,79 @@
+"""The ranges in which the packages ask for each other admit the versions that stand beside them."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+
+
+def version_of(distribution: str) -> Version:
+    """Read `__version__` without an import: an installed copy may be another version."""
+    module = distribution.replace("-", "_")
+    source = ROOT / "packages" / distribution / "src" / module / "__init__.py"
+    for node in ast.parse(source.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
+            return Version(ast.literal_eval(node.value))
+    raise LookupError(f"{source} assigns no __version__")
+
+
+def requirements_of(package: Path) -> list[Requirement]:
+    project = tomllib.loads((package / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return [Requirement(line) for line in project["dependencies"]]
+
+
+SIBLINGS = [
+    pytest.param(requirement, id=f"{package.name}-wants-{requirement.name}")
+    for package in PACKAGES
+    for requirement in requirements_of(package)
+    if requirement.name.startswith("flexsn")
+]
+
+
+def test_both_environments_have_the_same_dependencies() -> None:
+    """They share one `.venv`: where the lists differ, each run would change it for the other."""
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
+    assert environments["hatch-test"]["dependencies"] == environments["default"]["dependencies"]
+
+
+def test_there_are_five_packages() -> None:
+    assert [package.name for package in PACKAGES] == [
+        "flexsn-codegen",
+        "flexsn-graph",
+        "flexsn-hop",
+        "flexsn-nn",
+        "flexsn-runtime",
+    ]
+
+
+def test_runtime_and_nn_declare_their_siblings() -> None:
+    assert len(SIBLINGS) == 4
+
+
+@pytest.mark.parametrize("requirement", SIBLINGS)
+def test_range_admits_the_sibling(requirement: Requirement) -> None:
+    version = version_of(requirement.name)
+    assert requirement.specifier.contains(version, prereleases=True), (
+        f"{requirement} does not admit {requirement.name} {version}"
+    )
+
+
+@pytest.mark.parametrize("requirement", SIBLINGS)
+def test_range_is_open_below_the_next_breaking_version(requirement: Requirement) -> None:
+    """A pin would tie the versions together; without an upper bound a breaking release gets in."""
+    assert sorted(specifier.operator for specifier in requirement.specifier) == ["<", ">="]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_third_party_requirements_are_lower_bounds_only(package: Path) -> None:
+    for requirement in requirements_of(package):
+        if not requirement.name.startswith("flexsn"):
+            operators = [specifier.operator for specifier in requirement.specifier]
+            assert operators == [">="], f"{requirement}: a package gives a floor"

@@ -1,0 +1,208 @@
+"""Each wheel works with what it declares and nothing else.
+
+The five wheels are built. Each is then installed into a folder of its own together with the
+siblings that its metadata ask for, and imported from there, in full, by a Python that sees two
+folders: that one, and one that holds links to the third-party distributions that the metadata ask
+for. Something used and not declared is then missing, although the environment has it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from email.parser import Parser
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+ALONE = {"flexsn-graph", "flexsn-codegen", "flexsn-hop"}
+WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
+
+pytestmark = pytest.mark.wheels
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """A built wheel, and what its metadata say that it needs."""
+
+    path: Path
+    requirements: tuple[Requirement, ...]
+
+
+def needed(lines: Iterable[str]) -> Iterator[Requirement]:
+    """Yield the requirements that hold on this machine, with no extra asked for."""
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    # As a user has it: the interpreter that conftest.py turns on needs more than Triton declares.
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    finished = subprocess.run(
+        command, cwd=cwd, env=env, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
+    return finished.stdout
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:
+    """Build the wheels with the packages' own build backend; nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("wheels")
+    built = {}
+    for name in PACKAGES:
+        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+        run(*command, cwd=ROOT / "packages" / name)
+        (path,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
+        with ZipFile(path) as archive:
+            (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+            text = archive.read(metadata).decode()
+        lines = Parser().parsestr(text).get_all("Requires-Dist", [])
+        built[name] = Wheel(path, tuple(needed(lines)))
+    return built
+
+
+def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
+    """Return `name` and the siblings that it needs, directly or through another."""
+    found = [name]
+    for member in found:
+        names = [requirement.name for requirement in wheels[member].requirements]
+        found += [other for other in names if other in wheels and other not in found]
+    return found
+
+
+def third_party(requirements: Iterable[Requirement]) -> set[str]:
+    """Return the installed distributions that `requirements` ask for, directly or not."""
+    found: set[str] = set()
+    pending = list(requirements)
+    while pending:
+        requirement = pending.pop()
+        installed = distribution(requirement.name)
+        assert requirement.specifier.contains(installed.version, prereleases=True), requirement
+        name = canonicalize_name(requirement.name)
+        if name not in found:
+            found.add(name)
+            pending += needed(installed.requires or [])
+    return found
+
+
+def link_distributions(names: Iterable[str], folder: Path) -> None:
+    """Fill `folder` with links to what the distributions `names` installed."""
+    for name in names:
+        installed = distribution(name)
+        assert installed.files is not None, f"{name} has no record of its files"
+        for top in {file.parts[0] for file in installed.files}:
+            source, link = Path(str(installed.locate_file(top))), folder / top
+            # Scripts lie outside ("..") and are not imported; some share a folder, as __pycache__.
+            if top not in {"..", "__pycache__"} and not top.endswith(".pth") and not link.exists():
+                link.symlink_to(source)
+
+
+def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
+    """Install `name` and its siblings under `folder`, import all of it there, return the report."""
+    members = with_siblings(name, wheels)
+    target, links = folder / "target", folder / "third_party"
+    links.mkdir()
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    run(*pip, "--target", target, *(wheels[member].path for member in members))
+    requirements = [r for m in members for r in wheels[m].requirements if r.name not in wheels]
+    names = third_party(requirements)
+    if "triton" not in {requirement.name for requirement in requirements}:
+        names -= {"triton"}  # some builds of torch ask for it; the package does not
+    link_distributions(names, links)
+    script = ROOT / "tests" / "isolated_import.py"
+    output = run(
+        sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder
+    )
+    report: dict[str, Any] = json.loads(output)
+    origins = {
+        member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py")
+        for member in members
+    }
+    assert report["visible"] == origins, "not the declared flexsn packages, or not from there"
+    return report
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_wheel_holds_what_it_must(name: str, wheels: dict[str, Wheel]) -> None:
+    module = name.replace("-", "_")
+    with ZipFile(wheels[name].path) as archive:
+        names = archive.namelist()
+    assert f"{module}/__init__.py" in names
+    assert f"{module}/py.typed" in names
+    assert any(entry.endswith(".dist-info/licenses/LICENSE") for entry in names)
+    assert {entry.split("/")[0].split("-")[0] for entry in names} == {module}
+
+
+@pytest.mark.parametrize("name", sorted(ALONE))
+def test_package_needs_no_sibling(name: str, wheels: dict[str, Wheel]) -> None:
+    assert with_siblings(name, wheels) == [name]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_wheel_imports_with_its_declared_dependencies_only(
+    name: str, wheels: dict[str, Wheel], tmp_path: Path
+) -> None:
+    report = import_isolated(name, wheels, tmp_path)
+    if name in WITHOUT_TRITON:
+        assert not report["triton_imported"]
+        # torch may look for it; the package's own modules may not.
+        assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
+
+
+def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
+    """Write a small wheel by hand, to see the isolation fail where it should."""
+    path = folder / f"{module}-0.1.0-py3-none-any.whl"
+    info = f"{module}-0.1.0.dist-info"
+    lines = f"Requires-Dist: {requires}\n" if requires else ""
+    with ZipFile(path, "w") as archive:
+        archive.writestr(f"{module}/__init__.py", source)
+        name = module.replace("_", "-")
+        head = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n"
+        archive.writestr(f"{info}/METADATA", head + lines)
+        tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        archive.writestr(f"{info}/WHEEL", tag)
+        archive.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
+    needs = tuple(needed([requires] if requires else []))
+    return {
+        "flexsn-graph": Wheel(make_wheel(folder, "flexsn_graph", ""), ()),
+        "flexsn-runtime": Wheel(
+            make_wheel(folder, "flexsn_runtime", runtime_source, requires), needs
+        ),
+    }
+
+
+def test_a_declared_sibling_is_found(tmp_path: Path) -> None:
+    wheels = made_wheels(tmp_path, "import flexsn_graph", "flexsn-graph>=0.1")
+    import_isolated("flexsn-runtime", wheels, tmp_path)
+
+
+@pytest.mark.parametrize("undeclared", ["flexsn_graph", "numpy"])
+def test_an_undeclared_dependency_is_missing(undeclared: str, tmp_path: Path) -> None:
+    """Both are installed in the environment, and the import fails all the same."""
+    wheels = made_wheels(tmp_path, f"import {undeclared}", "")
+    with pytest.raises(AssertionError, match=f"No module named '{undeclared}'"):
+        import_isolated("flexsn-runtime", wheels, tmp_path)
+
+
+def test_a_try_at_triton_is_noted(tmp_path: Path) -> None:
+    """A package that would do without Triton where there is none is still caught asking for it."""
+    source = "try:\n    import triton\nexcept ImportError:\n    triton = None\n"
+    report = import_isolated("flexsn-runtime", made_wheels(tmp_path, source, ""), tmp_path)
+    assert report["triton_importers"] == ["flexsn_runtime"]

@@ -1,0 +1,103 @@
+"""What every file and every package of the repository must have, or must not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
+
+# Written with a class of one letter each, so that this file does not find itself.
+TRACES = {
+    "a path of one machine": rb"(?<![\w.-])/(?:[w]ork|[o]pt|[r]oot|[h]ome/\w+|[U]sers/\w+)/",
+    "a temporary environment": rb"/[t]mp/(?:envs|brief)\b",
+    "a machine pool": rb"\b[f]arm\b",
+    "a package registry's host": (
+        rb"\b(?:[p]ypi\.(?:org|python)|[p]ythonhosted\.org|[d]ownload\.pytorch\.org"
+        rb"|[r]egistry\.npmjs|[d]eb\.debian\.org|[c]rates\.io)"
+    ),
+    "an extra index": rb"--(?:extra-)?[i]ndex-url|--[f]ind-links",
+}
+
+
+def project_files() -> list[Path]:
+    """Return the tracked files and those that would be, had somebody added them."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    paths = [ROOT / name for name in listing.split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def traces_in(content: bytes) -> list[str]:
+    """Return what `content` gives away, one entry for each kind of trace."""
+    return [f"{kind}: {m[0]!r}" for kind, p in TRACES.items() if (m := re.search(p, content))]
+
+
+def test_no_file_names_a_machine_or_a_registry() -> None:
+    files = project_files()
+    assert ROOT / "LICENSE" in files, "git listed no project files"
+    found = {
+        str(path.relative_to(ROOT)): traces
+        for path in files
+        if (traces := traces_in(path.read_bytes()))
+    }
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "see /{}/main".format("work"),
+        "/{}/wheels".format("opt"),
+        "/{}/me/x.py".format("home"),
+        "https://{}.org/simple".format("pypi"),
+        "a {}m of machines".format("far"),
+        "pip install --{} x".format("find-links"),
+    ],
+)
+def test_a_trace_is_found(text: str) -> None:
+    assert traces_in(text.encode()) != []
+
+
+@pytest.mark.parametrize("text", ["packages/work/x", "docs/home/", "farmland", "pip install hatch"])
+def test_an_innocent_text_is_not(text: str) -> None:
+    assert traces_in(text.encode()) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_package_has_its_papers(package: Path) -> None:
+    module = package.name.replace("-", "_")
+    papers = ["README.md", "CHANGELOG.md", "LICENSE", f"src/{module}/py.typed"]
+    assert [name for name in papers if not (package / name).is_file()] == []
+    # A source distribution holds only the package's folder, so the license is there once more.
+    assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert f"pip install {package.name}" in (package / "README.md").read_text(encoding="utf-8")
+
+
+def test_file_names_among_the_tests_are_unique() -> None:
+    """Two test files of one name are one module to mypy, and it refuses both."""
+    files = [*ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
+    files = [path for path in [ROOT / "conftest.py", *files] if "golden" not in path.parts]
+    names = Counter(path.name for path in files)
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_test_files_of_a_package_carry_its_name() -> None:
+    """`test_<package>_<concept>.py`: a failure's first word says where to look."""
+    strangers = [
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in package.glob("tests/**/test_*.py")
+        if not path.name.startswith(f"test_{package.name.removeprefix('flexsn-')}_")
+    ]
+    assert strangers == []

@@ -1,0 +1,53 @@
+"""The public API of each package is what its snapshot says."""
+
+from __future__ import annotations
+
+import difflib
+from types import ModuleType
+
+import pytest
+from update_api_snapshots import MODULES, SNAPSHOTS, describe_module, snapshot
+
+COMMAND = "hatch run python tests/update_api_snapshots.py"
+
+
+def test_each_package_has_a_snapshot() -> None:
+    assert sorted(path.stem for path in SNAPSHOTS.glob("*.json")) == MODULES, f"run `{COMMAND}`"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_api_is_as_written_down(module: str) -> None:
+    recorded = (SNAPSHOTS / f"{module}.json").read_text(encoding="utf-8")
+    difference = difflib.unified_diff(
+        recorded.splitlines(), snapshot(module).splitlines(), "written down", "now", lineterm=""
+    )
+    text = "\n".join(difference)
+    assert not text, f"the public API of {module} changed; if you mean it, run `{COMMAND}`\n{text}"
+
+
+def test_a_change_is_seen() -> None:
+    """Another default, another method, another name, another base: each is another description."""
+
+    def module(source: str) -> ModuleType:
+        made = ModuleType("made")
+        exec(source, made.__dict__)
+        return made
+
+    sources = [
+        "__all__ = ['f']\ndef f(x, y=1): ...",
+        "__all__ = ['f']\ndef f(x, y=2): ...",
+        "__all__ = ['f', 'g']\ndef f(x, y=1): ...\ng = 1",
+        "__all__ = ['f']\nclass f:\n def __init__(self, x, y=1): ...",
+        "__all__ = ['f']\nclass f:\n def __init__(self, x, y=1): ...\n def close(self): ...",
+        "__all__ = ['f']\nclass f:\n def __init__(self, x, y=1): ...\n def close(self, now): ...",
+        "__all__ = ['f']\nclass f(ValueError):\n def __init__(self, x, y=1): ...",
+    ]
+    descriptions = [describe_module(module(source)) for source in sources]
+    assert all(a != b for i, a in enumerate(descriptions) for b in descriptions[:i])
+
+
+def test_a_name_that_is_not_there_is_an_error() -> None:
+    made = ModuleType("made")
+    made.__dict__["__all__"] = ["missing"]
+    with pytest.raises(AttributeError, match="missing"):
+        describe_module(made)

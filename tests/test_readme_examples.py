@@ -1,0 +1,91 @@
+"""Runs every python block of the documents, so that no example can rot.
+
+The blocks of one file run in order, in one namespace, in an empty folder, as a reader would type
+them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENTS = [
+    "README.md",
+    "ARCHITECTURE.md",
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
+]
+# Whoever writes the first example into one of these takes it off the list.
+WITHOUT_EXAMPLES = {
+    "ARCHITECTURE.md",
+    "packages/flexsn-codegen/README.md",
+}
+
+FENCE = re.compile(
+    r"^(?P<indent>[ ]*)```[ ]*(?:python|python3|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
+    re.MULTILINE | re.DOTALL | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block: its code without the fence's indent, and the line that it starts at."""
+
+    code: str
+    line: int
+
+
+def python_blocks(text: str) -> list[Block]:
+    blocks = []
+    for match in FENCE.finditer(text):
+        lines = match["code"].splitlines()
+        code = "\n".join(line.removeprefix(match["indent"]) for line in lines)
+        blocks.append(Block(code=code, line=text.count("\n", 0, match.start("code")) + 1))
+    return blocks
+
+
+def run_blocks(path: Path, module: ModuleType) -> None:
+    for block in python_blocks(path.read_text(encoding="utf-8")):
+        # Empty lines in front keep line numbers true: tracebacks, and inspect.getsource, find the
+        # example in the document itself.
+        source = "\n" * (block.line - 1) + block.code
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ROOT / document
+    blocks = python_blocks(path.read_text(encoding="utf-8"))
+    if document in WITHOUT_EXAMPLES:
+        assert not blocks, f"{document} has examples now: take it off WITHOUT_EXAMPLES"
+        return
+    assert blocks, f"{document} has no python block: write one, or put it on WITHOUT_EXAMPLES"
+    # A module of its own, so that what an example defines can be pickled and inspected.
+    module = ModuleType("example_" + re.sub(r"\W", "_", document))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.chdir(tmp_path)
+    run_blocks(path, module)
+
+
+def test_blocks_share_a_namespace_and_keep_their_lines(tmp_path: Path) -> None:
+    path = tmp_path / "x.md"
+    listed = "- in a list\n\n  ```py\n  if a:\n      b = a\n  ```\n"
+    path.write_text(f"# x\n\n```python\na = 1\n```\n\n{listed}")
+    assert python_blocks(path.read_text()) == [Block("a = 1", 4), Block("if a:\n    b = a", 10)]
+    module = ModuleType("x")
+    run_blocks(path, module)
+    assert module.__dict__["b"] == 1
+
+
+def test_a_broken_example_fails_at_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.md"
+    path.write_text("```sh\nrm x\n```\n\n```python\na = 1\nassert a == 2\n```\n")
+    with pytest.raises(AssertionError) as caught:
+        run_blocks(path, ModuleType("x"))
+    assert (str(caught.traceback[-1].path), caught.traceback[-1].lineno + 1) == (str(path), 7)

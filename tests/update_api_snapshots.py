@@ -1,0 +1,96 @@
+"""Writes down the public API of each package, so that no name comes, goes or changes unseen.
+
+    hatch run python tests/update_api_snapshots.py
+
+rewrites `tests/api/<import name>.json`; `tests/test_public_api.py` compares. Run it after a change
+of a public name or signature that you mean, and read the diff: it is the change that users see.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import inspect
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SNAPSHOTS = ROOT / "tests" / "api"
+PACKAGES = [path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")]
+MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
+
+Description = dict[str, Any]
+
+
+def signature_of(obj: Any) -> str | None:
+    try:
+        text = str(inspect.signature(obj))
+    except (TypeError, ValueError):  # a class or builtin that tells none
+        return None
+    return re.sub(r" at 0x[0-9a-f]+", "", text)  # a default's address differs from run to run
+
+
+def describe_member(obj: Any) -> Description:
+    if isinstance(obj, staticmethod | classmethod):
+        return {"kind": type(obj).__name__, "signature": signature_of(obj.__func__)}
+    if isinstance(obj, property):
+        return {"kind": "property"}
+    if inspect.isfunction(obj):
+        return {"kind": "method", "signature": signature_of(obj)}
+    return {"kind": "attribute"}
+
+
+def describe_class(cls: type) -> Description:
+    """Describe a class by its bases, its constructor and the public members it defines itself."""
+    return {
+        "kind": "class",
+        "bases": [f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__],
+        # An enumeration's constructor is Python's own, and changes with Python.
+        "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
+        "members": {
+            name: describe_member(member)
+            for name, member in sorted(vars(cls).items())
+            if not name.startswith("_")
+        },
+    }
+
+
+def describe(obj: Any) -> Description:
+    """Describe a public object: its kind, and what a caller has to know to use it."""
+    if inspect.ismodule(obj):
+        return {"kind": "module", "names": describe_module(obj)}
+    if inspect.isclass(obj):
+        return describe_class(obj)
+    if inspect.isroutine(obj):
+        return {"kind": "function", "signature": signature_of(obj)}
+    described: Description = {"kind": f"instance of {type(obj).__qualname__}"}
+    if callable(obj):
+        described["signature"] = signature_of(obj)
+    return described
+
+
+def describe_module(module: ModuleType) -> Description:
+    return {name: describe(getattr(module, name)) for name in sorted(module.__all__)}
+
+
+def snapshot(module_name: str) -> str:
+    """Return the snapshot of a package as the text of its file."""
+    described = describe_module(importlib.import_module(module_name))
+    return json.dumps(described, indent=2, ensure_ascii=False) + "\n"
+
+
+def main() -> None:
+    SNAPSHOTS.mkdir(exist_ok=True)
+    for stale in SNAPSHOTS.glob("*.json"):
+        if stale.stem not in MODULES:
+            stale.unlink()
+    for name in MODULES:
+        (SNAPSHOTS / f"{name}.json").write_text(snapshot(name), encoding="utf-8")
+        print(f"wrote tests/api/{name}.json")
+
+
+if __name__ == "__main__":
+    main()
