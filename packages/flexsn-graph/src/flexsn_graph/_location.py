@@ -1,0 +1,74 @@
+"""Where in the user's code an op was called."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+from torch import fx
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_HERE = os.path.dirname(__file__) + os.sep
+_TRACER = os.path.join(_HERE, "_tracer.py")  # calls the core
+_OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
+_TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLocation:
+    """One line of the user's code: `file`, 1-based `line`, enclosing `function`."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def code(self) -> str:
+        """The text of the line, without indentation; empty when the file cannot be read."""
+        return linecache.getline(self.file, self.line).strip()
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}, in {self.function}: {self.code or '(no source)'}"
+
+
+def user_location() -> SourceLocation | None:
+    """The innermost frame of user code between the running op and the tracer that called the core.
+
+    `None` when there is none: autograd runs the formulas of built-in ops without a user's frame.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _TRACER:
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _HERE, "<frozen")):
+            return SourceLocation(file, frame.f_lineno, frame.f_code.co_name)
+        frame = frame.f_back
+    return None
+
+
+def stack_trace(location: SourceLocation | None, op: str) -> str:
+    """The form in which FX keeps a location on a node, with the name of the op as it was called."""
+    trace = ""
+    if location is not None:
+        trace = f'  File "{location.file}", line {location.line}, in {location.function}\n'
+        trace += f"    {location.code}\n"
+    return f"{trace}    called as {op}\n"
+
+
+def called_op(node: fx.Node) -> str:
+    """The op that the user's code called and that `node` is a part of."""
+    match = _OP_LINE.search(node.stack_trace or "")
+    return match[1] if match else str(node.target)
+
+
+def location_of(node: fx.Node) -> SourceLocation | None:
+    """The user's line that led to `node`, read back from `node.stack_trace`."""
+    matches = list(_TRACE_LINE.finditer(node.stack_trace or ""))
+    if not matches:
+        return None
+    last = matches[-1]
+    return SourceLocation(last["file"], int(last["line"]), last["function"])

@@ -1,0 +1,433 @@
+"""Which element of the step, and of each captured tensor, an element of each value belongs to.
+
+A kernel has one position in the step at a time: it can drop every view of a lowered graph, and every sum of
+a backward formula, if that changes nothing. This is where that is proved, or refused. Each value carries, for
+the step and for each captured tensor that it depends on, a data-free strided tensor of the value's shape: its
+strides say which element of the step (of the captured tensor) an element of the value comes from; 0 is a
+dimension along which it does not vary. Views of the value are replayed on them. For instance, in a step of
+shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along its second axis.
+
+Sums. The gradient of an argument that broadcasts is a sum over axes of the step. The kernel leaves it out
+and its caller takes it once, over the gradient accumulated over time. That is the same as long as what
+follows the sum is linear in it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._layout import LiftedLayout
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, RESHAPE_OPS, SUM_OP, is_pointwise
+from flexsn_graph.errors import CaptureError, NonPointwiseError
+
+_prims = torch.ops.prims
+
+# The step among the keys of `_Value.reads`; the others are indices of lifted tensors.
+_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    shape: tuple[int, ...]
+    reads: Mapping[int, Tensor] = field(default_factory=dict)
+    summed: frozenset[int] = frozenset()  # axes of the step that were summed over
+    zero: bool = False  # 0 whatever the arguments are
+
+
+_Values: TypeAlias = _Value | tuple[_Value, ...]
+
+
+def check_positions(
+    graph: fx.Graph,
+    step_shape: Sequence[int],
+    lifted: Sequence[int | None],
+    gradient_of: Sequence[int | None],
+    known: Mapping[int, LiftedLayout],
+) -> dict[int, LiftedLayout]:
+    """Proves that `graph` works on each element of the step by itself.
+
+    Args:
+        graph: lowered, views included.
+        step_shape: shape of one step.
+        lifted: for each placeholder, the index of the lifted tensor that it is, or `None`.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`. Where there are
+            gradients, sums are allowed.
+        known: layouts that another graph of the same step has; this one must not differ.
+
+    Returns:
+        The layout of each lifted tensor that is read.
+
+    Raises:
+        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved behind the scan.
+        CaptureError: a lifted tensor is read in two layouts, or in one that has no strides.
+    """
+    return _Check(tuple(step_shape), lifted, gradient_of, known).run(graph)
+
+
+class _Check:
+    def __init__(
+        self,
+        step_shape: tuple[int, ...],
+        lifted: Sequence[int | None],
+        gradient_of: Sequence[int | None],
+        known: Mapping[int, LiftedLayout],
+    ) -> None:
+        self._step = _contiguous(step_shape)
+        self._axes = frozenset(a for a, size in enumerate(step_shape) if size > 1)
+        self._lifted = lifted
+        self._gradient_of = gradient_of
+        self._sums_allowed = any(position is not None for position in gradient_of)
+        self._values: dict[fx.Node, _Values] = {}
+        self._moved: fx.Node | None = None
+        self._known = known
+        self._layouts: dict[int, LiftedLayout] = {}
+
+    def run(self, graph: fx.Graph) -> dict[int, LiftedLayout]:
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        for node, index in zip(placeholders, self._lifted, strict=True):
+            shape = _shape(node)
+            if index is not None:
+                self._values[node] = _Value(shape, {index: _contiguous(shape)})
+                continue
+            if node.users and not self._reaches(shape):
+                user = next(iter(node.users))
+                raise self._refusal(
+                    user,
+                    f"{called_op(user)} uses an argument of shape {list(shape)}, which does not broadcast to "
+                    f"the step's {list(self._step.shape)}",
+                )
+            self._values[node] = _Value(shape, {_STEP: self._place(shape)})
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._values[node] = _Value(_shape(node))
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "output":
+                results = [(entry, self._value(entry)) for entry in node.args[0]]
+                for (entry, value), position in zip(results, self._gradient_of, strict=True):
+                    if position is None:
+                        self._finish_result(value, entry)
+                    elif not value.zero:
+                        self._finish_gradient(value, entry, position)
+        return self._layouts
+
+    # Values of nodes.
+
+    def _value(self, node: fx.Node) -> _Value:
+        value = self._values[node]
+        assert isinstance(value, _Value), f"{node} has several results"
+        return value
+
+    def _call(self, node: fx.Node) -> _Values:
+        target: Any = node.target
+        if target in FILL_OPS:
+            number = node.args[FILL_OPS[target]]
+            return _Value(_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
+        if target in EMPTY_OPS:
+            return _Value(_shape(node))
+        if target is operator.getitem:
+            source = self._values[node.all_input_nodes[0]]
+            return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
+        if target in ALIAS_OPS:
+            return self._view(node)
+        if target is SUM_OP:
+            return self._sum(node)
+        if is_pointwise(target):
+            return self._pointwise(node)
+        raise self._refusal(node, f"{called_op(node)} does not work element by element")
+
+    def _view(self, node: fx.Node) -> _Values:
+        value = self._value(node.all_input_nodes[0])
+        try:
+            moved = {index: _replay(node, seen) for index, seen in value.reads.items()}
+        except RuntimeError as error:
+            raise self._refusal(node, f"{called_op(node)} has no strides here ({error})") from None
+        results = node.meta["val"]
+        if isinstance(results, Tensor):
+            self._check_view(node, value, _shape(node), moved.get(_STEP))
+            return _Value(_shape(node), moved, value.summed, value.zero)
+        for part, result in enumerate(results):
+            step = moved.get(_STEP)
+            self._check_view(node, value, tuple(result.shape), step and step[part])
+        return tuple(
+            replace(
+                value,
+                shape=tuple(result.shape),
+                reads={index: seen[part] for index, seen in moved.items()},
+            )
+            for part, result in enumerate(results)
+        )
+
+    def _check_view(
+        self, node: fx.Node, value: _Value, after: tuple[int, ...], step: Tensor | None
+    ) -> None:
+        before = value.shape
+        if value.summed and _numel(after) != _numel(before):
+            raise self._sum_refusal(node)
+        if step is None:
+            return
+        if not _compatible(step, self._place(after)):
+            self._moved = self._moved or node  # to be blamed if it is not moved back
+        if _numel(after) < _numel(before):
+            raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
+
+    def _pointwise(self, node: fx.Node) -> _Value:
+        operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
+        shape = _shape(node)
+        expanded = broadcast_shapes([operand.shape for operand in operands])
+        if expanded != shape:
+            raise self._refusal(
+                node, f"{called_op(node)} turns {list(expanded or ())} into {list(shape)}"
+            )
+        summed = self._summed(node, operands)
+        reads: dict[int, Tensor] = {}
+        for operand in operands:
+            for index, seen in operand.reads.items():
+                seen = seen if operand.shape == shape else seen.expand(shape)
+                known = reads.get(index)
+                reads[index] = seen if known is None else self._merge(index, known, seen, node)
+        return _Value(shape, reads, summed, _is_zero(node, operands))
+
+    def _merge(self, index: int, one: Tensor, other: Tensor, node: fx.Node) -> Tensor:
+        pairs = list(zip(one.shape, one.stride(), other.stride(), strict=True))
+        same = all(size <= 1 or a == b for size, a, b in pairs)
+        if same and one.storage_offset() == other.storage_offset():
+            return one
+        if index != _STEP:
+            raise self._two_layouts(index, node)
+        if not all(size <= 1 or a == b or 0 in (a, b) for size, a, b in pairs):
+            raise self._moved_refusal(node)
+        return torch.empty_strided(one.shape, [max(a, b) for _, a, b in pairs], device="meta")
+
+    # Sums.
+
+    def _sum(self, node: fx.Node) -> _Value:
+        value = self._value(node.all_input_nodes[0])
+        dims: Any = node.args[1]
+        after = _shape(node)
+        if all(value.shape[d] == 1 for d in dims) or value.zero:
+            reads = {i: _without(seen, dims) for i, seen in value.reads.items()}
+            return _Value(after, {} if value.zero else reads, value.summed, value.zero)
+        if not self._sums_allowed:
+            raise self._refusal(node, f"{called_op(node)} sums over elements")
+        step = value.reads.get(_STEP)
+        gone = frozenset(
+            a for d in dims if step is not None and value.shape[d] > 1 for a in self._axes_of(step, d)
+        )
+        if step is None or _numel([self._step.shape[a] for a in gone]) != _numel(
+            [value.shape[d] for d in dims]
+        ):
+            raise self._refusal(node, f"{called_op(node)} sums what is the same for all elements")
+        self._record_layouts(value, step, node)
+        return _Value(after, {_STEP: _without(step, dims)}, value.summed | gone)
+
+    def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
+        """The axes that the op's result is summed over; refuses what is not linear in a sum."""
+        axes = {operand.summed for operand in operands if operand.summed}
+        if not axes:
+            return frozenset()
+        target: Any = node.target
+        sums = sum(bool(operand.summed) for operand in operands)
+        first = operands[0]
+        numbers = len(node.args) - len(operands)
+        others_vanish = numbers == 0 and all(o.summed or o.zero for o in operands)
+        linear = len(axes) == 1 and (
+            target is _prims.neg.default
+            or (target is _prims.convert_element_type.default and _is_float(node))
+            or (target is _prims.mul.default and sums == 1)
+            or (target is _prims.div.default and sums == 1 and bool(first.summed))
+            or (target in (_prims.add.default, _prims.sub.default) and others_vanish)
+            or (target is _prims.where.default and self._selects_sums(node))
+        )
+        # No operand may be larger than the sum: it would be there once for each of its elements.
+        if not linear or any(o.summed and _numel(o.shape) != _numel(_shape(node)) for o in operands):
+            raise self._sum_refusal(node)
+        return next(iter(axes))
+
+    def _selects_sums(self, node: fx.Node) -> bool:
+        condition, *branches = node.args
+        if isinstance(condition, fx.Node) and self._value(condition).summed:
+            return False
+        return all(
+            b == 0 if not isinstance(b, fx.Node) else self._value(b).summed or self._value(b).zero
+            for b in branches
+        )
+
+    # Results.
+
+    def _finish_result(self, value: _Value, node: fx.Node) -> None:
+        where = self._place(value.shape)
+        step = value.reads.get(_STEP)
+        if value.summed or (step is not None and not _compatible(step, where)):
+            raise self._moved_refusal(node)
+        self._record_layouts(value, where, node)
+
+    def _finish_gradient(self, value: _Value, node: fx.Node, position: int) -> None:
+        index = self._lifted[position]
+        step = value.reads.get(_STEP)
+        where = self._place(value.shape)
+        who = f"argument number {position}" if index is None else f"captured tensor number {index}"
+        if index is not None:
+            # The element of the gradient and the element of the tensor that it belongs to are one.
+            where = torch.empty((), device="meta") if step is None else step
+            value = replace(value, reads={**value.reads, index: _contiguous(value.shape)})
+        elif step is not None and not _compatible(step, where):
+            raise self._moved_refusal(node)
+        here = {axis for d in range(where.dim()) for axis in self._axes_of(where, d)}
+        if here | value.summed != self._axes:
+            # Each element would be counted once for each element of the step that shares it.
+            raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
+        self._record_layouts(value, where, node)
+
+    def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
+        """Notes how `value`, whose elements are at `step`, reads the lifted tensors."""
+        for index, seen in value.reads.items():
+            if index != _STEP:
+                layout = self._layout(step, seen, node)
+                before = self._layouts.setdefault(index, self._known.get(index, layout))
+                if layout != before:
+                    raise self._two_layouts(index, node)
+
+    def _layout(self, step: Tensor, seen: Tensor, node: fx.Node) -> LiftedLayout:
+        dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
+        dims.sort(key=step.stride, reverse=True)
+        axes = sorted({a for d in dims for a in self._axes_of(step, d)})
+        sizes = [self._step.shape[a] for a in axes]
+        try:
+            found, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
+        except RuntimeError:
+            found, strides = None, ()
+        if found != tuple(self._step.stride(a) for a in axes):
+            raise CaptureError(
+                f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
+                "Reshape it outside of the core.",
+                called_op(node),
+                location_of(node),
+            )
+        by_axis = dict(zip(axes, strides, strict=True))
+        return LiftedLayout(
+            tuple(by_axis.get(a, 0) for a in range(self._step.dim())), int(seen.storage_offset())
+        )
+
+    def _place(self, shape: Sequence[int]) -> Tensor:
+        """Where an argument or result of `shape` stands in the step: aligned at the last dimension."""
+        sizes = (1,) * (self._step.dim() - len(shape)) + tuple(shape)
+        extra = len(sizes) - self._step.dim()
+        strides = [0] * extra + [
+            stride if size == full and size > 1 else 0
+            for size, full, stride in zip(
+                sizes[extra:], self._step.shape, self._step.stride(), strict=True
+            )
+        ]
+        return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
+
+    def _reaches(self, shape: tuple[int, ...]) -> bool:
+        """Whether an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
+        extra = max(0, len(shape) - self._step.dim())
+        common = broadcast_shapes([shape[extra:], self._step.shape])
+        return _numel(shape[:extra]) == 1 and common == tuple(self._step.shape)
+
+    def _axes_of(self, step: Tensor, dim: int) -> Iterator[int]:
+        """The axes of the step along which a value at `step` varies in its dimension `dim`."""
+        size, stride = step.shape[dim], step.stride(dim)
+        for axis in self._axes if size > 1 and stride > 0 else ():
+            one = self._step.stride(axis)
+            if stride < one * self._step.shape[axis] and one < stride * size:
+                yield axis
+
+    # Errors.
+
+    def _refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"{what}: a step function must work on each element of the step by itself. Do this outside "
+            "of the core.",
+            called_op(node),
+            location_of(node),
+        )
+
+    def _moved_refusal(self, node: fx.Node) -> NonPointwiseError:
+        blamed = self._moved or node
+        return self._refusal(blamed, f"{called_op(blamed)} moves elements of the step")
+
+    def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only the sum "
+            "to the shape of a captured tensor, and what is linear in it, is supported there.",
+            called_op(node),
+            location_of(node),
+        )
+
+    def _two_layouts(self, index: int, node: fx.Node) -> CaptureError:
+        return CaptureError(
+            f"captured tensor number {index} is read in two different layouts in one step. Make the "
+            "second one a tensor of its own, outside of the core.",
+            called_op(node),
+            location_of(node),
+        )
+
+
+def _replay(node: fx.Node, seen: Tensor) -> Any:
+    target: Any = node.target
+    if target in RESHAPE_OPS:
+        return seen.view(_shape(node))
+    return target(seen, *node.args[1:], **node.kwargs)
+
+
+def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The shape that `shapes` broadcast to, or `None`."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return None
+
+
+def _contiguous(shape: Sequence[int]) -> Tensor:
+    return torch.empty(tuple(shape), device="meta")
+
+
+def _pick(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    return torch.empty_strided(
+        [tensor.shape[d] for d in dims], [tensor.stride(d) for d in dims], device="meta"
+    )
+
+
+def _without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    for d in sorted(dims, reverse=True):
+        tensor = tensor.select(d, 0)
+    return tensor
+
+
+def _compatible(step: Tensor, place: Tensor) -> bool:
+    return all(
+        size <= 1 or stride in (0, wanted)
+        for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)
+    )
+
+
+def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
+    if node.target in (_prims.neg.default, _prims.convert_element_type.default):
+        return operands[0].zero
+    if node.target in (_prims.add.default, _prims.sub.default):
+        return len(operands) == len(node.args) and all(operand.zero for operand in operands)
+    return False
+
+
+def _is_float(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def _numel(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())

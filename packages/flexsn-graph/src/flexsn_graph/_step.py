@@ -1,0 +1,213 @@
+"""One time step of a neuron, traced: its forward graph, its captured tensors, its VJP graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._core import as_core_results, check_arity, unwrap_compiled
+from flexsn_graph._layout import LiftedLayout
+from flexsn_graph._normalize import normalize
+from flexsn_graph._torch_private import undisturbed
+from flexsn_graph._tracer import Tracer
+from flexsn_graph.errors import CoreReturnError, RequiresGradError, StateMismatchError
+
+
+@dataclass(frozen=True, slots=True)
+class StepValue:
+    """Shape and dtype of one argument or result of a step."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> StepValue:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """A normalised graph and how it reads the lifted tensors.
+
+    Attributes:
+        graph: placeholders are all inputs, states and lifted tensors (and, in a VJP, the cotangents that
+            are present), used or not; the output is a tuple of nodes.
+        layouts: index of a lifted tensor to its layout; one that the graph never reads has none.
+    """
+
+    graph: fx.Graph
+    layouts: dict[int, LiftedLayout]
+
+
+@dataclass(frozen=True, slots=True)
+class StepVjp:
+    """The vector-Jacobian product of one step, from primals and cotangents alone.
+
+    Attributes:
+        graph, layouts: as in `StepGraph`. A lifted tensor has the same layout as in the forward graph.
+        gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient in the graph's
+            output, or `None` when the gradient was not asked for or is zero whatever the values are. The
+            gradient of an argument that broadcasts to the step has the step's shape: sum it afterwards.
+    """
+
+    graph: fx.Graph
+    layouts: dict[int, LiftedLayout]
+    gradients: tuple[int | None, ...]
+
+
+class StepTrace:
+    """A traced step function, made by `trace_step`.
+
+    Attributes:
+        core, num_inputs, num_states, num_outputs: as given (a compiled core unwrapped).
+        inputs, states, outputs: `StepValue` of each.
+        lifted: the captured tensors, each once, in order of first use. They are the user's own objects.
+        lifted_values: `StepValue` of each lifted tensor.
+        step_shape: the shape of every output and new state.
+        differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
+        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+    """
+
+    def __init__(
+        self,
+        core: Callable[..., Any],
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        examples: Sequence[Tensor],
+    ) -> None:
+        self.core = core
+        self.num_inputs = num_inputs
+        self.num_states = num_states
+        self.num_outputs = num_outputs
+        as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
+        self._tracer = Tracer(core, examples, as_results)
+        self.differentiable = self._tracer.differentiable
+        self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
+        self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
+        results = [StepValue.of(t) for t in self._tracer.results]
+        self.outputs = tuple(results[:num_outputs])
+        self.step_shape = _check_results(self.states, results, num_outputs)
+        self.lifted = tuple(self._tracer.captures.tensors)
+        self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.captures.stand_ins)
+        self.forward = self._trace_forward()
+
+    def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepVjp:
+        """The step's VJP, pruned to what is there and what is asked for.
+
+        Args:
+            cotangents: for each of `[*outputs, *new_states]`, whether it has a gradient; the others count
+                as zero and are no arguments of the graph.
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for. Only
+                floating-point tensors have one.
+
+        Returns:
+            Its graph takes `[*inputs, *states, *lifted, *present cotangents]`.
+
+        Raises:
+            RequiresGradError: the masks do not fit the step.
+            UnsupportedCoreError: a backward formula does what a scan kernel cannot honour.
+        """
+        expected = (len(self.differentiable), len(self._tracer.primals))
+        if (len(cotangents), len(wanted)) != expected:
+            raise RequiresGradError(
+                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
+                f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
+            )
+        names = self._primal_names() + self._cotangent_names(cotangents)
+        with undisturbed():
+            recorded, gradients = self._tracer.record_vjp(cotangents, wanted)
+            lowered, layouts = self._tracer.lower(
+                recorded, self.step_shape, gradients, self.forward.layouts
+            )
+            graph = normalize(lowered, names)
+        return StepVjp(graph, layouts, _drop_zeros(graph, gradients))
+
+    def _trace_forward(self) -> StepGraph:
+        lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
+        return StepGraph(normalize(lowered, self._primal_names()), layouts)
+
+    def _primal_names(self) -> list[str]:
+        counts = {"input": self.num_inputs, "state": self.num_states, "lifted": len(self.lifted)}
+        return [f"{role}_{i}" for role, count in counts.items() for i in range(count)]
+
+    def _cotangent_names(self, cotangents: Sequence[bool]) -> list[str]:
+        names = [f"grad_output_{i}" for i in range(self.num_outputs)]
+        names += [f"grad_state_{i}" for i in range(self.num_states)]
+        return [name for name, there in zip(names, cotangents, strict=True) if there]
+
+
+def trace_step(
+    core: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor],
+) -> StepTrace:
+    """Traces one time step, without data and without a GPU.
+
+    Args:
+        core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
+        num_inputs, num_states, num_outputs: how many of each.
+        example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
+            broadcast). Only shape, dtype and device are looked at.
+
+    Raises:
+        ExampleError: an example is not a dense tensor.
+        CoreArityError, CoreReturnError: other numbers of arguments or results than announced.
+        StateMismatchError: a state changes shape or dtype.
+        UnsupportedCoreError: the core does what a scan kernel cannot honour; names op and line.
+
+    Example:
+        >>> import torch
+        >>> def core(x, v):
+        ...     h = v + (x - v) / 2.0
+        ...     s = (h >= 1.0).to(h.dtype)
+        ...     return s, h * (1.0 - s)
+        >>> step = trace_step(core, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+        >>> [str(value) for value in step.outputs]
+        ['[3] float32']
+    """
+    core = unwrap_compiled(core)
+    check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
+    with undisturbed():
+        return StepTrace(core, num_inputs, num_states, num_outputs, example_inputs)
+
+
+def _drop_zeros(graph: fx.Graph, gradients: Sequence[int | None]) -> tuple[int | None, ...]:
+    """Takes gradients that are the constant 0 out of the graph's output; the new positions."""
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    entries: Any = output.args[0]
+    zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in entries]
+    kept = [i for i, zero in enumerate(zeros) if not zero]
+    output.args = (tuple(entries[i] for i in kept),)
+    graph.eliminate_dead_code()
+    return tuple(kept.index(p) if p in kept else None for p in gradients)
+
+
+def _check_results(
+    states: Sequence[StepValue], results: Sequence[StepValue], num_outputs: int
+) -> tuple[int, ...]:
+    """The step's shape; raises when a state cannot be carried or the shapes differ."""
+    for i, (state, new) in enumerate(zip(states, results[num_outputs:], strict=True)):
+        if state != new:
+            raise StateMismatchError(
+                f"state {i} goes in as {state} and comes out as {new}: a state keeps its shape and dtype "
+                "from step to step. Initialise it with what the core returns, or convert it back in the "
+                "core."
+            )
+    shapes = sorted({value.shape for value in results})
+    if len(shapes) != 1:
+        raise CoreReturnError(
+            f"the core returned shapes {', '.join(str(list(s)) for s in shapes)}: all outputs and "
+            "states of a step must have one shape, the step's. Expand the smaller ones."
+        )
+    return shapes[0]

@@ -1,0 +1,75 @@
+"""One exception class per mistake that tracing can meet; each is also a built-in kind."""
+
+from __future__ import annotations
+
+from flexsn_graph._location import SourceLocation
+
+
+class TraceError(ValueError):
+    """The step function could not be turned into a graph."""
+
+
+class ExampleError(TypeError):
+    """An example is not a dense tensor."""
+
+
+class CoreArityError(TraceError):
+    """The step function takes or returns another number of values than was announced."""
+
+
+class CoreReturnError(TraceError):
+    """The step function returned something that is not a tensor or a flat sequence of tensors."""
+
+
+class StateMismatchError(TraceError):
+    """A new state differs from the state in shape or dtype, so it cannot be carried over time."""
+
+
+class RequiresGradError(TraceError):
+    """`requires_grad` does not fit the arguments, or nothing is differentiable."""
+
+
+class GraphArityError(ValueError):
+    """A graph has another number of arguments or results than was announced."""
+
+
+class UnsupportedCoreError(NotImplementedError):
+    """The step function does something that a scan kernel cannot honour.
+
+    Attributes:
+        op: the operator's name, e.g. ``"aten.bernoulli.p"``.
+        location: where the step function calls it, or `None` when that is unknown.
+    """
+
+    def __init__(self, message: str, op: str, location: SourceLocation | None) -> None:
+        super().__init__(message if location is None else f"{message}\n  at {location}")
+        self.op = op
+        self.location = location
+
+
+class StatefulCoreError(UnsupportedCoreError):
+    """The step function does something else in each call, or keeps tensors from one call to the next."""
+
+
+class RandomOpError(UnsupportedCoreError):
+    """A random op: the backward pass recomputes the step and would draw other numbers."""
+
+
+class DataDependentError(UnsupportedCoreError):
+    """Python control flow or `.item()` on a tensor's value."""
+
+
+class MutationError(UnsupportedCoreError):
+    """An in-place op on an input, a state or a captured tensor."""
+
+
+class NonPointwiseError(UnsupportedCoreError):
+    """An op that mixes elements of the step: reductions, matrix products, gathers, and the like."""
+
+
+class ComplexDtypeError(UnsupportedCoreError):
+    """A complex tensor: kernels compute with real numbers."""
+
+
+class CaptureError(UnsupportedCoreError):
+    """A captured tensor is used in a way that the kernel cannot load."""

@@ -1,0 +1,199 @@
+"""Evaluates normalised graphs on real tensors, as a kernel would: every value has the shape of the step."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph import LiftedLayout, StepTrace
+
+
+def read_lifted(tensor: Tensor, layout: LiftedLayout | None, step_shape: Sequence[int]) -> Tensor:
+    """What each element of the step reads from a lifted tensor."""
+    if layout is None:
+        return torch.full(tuple(step_shape), 0, dtype=tensor.dtype)  # never read
+    flat = tensor.detach().clone(memory_format=torch.contiguous_format).flatten()
+    return flat.as_strided(tuple(step_shape), layout.strides, layout.offset)
+
+
+def sum_lifted(gradient: Tensor, tensor: Tensor, layout: LiftedLayout) -> Tensor:
+    """The gradient of a lifted tensor from the gradients of the elements of the step."""
+    positions = torch.arange(tensor.numel()).as_strided(gradient.shape, layout.strides, layout.offset)
+    summed = torch.zeros(tensor.numel(), dtype=gradient.dtype)
+    summed.index_add_(0, positions.flatten(), gradient.flatten())
+    return summed.view(tensor.shape)
+
+
+def evaluate(graph: fx.Graph, arguments: Sequence[Tensor], step_shape: Sequence[int]) -> list[Any]:
+    """Runs `graph`; `arguments` broadcast to the step; entries of the result may be `None`."""
+    shape = tuple(step_shape)
+    values: dict[fx.Node, Any] = {}
+    given = iter(arguments)
+    results: list[Any] = []
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            value = next(given)
+            assert value.dtype == node.meta["val"].dtype
+            values[node] = value.detach().expand(shape)
+        elif node.op == "call_function":
+            values[node] = _call(node, values, shape)
+        else:
+            assert node.op == "output"
+            results = [None if entry is None else values[entry] for entry in node.args[0]]
+    assert next(given, None) is None
+    return results
+
+
+def _call(node: fx.Node, values: Mapping[fx.Node, Any], shape: tuple[int, ...]) -> Any:
+    target: Any = node.target
+    if target is operator.getitem:
+        return values[node.all_input_nodes[0]][node.args[1]]
+    expected = node.meta["val"]
+    if target is torch.ops.prims.scalar_tensor.default:
+        return torch.full(shape, node.args[0], dtype=expected.dtype)  # type: ignore[arg-type]
+    # Constants have the dtype of the tensors beside them; beside a condition, that of the result.
+    tensors = [values[n] for n in node.all_input_nodes]
+    dtype = expected.dtype if target is torch.ops.prims.where.default else tensors[0].dtype
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, fx.Node):
+            return values[value]
+        if isinstance(value, bool | int | float):
+            return torch.full(shape, value, dtype=dtype)
+        return value
+
+    result = target(*map(argument, node.args), **node.kwargs)
+    if target is torch.ops.prims.signbit.default:
+        result = result.to(expected.dtype)  # bool, although its fake says the argument's dtype
+    if isinstance(result, Tensor):
+        assert result.dtype == expected.dtype, node.format_node()
+        assert result.shape == shape, node.format_node()
+    return result
+
+
+def run_forward(trace: StepTrace, arguments: Sequence[Tensor]) -> list[Tensor]:
+    """`[*inputs, *states] -> [*outputs, *new_states]`, through the normalised graph."""
+    lifted = _read_all(trace, trace.forward.layouts)
+    return evaluate(trace.forward.graph, [*arguments, *lifted], trace.step_shape)
+
+
+def run_vjp(
+    trace: StepTrace,
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    wanted: Sequence[bool] | None = None,
+) -> list[Tensor | None]:
+    """The gradients of `[*inputs, *states, *lifted]`, summed to their shapes."""
+    primals = [*arguments, *trace.lifted]
+    wanted = [True] * len(primals) if wanted is None else wanted
+    vjp = trace.vjp([c is not None for c in cotangents], wanted)
+    given = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
+    found = evaluate(vjp.graph, given, trace.step_shape)
+    gradients: list[Tensor | None] = []
+    for i, (primal, position) in enumerate(zip(primals, vjp.gradients, strict=True)):
+        if position is None:
+            gradients.append(None)
+        elif i < len(arguments):
+            gradients.append(found[position].sum_to_size(primal.shape))
+        else:
+            layout = vjp.layouts[i - len(arguments)]
+            gradients.append(sum_lifted(found[position], primal, layout))
+    return gradients
+
+
+def _read_all(trace: StepTrace, layouts: Mapping[int, LiftedLayout]) -> list[Tensor]:
+    return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(trace.lifted)]
+
+
+def eager_vjp(
+    core: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    lifted: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+) -> list[Tensor | None]:
+    """The oracle: the same gradients from `torch.autograd`."""
+    leaves = [a.detach().clone() for a in arguments]
+    leaves = [a.requires_grad_(a.is_floating_point()) for a in leaves]
+    results = core(*leaves)
+    results = results if isinstance(results, tuple | list) else (results,)
+    pairs = [
+        (r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad
+    ]
+    primals = [*leaves, *lifted]
+    asked = [p for p in primals if p.requires_grad]
+    if not pairs or not asked:
+        return [None] * len(primals)
+    found = iter(
+        torch.autograd.grad([r for r, _ in pairs], asked, [c for _, c in pairs], allow_unused=True)
+    )
+    return [next(found) if p.requires_grad else None for p in primals]
+
+
+def assert_same(one: Tensor, other: Tensor, rtol: float = 0.0) -> None:
+    """Equal to the last bit (or up to `rtol`), the sign of 0 included; any NaN equals any NaN."""
+    torch.testing.assert_close(one, other, rtol=rtol, atol=0, equal_nan=True)
+    numbers = ~one.isnan()
+    assert torch.equal(one[numbers].signbit(), other[numbers].signbit()), "the sign of a zero differs"
+
+
+def assert_forward_equal(
+    trace: StepTrace, core: Callable[..., Any], arguments: Sequence[Tensor], rtol: float = 0.0
+) -> None:
+    """The graph's results equal the core's."""
+    with torch.no_grad():
+        expected = core(*[a.clone() for a in arguments])
+    expected = expected if isinstance(expected, tuple | list) else (expected,)
+    found = run_forward(trace, arguments)
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other.detach(), rtol)
+
+
+def assert_vjp_equal(
+    trace: StepTrace,
+    core: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    *,
+    tolerance: float = 1e-12,
+) -> None:
+    """The VJP graph's gradients equal autograd's; one that is absent is zero there."""
+    expected = eager_vjp(core, arguments, trace.lifted, cotangents)
+    for one, other in zip(run_vjp(trace, arguments, cotangents), expected, strict=True):
+        if one is None:
+            assert other is None or not other.any(), "a gradient is missing"
+        else:
+            assert other is not None, "a gradient that autograd does not have"
+            torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+
+
+def check_step(
+    core: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    counts: tuple[int, int, int],
+    *,
+    rtol: float = 0.0,
+) -> StepTrace:
+    """Traces `core` and compares forward and VJP with eager; returns the trace.
+
+    Args:
+        arguments: `[*inputs, *states]`, real; float64 for the tolerance of the gradients.
+        counts: `num_inputs, num_states, num_outputs`.
+        rtol: of the forward: eager applies a function to a small parameter, the graph to each element of
+            the step, and torch's vectorised functions and their remainder loops differ in the last bit.
+    """
+    from flexsn_graph import trace_step
+
+    trace = trace_step(core, *counts, arguments)
+    assert_forward_equal(trace, core, arguments, rtol)
+    generator = torch.Generator().manual_seed(0)
+    results = run_forward(trace, arguments)
+    cotangents = [
+        torch.randn(r.shape, dtype=r.dtype, generator=generator) if r.is_floating_point() else None
+        for r in results
+    ]
+    assert_vjp_equal(trace, core, arguments, cotangents)
+    return trace

@@ -1,0 +1,220 @@
+"""Captured tensors become lifted arguments: once each, the user's own objects, never stale, never changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_cores import PLIF
+from graph_eval import assert_forward_equal, check_step, run_forward
+from torch import Tensor, nn
+
+from flexsn_graph import CaptureError, LiftedLayout, trace_step
+
+
+def arguments() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
+    return x, v
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, torch.Size(shape).numel(), dtype=torch.float64).view(shape))
+
+
+def test_in_order_of_first_use_and_once_each() -> None:
+    a, b, c = parameter(4), torch.ones(4, dtype=torch.float64), parameter(3, 1)
+    trace = check_step(lambda x, v: (x * b + a * c * b, v * a), arguments(), (1, 1, 1))
+    assert [id(t) for t in trace.lifted] == [id(b), id(a), id(c)]
+    assert [str(v) for v in trace.lifted_values] == ["[4] float64", "[4] float64", "[3, 1] float64"]
+
+
+def test_layouts_say_how_each_element_reads() -> None:
+    scalar, row, column, both = parameter(), parameter(4), parameter(3), parameter(4, 3)
+    core = lambda x, v: (x * scalar + row, v * column[:, None] * both.t())  # noqa: E731
+    trace = check_step(core, arguments(), (1, 1, 1))
+    assert trace.forward.layouts == {
+        0: LiftedLayout((0, 0), 0),
+        1: LiftedLayout((0, 1), 0),
+        2: LiftedLayout((1, 0), 0),
+        3: LiftedLayout((1, 3), 0),
+    }
+
+
+def test_a_tensor_that_is_read_in_the_backward_pass_alone_has_no_forward_layout() -> None:
+    w = torch.ones(4, dtype=torch.float64)
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Tensor:
+            return grads[0] * w
+
+    trace = check_step(lambda x, v: (Function.apply(x), v), arguments(), (1, 1, 1))  # type: ignore[no-untyped-call]
+    assert trace.lifted == (w,)
+    assert trace.forward.layouts == {}
+    assert trace.vjp([True, True], [True] * 3).layouts == {0: LiftedLayout((0, 1), 0)}
+
+
+DATA_AND_OTHERS: dict[str, Callable[[nn.Parameter], tuple[Tensor, Tensor]]] = {
+    "data_first": lambda w: (w.data, w),
+    "data_second": lambda w: (w, w.data),
+    "detached_before": lambda w: (w.detach(), w),
+}
+
+
+@pytest.mark.parametrize("name", DATA_AND_OTHERS)
+def test_the_same_memory_is_one_tensor_and_has_its_gradient(name: str) -> None:
+    w = parameter(4)
+    made = DATA_AND_OTHERS[name](w)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        one, other = made if name == "detached_before" else DATA_AND_OTHERS[name](w)
+        return x * one, v * other
+
+    trace = check_step(core, arguments(), (1, 1, 1))
+    assert len(trace.lifted) == 1
+    assert trace.lifted[0] is w
+
+
+def test_data_alone_is_constant_for_autograd() -> None:
+    w = parameter(4)
+    trace = check_step(lambda x, v: (x * w.data, v), arguments(), (1, 1, 1))
+    assert trace.lifted[0].data_ptr() == w.data_ptr()
+    assert trace.vjp([True, True], [True] * 3).gradients == (0, 1, None)
+
+
+def test_two_parameters_with_the_same_memory_have_a_gradient_each() -> None:
+    w = parameter(4)
+    u = nn.Parameter(w.data)
+    trace = check_step(lambda x, v: (x * w, v * u), arguments(), (1, 1, 1))
+    assert [id(t) for t in trace.lifted] == [id(w), id(u)]
+
+
+def test_two_views_of_one_tensor() -> None:
+    rows = parameter(2, 4)
+    first, second = rows[0], rows[1]
+    trace = check_step(lambda x, v: (x * first, v * second), arguments(), (1, 1, 1))
+    assert [id(t) for t in trace.lifted] == [id(first), id(second)]
+
+
+def test_a_tensor_with_a_history() -> None:
+    w = parameter(4).exp()
+    trace = check_step(lambda x, v: (x * w, v), arguments(), (1, 1, 1))
+    assert trace.lifted[0] is w
+
+
+def test_a_tensor_that_needs_no_gradient_has_none() -> None:
+    for w in (parameter(4).requires_grad_(False), torch.arange(4), torch.tensor([True, False, True, True])):
+        trace = check_step(lambda x, v, w=w: (torch.where(w > 0, x, v) * w, v), arguments(), (1, 1, 1))
+        assert trace.vjp([True, True], [True] * 3).gradients == (0, 1, None)
+
+
+def test_a_zero_dimensional_integer_does_not_promote() -> None:
+    n = torch.tensor(3)
+    x = torch.randn(5).half()
+    trace = trace_step(lambda x: x * n, 1, 0, 1, (x,))
+    assert str(trace.outputs[0]) == "[5] float16"
+    assert_forward_equal(trace, lambda x: x * n, (x,))
+
+
+def test_an_update_in_place_is_seen() -> None:
+    core = PLIF(torch.zeros(4, dtype=torch.float64))
+    trace = trace_step(core, 1, 1, 1, arguments())
+    before = run_forward(trace, arguments())
+    with torch.no_grad():
+        core.w.add_(3.0)
+    assert_forward_equal(trace, core, arguments(), rtol=1e-15)
+    assert not torch.equal(before[1], run_forward(trace, arguments())[1])
+
+
+def test_a_new_dtype_or_shape_is_reported() -> None:
+    for change in (lambda m: m.half(), lambda m: setattr(m.w, "data", torch.zeros(3, 4))):
+        core = PLIF(torch.zeros(4, dtype=torch.float64))
+        trace = trace_step(core, 1, 1, 1, arguments())
+        change(core)
+        with pytest.raises(CaptureError, match=r"was \[4\] torch.float64 .* trace the core again"):
+            trace.vjp([True, True], [True] * 3)
+
+
+def test_a_parameter_that_was_replaced_is_reported() -> None:
+    core = PLIF(torch.zeros(4, dtype=torch.float64))
+    trace = trace_step(core, 1, 1, 1, arguments())
+    core.w = parameter(4)
+    with pytest.raises(CaptureError, match="did not use when it was traced before"):
+        trace.vjp([True, True], [True] * 3)
+
+
+def test_freezing_after_tracing_is_honoured() -> None:
+    core = PLIF(torch.zeros(4, dtype=torch.float64))
+    trace = trace_step(core, 1, 1, 1, arguments())
+    core.w.requires_grad_(False)
+    assert trace.vjp([True, True], [True] * 3).gradients[2] is None
+    core.w.requires_grad_(True)
+    assert trace.vjp([True, True], [True] * 3).gradients[2] is not None
+
+
+def test_gradient_hooks_are_left_for_the_real_gradient() -> None:
+    w = parameter(4)
+    calls: list[Tensor] = []
+
+    def hook(grad: Tensor) -> Tensor:
+        calls.append(grad)
+        return grad * 2.0
+
+    w.register_hook(hook)  # type: ignore[no-untyped-call]
+    trace = trace_step(lambda x, v: (x * w, v), 1, 1, 1, arguments())
+    graph = trace.vjp([True, True], [True] * 3).graph
+    assert calls == []
+    assert not [n for n in graph.nodes if 2.0 in n.args], "the hook is in the graph"
+    (w * 1.0).sum().backward()  # type: ignore[no-untyped-call]
+    assert len(calls) == 1, "the hook was lost"
+
+
+def test_a_part_of_a_tensor_that_needs_no_gradient() -> None:
+    rows = torch.randn(2, 4, dtype=torch.float64)
+    for part in (lambda: rows[1], lambda: rows.unbind(0)[1], lambda: rows[1:2]):
+        trace = check_step(lambda x, v, part=part: (x * part(), v), arguments(), (1, 1, 1))
+        assert trace.forward.layouts == {0: LiftedLayout((0, 1), 4)}
+
+
+ROWS, SQUARE, ROW, PLACE = torch.zeros(2, 4), parameter(4, 4), parameter(4), torch.zeros(4, 4)
+SPARSE = torch.eye(4).to_sparse()
+
+REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
+    "two layouts": (lambda x, v: (PLACE * SQUARE + SQUARE.t(), PLACE), "two different layouts"),
+    "two parts": (lambda x, v: (x * ROWS[0] * ROWS[1], v), "two different layouts"),
+    "outer product": (lambda x, v: (PLACE * torch.outer(ROW, ROW), PLACE), "two different layouts"),
+    "sparse": (lambda x, v: (x * SPARSE, v), "layout torch.sparse_coo"),
+    "constant in the core": (lambda x, v: (x * torch.tensor([1.0, 2, 3, 4]), v), "makes a constant"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name: str) -> None:
+    core, message = REFUSED[name]
+    with pytest.raises(CaptureError, match=message) as caught:
+        trace_step(lambda x, v: (core(x, v)[0], v), 1, 1, 1, (PLACE, PLACE))
+    assert "test_graph_captures.py" in str(caught.value)
+
+
+def test_retained_gradients_are_refused_and_not_written() -> None:
+    w = parameter(4).exp()
+    w.retain_grad()
+    with pytest.raises(CaptureError, match="retain_grad"):
+        trace_step(lambda x, v: (x * w, v), 1, 1, 1, arguments())
+    assert w.grad is None
+
+
+def test_the_gradient_of_a_part_is_refused() -> None:
+    """It would be zero elsewhere, which no layout can say."""
+    rows = parameter(2, 4)
+    trace = trace_step(lambda x, v: (x * rows[1], v), 1, 1, 1, arguments())
+    with pytest.raises(NotImplementedError, match=r"aten.select_backward"):
+        trace.vjp([True, True], [True] * 3)
+    assert trace.vjp([True, True], [True, True, False]).gradients == (0, 1, None)

@@ -1,0 +1,195 @@
+"""Tracing depends on the core and the examples alone, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from graph_cores import CASES, PLIF, Case, lif_core
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from flexsn_graph import StepTrace, generate_forward_and_backward_graph, trace_step
+
+
+def zeros() -> tuple[Tensor, Tensor]:
+    return torch.zeros(2, 3), torch.zeros(2, 3)
+
+
+def printed(trace: StepTrace) -> str:
+    count = len(trace.inputs) + len(trace.states) + len(trace.lifted)
+    vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
+    return f"{trace.forward.graph}\n{trace.forward.layouts}\n{vjp.graph}\n{vjp.layouts}\n{vjp.gradients}"
+
+
+def printed_everything() -> str:
+    graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES]
+    pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
+    return "\n".join([*graphs, *map(str, pair)])
+
+
+PLAIN = lif_core()
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_same_core_gives_the_same_graph(case: Case) -> None:
+    one, other = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
+    assert one == other
+
+
+def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
+    code = "from test_graph_isolation import printed_everything; print(printed_everything())"
+    source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{source}", "PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert other.strip() == printed_everything().strip()
+    assert "grad_output_0" in other
+
+
+def test_examples_are_neither_changed_nor_kept() -> None:
+    x, v = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
+    before = x.detach().clone(), v.clone()
+    trace = trace_step(PLAIN, 1, 1, 1, (x, v))
+    trace.vjp([True, True], [True, True])
+    assert torch.equal(x, before[0])
+    assert torch.equal(v, before[1])
+    assert x.grad is None
+    assert x.requires_grad
+    assert not v.requires_grad
+    references = [weakref.ref(x), weakref.ref(v)]
+    del x, v, before
+    gc.collect()
+    assert [r() for r in references] == [None, None]
+
+
+def test_captured_parameters_are_not_touched() -> None:
+    core = PLIF(torch.randn(3))
+    before, version = core.w.detach().clone(), core.w._version
+    trace_step(core, 1, 1, 1, zeros()).vjp([True, True], [True] * 3)
+    assert torch.equal(core.w, before)
+    assert core.w._version == version
+    assert core.w.grad is None
+    assert type(core.w) is torch.nn.Parameter
+
+
+def test_examples_without_data() -> None:
+    core = PLIF(torch.zeros(3))
+    expected = printed(trace_step(core, 1, 1, 1, zeros()))
+    meta = torch.empty(2, 3, device="meta")
+    assert printed(trace_step(core, 1, 1, 1, (meta, meta))) == expected
+    with FakeTensorMode():
+        fake, gpu = torch.empty(2, 3), torch.empty(2, 3, device="cuda")
+        assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    assert printed(trace_step(core, 1, 1, 1, (fake, fake))) == expected
+    # A GPU that is not there. (With one, a parameter on the CPU would rightly be refused.)
+    assert printed(trace_step(PLAIN, 1, 1, 1, (gpu, gpu))) == printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+
+
+def test_huge_examples_cost_nothing() -> None:
+    huge = torch.empty(2**20, 2**20, device="meta")
+    assert trace_step(PLAIN, 1, 1, 1, (huge, huge)).step_shape == (2**20, 2**20)
+
+
+def test_strided_examples_give_the_same_graph() -> None:
+    x = torch.zeros(3, 2).t()
+    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    assert printed(trace_step(PLAIN, 1, 1, 1, (x, torch.zeros(1, 1).expand(2, 3)))) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_what_is_switched_on_around_the_trace_does_not_matter() -> None:
+    core = PLIF(torch.zeros(3))
+    expected = printed(trace_step(core, 1, 1, 1, zeros()))
+    examples = zeros()
+    with torch.no_grad():
+        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert not torch.is_grad_enabled()
+    with torch.inference_mode():
+        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert torch.is_inference_mode_enabled()
+    with torch.autograd.set_detect_anomaly(True):
+        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+        assert torch.is_anomaly_enabled()
+    with torch.device("meta"):
+        assert printed(trace_step(core, 1, 1, 1, examples)) == expected
+    assert torch.is_grad_enabled()
+
+
+def test_autocast_around_the_trace_does_not_apply_and_inside_the_core_does() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        # On autocast's list of functions that are computed in float32.
+        return torch.nn.functional.huber_loss(x, v, reduction="none"), v
+
+    def inside(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return core(x, v)
+
+    x, v = torch.zeros(2, 3, dtype=torch.bfloat16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert core(x, v)[0].dtype == torch.float32
+        assert trace_step(core, 1, 1, 1, (x, v)).outputs[0].dtype == torch.bfloat16
+        assert torch.is_autocast_enabled("cpu")
+    assert trace_step(inside, 1, 1, 1, (x, v)).outputs[0].dtype == torch.float32
+
+
+def test_the_environment_is_restored_after_an_error() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("mine")
+
+    with torch.no_grad(), pytest.raises(RuntimeError, match="mine"):
+        trace_step(core, 1, 1, 1, zeros())
+    assert torch.is_grad_enabled()
+    assert torch.zeros(3).sum().item() == 0.0, "a mode is still active"
+
+
+def test_tracing_inside_another_trace() -> None:
+    """A custom op's fake implementation may trace a core while torch traces the op."""
+    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    seen: list[str] = []
+
+    def outer(x: Tensor) -> Tensor:
+        seen.append(printed(trace_step(PLAIN, 1, 1, 1, (x, x))))
+        return x + 1.0
+
+    graph = torch.fx.experimental.proxy_tensor.make_fx(outer, tracing_mode="fake")(torch.zeros(2, 3)).graph
+    assert seen == [expected]
+    assert len([n for n in graph.nodes if n.op == "call_function"]) == 1
+
+
+def test_threads_trace_at_the_same_time() -> None:
+    expected = printed(trace_step(PLAIN, 1, 1, 1, zeros()))
+    results: list[str] = []
+
+    def work() -> None:
+        for _ in range(3):
+            results.append(printed(trace_step(PLAIN, 1, 1, 1, zeros())))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 12
+
+
+def test_a_trace_can_be_used_after_its_core_is_gone_from_the_caller() -> None:
+    trace = trace_step(lif_core(), 1, 1, 1, zeros())
+    gc.collect()
+    assert trace.vjp([True, True], [True, True]).gradients == (0, 1)
+
+
+def test_both_generators_are_deterministic() -> None:
+    core = PLIF(torch.zeros(3))
+    one, other = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
+    assert [str(g) for g in one] == [str(g) for g in other]

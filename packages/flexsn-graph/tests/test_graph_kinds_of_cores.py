@@ -1,0 +1,265 @@
+"""Whatever can be called with tensors can be a core."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_cores import PLIF, detach_spike, lif_core, op_spike, spike
+from graph_eval import check_step
+from torch import Tensor, nn
+
+from flexsn_graph import StatefulCoreError, UnsupportedCoreError, trace_step
+
+
+def arguments() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(2, 3, 4, dtype=torch.float64, generator=generator)
+    return x, v
+
+
+def parameter() -> nn.Parameter:
+    return nn.Parameter(torch.linspace(-1, 1, 4, dtype=torch.float64))
+
+
+class Neuron(nn.Module):
+    """Parameter, buffer, a submodule with a parameter, and a length of 0, which makes it falsy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = parameter()
+        self.register_buffer("b", torch.ones(4, dtype=torch.float64))
+        self.activation = nn.PReLU(dtype=torch.float64)
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * self.w + self.activation(x) - self.b
+        return spike(h), h
+
+    def step(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.forward(x, v)
+
+    def __len__(self) -> int:
+        return 0
+
+
+class Callable2:
+    def __init__(self) -> None:
+        self.w = parameter()
+
+    def __call__(self, x: Tensor, v: Tensor) -> list[Tensor]:
+        return [x * self.w, v]
+
+
+class ScriptedNeuron(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = parameter()
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(x * self.w), v + x
+
+
+def with_weight(w: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x * w, v
+
+
+def scripted(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    return torch.sigmoid(h), h
+
+
+def hooked() -> nn.Module:
+    module = Neuron()
+    module.register_forward_hook(lambda module, arguments, results: (results[0] * 2.0, results[1]))
+    return module
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(function, backend="eager")
+    return made
+
+
+CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
+    "lambda": (lambda: lambda x, v: (x * 2.0, v), 0),
+    "closure": (lambda: (lambda w: lambda x, v: (x * w, v))(parameter()), 1),
+    "partial": (lambda: functools.partial(with_weight, parameter()), 1),
+    "partial_keyword": (lambda: functools.partial(lambda x, v, w: (x * w, v), w=parameter()), 1),
+    "bound_method": (lambda: Neuron().step, 3),
+    "callable_object": (lambda: Callable2(), 1),
+    "module": (lambda: Neuron(), 3),
+    "module_forward": (lambda: Neuron().forward, 3),
+    "module_with_a_hook": (lambda: hooked(), 3),
+    "compiled_function": (lambda: compiled(lif_core()), 0),
+    "compiled_module": (lambda: compiled(Neuron()), 3),
+    "calls_a_compiled_function": (lambda: (lambda f: lambda x, v: f(x, v))(compiled(lif_core())), 0),
+    "partial_of_a_compiled_function": (lambda: functools.partial(compiled(with_weight), parameter()), 1),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.parametrize("name", CORES)
+def test_kind(name: str) -> None:
+    make, captured = CORES[name]
+    trace = check_step(make(), arguments(), (1, 1, 1))
+    assert len(trace.lifted) == captured
+
+
+def test_compiled_functions_are_not_compiled_while_tracing() -> None:
+    def backend(module: object, inputs: object) -> Any:
+        raise AssertionError("compiled")
+
+    core = torch.compile(lif_core(), backend=backend)
+    assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, arguments()).forward.graph.nodes) > 5
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is not supported:DeprecationWarning")
+def test_scripted_and_traced() -> None:
+    cores: list[Any] = [
+        torch.jit.script(scripted),
+        torch.jit.script(ScriptedNeuron()),
+        torch.jit.trace(ScriptedNeuron(), arguments()),  # type: ignore[no-untyped-call]
+    ]
+    for core in cores:
+        check_step(core, arguments(), (1, 1, 1))
+        check_step(lambda x, v, core=core: core(x, v), arguments(), (1, 1, 1))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
+    def flipped(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.rand_like(x), v
+
+    with pytest.raises(UnsupportedCoreError, match=r"aten.rand_like"):
+        trace_step(torch.jit.script(flipped), 1, 1, 1, arguments())
+
+
+@pytest.mark.parametrize("surrogate", [spike, op_spike, detach_spike])
+def test_surrogates(surrogate: Callable[[Tensor], Tensor]) -> None:
+    """The op of a `torch.library.custom_op` is replaced by what its function does."""
+    trace = check_step(lif_core(surrogate=surrogate), arguments(), (1, 1, 1))
+    namespaces = {n.target.namespace for n in trace.forward.graph.nodes if n.op == "call_function"}
+    assert namespaces == {"prims"}
+
+
+def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
+    class Surrogate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, alpha: Tensor) -> Tensor:
+            ctx.save_for_backward(x, alpha)
+            return (x >= 0).to(x)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+            x, alpha = ctx.saved_tensors
+            soft = torch.sigmoid(alpha * x)
+            shared = grads[0] * soft * (1.0 - soft)
+            return shared * alpha, (shared * x).sum_to_size(alpha.shape)
+
+    for alpha in (nn.Parameter(torch.tensor(2.0, dtype=torch.float64)), parameter()):
+
+        def core(x: Tensor, v: Tensor, alpha: Tensor = alpha) -> tuple[Tensor, Tensor]:
+            h = v + x
+            s = Surrogate.apply(h - 1.0, alpha)  # type: ignore[no-untyped-call]
+            return s, h * (1.0 - s)
+
+        trace = check_step(core, arguments(), (1, 1, 1))
+        assert trace.lifted == (alpha,)
+
+
+@pytest.mark.filterwarnings("ignore:flexsn_graph_tests_opaque..twice. an autograd kernel was not registered")
+def test_an_op_of_another_library_stays_as_it_is() -> None:
+    """Whoever defines it without a Python body may have a kernel rule for it."""
+    library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")  # type: ignore[no-untyped-call]
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2.0, "CPU")
+    library.impl("twice", torch.empty_like, "Meta")
+    op = torch.ops.flexsn_graph_tests_opaque.twice
+    trace = trace_step(lambda x: op(x) + 1.0, 1, 0, 1, (torch.zeros(3),))
+    assert op.default in [n.target for n in trace.forward.graph.nodes]
+
+
+def test_in_place_ops_on_local_values() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v.clone()
+        h += x
+        h.mul_(0.5).clamp_(-2.0, 2.0)
+        s = (h > 0.1).to(h)
+        h[s.bool()] = 0.25
+        h.masked_fill_(h < -0.5, -0.5)
+        h.view(-1).add_(0.125)
+        h[:] = h * 2.0
+        out = torch.empty_like(h).copy_(s)
+        out -= torch.zeros_like(out).fill_(0.5)
+        return out, h
+
+    check_step(core, arguments(), (1, 1, 1))
+
+
+def test_grad_mode_inside_the_core_is_honoured() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.no_grad():
+            s = torch.sigmoid(v)
+        return s, v * (1.0 - s) + x
+
+    check_step(core, arguments(), (1, 1, 1))
+
+
+def test_elements_that_are_moved_and_moved_back() -> None:
+    w = parameter()
+    x, v = torch.randn(2, 2, 4, 3, 5, dtype=torch.float64)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        last = x.permute(0, 2, 3, 1) * w
+        return last.permute(0, 3, 1, 2), v.flatten(1).tanh().view(v.shape)
+
+    check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.calls = 0
+        self.kept: Tensor | None = None
+        self.tensors = (torch.ones(4), torch.zeros(4))
+
+    def counts(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return x * self.calls, v
+
+    def counts_in_a_tensor(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return x * torch.tensor(self.calls), v
+
+    def alternates(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        return x * self.tensors[self.calls % 2], v
+
+    def keeps(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept, self.kept = self.kept, x
+        return (x if kept is None else kept + x), v
+
+    def keeps_quietly(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept, self.kept = self.kept, x + 0.0
+        return x + (v if kept is None else kept), v
+
+
+@pytest.mark.parametrize("method", ["counts", "counts_in_a_tensor", "alternates", "keeps", "keeps_quietly"])
+def test_cores_with_a_memory_of_their_own_are_refused(method: str) -> None:
+    with pytest.raises(StatefulCoreError, match=r"else in each call|from an earlier call"):
+        trace_step(getattr(Counter(), method), 1, 1, 1, arguments())
+
+
+def test_module_parameters_in_two_submodules() -> None:
+    first, second = PLIF(torch.zeros(4, dtype=torch.float64)), PLIF(torch.ones(4, dtype=torch.float64))
+
+    def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, v = first(x, v)
+        s, u = second(s, u)
+        return s, v, u
+
+    x, v = arguments()
+    trace = check_step(core, (x, v, v), (1, 2, 1), rtol=1e-15)
+    assert trace.lifted == (first.w, second.w)

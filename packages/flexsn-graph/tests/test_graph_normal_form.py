@@ -1,0 +1,118 @@
+"""The closed set: prims on constants and nodes, no aliases, nothing twice, nothing unused, with locations."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from graph_cores import CASES, Case, lif_core
+from torch import Tensor, fx
+
+from flexsn_graph import trace_step
+
+prims = torch.ops.prims
+ALIASES = {"broadcast_in_dim", "clone", "squeeze", "reshape", "transpose", "view_of", "sum", "collapse_view"}
+
+
+def calls(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.op == "call_function"]
+
+
+def op(node: fx.Node) -> torch._ops.OpOverload:
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return node.target
+
+
+def names(graph: fx.Graph) -> list[str]:
+    return [op(node)._opname for node in calls(graph)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_form(case: Case) -> None:
+    trace = trace_step(case.core, *case.counts, case.arguments())
+    vjp = trace.vjp([True] * len(trace.differentiable), [True] * (case.num_inputs + case.num_states))
+    for graph in (trace.forward.graph, vjp.graph):
+        graph.lint()
+        keys = []
+        for node in calls(graph):
+            assert op(node).namespace == "prims"
+            assert op(node)._opname not in ALIASES
+            assert node.users, f"{node} is not used"
+            assert isinstance(node.meta["val"], Tensor)
+            keys.append((node.target, node.args, str(node.kwargs), node.meta["val"].dtype))
+        assert len({str(key) for key in keys}) == len(keys), "an op is there twice"
+
+
+def test_lif_is_as_small_as_by_hand() -> None:
+    """`sub div add sub ge convert` to the spike, `sub mul` for the reset."""
+    trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    expected = "sub div add sub ge convert_element_type sub mul"
+    assert names(trace.forward.graph) == expected.split()
+
+
+def test_what_is_not_returned_is_not_computed() -> None:
+    trace = trace_step(lambda x, v: (x + 1.0, torch.exp(v) * 0.0 + v, v)[::2], 1, 1, 1, CASES[0].arguments())
+    assert [n.target for n in calls(trace.forward.graph)] == [prims.add.default]
+
+
+def test_the_same_expression_twice_is_one_node() -> None:
+    trace = trace_step(lambda x: (x * 2.0 + 1.0) * (x * 2.0 + 1.0), 1, 0, 1, (torch.zeros(3),))
+    assert names(trace.forward.graph) == ["mul", "add", "mul"]
+
+
+def test_zeros_of_both_signs_are_two_constants() -> None:
+    trace = trace_step(lambda x: (x * 0.0, x * -0.0), 1, 0, 2, (torch.zeros(3),))
+    assert len(calls(trace.forward.graph)) == 2
+
+
+def test_nodes_carry_the_users_line() -> None:
+    def core(x: Tensor) -> Tensor:
+        y = x * 3.0
+        return y.sigmoid()
+
+    trace = trace_step(core, 1, 0, 1, (torch.zeros(3),))
+    first = core.__code__.co_firstlineno
+    traces = [n.stack_trace or "" for n in calls(trace.forward.graph)]
+    assert f'{__file__}", line {first + 1}, in core\n    y = x * 3.0' in traces[0]
+    assert all(f'{__file__}", line {first + 2}, in core' in text for text in traces[1:])
+    # An op of the backward formula carries the line of the op that it is the gradient of.
+    vjp = trace.vjp([True], [True])
+    assert all(f'{__file__}", line {first + 1}' in (n.stack_trace or "") for n in calls(vjp.graph)[-1:])
+
+
+def test_names_of_placeholders() -> None:
+    w = torch.zeros(3)
+    trace = trace_step(lambda x, y, v: (x + w, y, v), 2, 1, 2, (torch.zeros(3),) * 3)
+    placeholders = [n.name for n in trace.forward.graph.nodes if n.op == "placeholder"]
+    assert placeholders == ["input_0", "input_1", "state_0", "lifted_0"]
+
+
+def test_growth_is_close_to_linear() -> None:
+    """Counted in calls of Python functions, which are the same in every run; a clock is not."""
+
+    def cost(repeats: int) -> int:
+        def step(x: Tensor) -> Tensor:
+            for _ in range(repeats):
+                x = x * 0.5 + torch.sin(x)
+            return x
+
+        calls_seen = 0
+
+        def profile(frame: object, event: str, argument: object) -> None:
+            nonlocal calls_seen
+            calls_seen += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(profile)
+        try:
+            trace = trace_step(step, 1, 0, 1, (torch.zeros(3),))
+            vjp = trace.vjp([True], [True])
+        finally:
+            sys.setprofile(before)
+        assert len(calls(trace.forward.graph)) == 3 * repeats
+        assert len(calls(vjp.graph)) > 3 * repeats
+        return calls_seen
+
+    cost(5)  # fills torch's own caches
+    assert cost(40) < 8 * 1.2 * cost(5)

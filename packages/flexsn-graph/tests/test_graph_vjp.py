@@ -1,0 +1,183 @@
+"""The VJP graph gives autograd's gradients, for every choice of what is there and what is wanted."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from graph_cores import CASES, PLIF, Case, lif_core
+from graph_eval import assert_vjp_equal, check_step, eager_vjp, run_vjp
+from torch import Tensor
+
+from flexsn_graph import RequiresGradError, UnsupportedCoreError, trace_step
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_cores_have_autograds_gradients(case: Case) -> None:
+    check_step(case.core, case.arguments(), case.counts)
+
+
+READS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+    "scalar": ((), lambda w: w),
+    "one": ((1,), lambda w: w),
+    "last_axis": ((4,), lambda w: w),
+    "view": ((3,), lambda w: w.view(-1, 1, 1)),
+    "none_index": ((3,), lambda w: w[None, :, None, None]),
+    "as_shaped": ((3, 1, 1), lambda w: w),
+    "expand": ((3,), lambda w: w.view(1, 3, 1, 1).expand(2, 3, 5, 4)),
+    "repeat": ((3,), lambda w: w.view(1, 3, 1, 1).repeat(2, 1, 5, 4)),
+    "two_axes": ((3, 5), lambda w: w.unsqueeze(-1)),
+    "transposed": ((5, 3), lambda w: w.t()[:, :, None]),
+    "flat": ((60,), lambda w: w.view(3, 5, 4)),
+    "after_a_function": ((4, 5), lambda w: w.tanh().permute(1, 0)),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_captured_parameter(read: str) -> None:
+    shape, function = READS[read]
+    torch.manual_seed(0)
+    core = PLIF(torch.randn(shape, dtype=torch.float64), function)
+    x, v = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64)
+    trace = check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
+    assert len(trace.lifted) == 1
+    assert trace.lifted[0] is core.w
+
+
+def test_captured_parameter_that_is_not_contiguous() -> None:
+    torch.manual_seed(0)
+    core = PLIF(torch.randn(4, 2, 3, dtype=torch.float64).permute(2, 0, 1)[:, :, 1], lambda w: w[:, :, None])
+    assert not core.w.is_contiguous()
+    x, v = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (1, 1, 3, 4)])
+def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
+    """Its gradient has the step's shape; the sum to its own is linear in what came before."""
+    torch.manual_seed(0)
+    small = torch.randn(shape, dtype=torch.float64)
+    x, v = torch.randn(2, 2, 1, 3, 4, dtype=torch.float64)
+
+    def core(b: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * torch.sigmoid(b) + x * (b * b)
+        return h.tanh(), h
+
+    check_step(core, (small, x, v), (2, 1, 1), rtol=1e-15)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 3), (1,), ()])
+def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    core = PLIF(torch.randn(shape, dtype=torch.float64), lambda w: w * 1.5)
+    x, v = torch.randn(2, *shape, dtype=torch.float64)
+    check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
+
+
+@pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
+@pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
+def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
+    torch.manual_seed(0)
+    core = PLIF(torch.randn(3, dtype=torch.float64))
+    x, v, *grads = torch.randn(4, 2, 3, dtype=torch.float64)
+    trace = trace_step(core, 1, 1, 1, (x, v))
+    given = [g if there else None for g, there in zip(grads, cotangents, strict=True)]
+    expected = eager_vjp(core, (x, v), trace.lifted, given)
+    found = run_vjp(trace, (x, v), given, wanted)
+    for want, one, other in zip(wanted, found, expected, strict=True):
+        assert (one is None) == (not want or not any(cotangents))
+        if one is not None and other is not None:
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_all_eight_cotangent_masks_of_two_outputs_and_a_state() -> None:
+    """Also the last mask, without any gradient: nothing is computed."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        s, v = lif_core()(x, v)
+        return s, v * x, v
+
+    x, v, *grads = torch.randn(5, 4, dtype=torch.float64)
+    trace = trace_step(core, 1, 1, 2, (x, v))
+    for mask in itertools.product([True, False], repeat=3):
+        given = [g if there else None for g, there in zip(grads, mask, strict=True)]
+        assert_vjp_equal(trace, core, (x, v), given)
+        placeholders = [n.name for n in trace.vjp(mask, [True, True]).graph.nodes if n.op == "placeholder"]
+        names = ["grad_output_0", "grad_output_1", "grad_state_0"]
+        assert placeholders[2:] == [name for name, there in zip(names, mask, strict=True) if there]
+    assert trace.vjp([False] * 3, [True, True]).gradients == (None, None)
+
+
+def test_what_is_not_wanted_is_not_computed() -> None:
+    trace = trace_step(PLIF(torch.zeros(3)), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
+    whole = len(trace.vjp([True, True], [True, True, True]).graph.nodes)
+    without_parameter = len(trace.vjp([True, True], [True, True, False]).graph.nodes)
+    without_output = len(trace.vjp([False, True], [True, True, True]).graph.nodes)
+    nothing = [n for n in trace.vjp([True, True], [False] * 3).graph.nodes if n.op == "call_function"]
+    assert without_parameter < whole
+    assert without_output < whole
+    assert nothing == []
+
+
+def test_gradients_that_are_always_zero_are_absent() -> None:
+    """Without a path, through a hard threshold, through `floor`, whose gradient autograd writes as zeros."""
+
+    def core(x: Tensor, y: Tensor, z: Tensor, n: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (y > 0.0).to(v) + z.floor(), v + x
+
+    x, y, z, v, g, h = torch.randn(6, 4, dtype=torch.float64)
+    n = torch.arange(4)
+    trace = trace_step(core, 4, 1, 1, (x, y, z, n, v))
+    vjp = trace.vjp([True, True], [True] * 5)
+    assert vjp.gradients == (0, None, None, None, 1)
+    assert_vjp_equal(trace, core, (x, y, z, n, v), (g, h))
+
+
+def test_results_that_no_gradient_can_flow_through() -> None:
+    trace = trace_step(lambda x, v: (x > v, v * x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    assert trace.differentiable == (False, True)
+    frozen = torch.zeros(3)
+    with_parameter = torch.nn.Parameter(torch.zeros(3))
+    trace = trace_step(lambda n: (n * with_parameter, n * frozen), 1, 0, 2, (torch.arange(3),))
+    assert trace.differentiable == (True, False)
+    assert trace.vjp([True, True], [True] * 3).gradients == (None, 0, None)
+
+
+def test_results_that_alias() -> None:
+    w = torch.nn.Parameter(torch.randn(4, dtype=torch.float64))
+    cores: list[Callable[..., tuple[Tensor, ...]]] = [
+        lambda x, v: (x + v,) * 2,
+        lambda x, v: (x, v),
+        lambda x, v: (v, x),
+        lambda x, v: (v, v),
+        lambda x, v: (w, w + 0.0 * v),
+        lambda x, v: (w.expand_as(x), v.view_as(v)),
+        lambda x, v: (torch.full_like(x, 2.5), v.detach()),
+    ]
+    x, v = torch.randn(2, 4, dtype=torch.float64)
+    for core in cores:
+        check_step(core, (x, v), (1, 1, 1))
+
+
+def test_half_precision_gradients_round_as_autograd_does() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        x, v, g, h = torch.randn(4, 200).to(dtype)
+        trace = trace_step(lif_core(), 1, 1, 1, (x, v))
+        assert_vjp_equal(trace, lif_core(), (x, v), (g, h), tolerance=0.0)
+
+
+def test_masks_of_the_wrong_length() -> None:
+    trace = trace_step(lif_core(), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    with pytest.raises(RequiresGradError, match=r"masks for 1 results and 3 arguments.*2 results and 2 arg"):
+        trace.vjp([True], [True] * 3)
+
+
+def test_a_core_without_a_derivative_still_serves_inference() -> None:
+    def core(x: Tensor) -> Tensor:
+        return torch.heaviside(x, torch.tensor(1.0))
+
+    trace = trace_step(core, 1, 0, 1, (torch.zeros(3),))
+    with pytest.raises(UnsupportedCoreError, match="derivative for aten::heaviside is not implemented"):
+        trace.vjp([True], [True])
