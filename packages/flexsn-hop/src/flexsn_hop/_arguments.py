@@ -1,0 +1,182 @@
+"""The arguments of a scan: ``[*input_seqs, *init_states, *lifted]``, split and checked."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .errors import (
+    CoreArityError,
+    EmptyScanError,
+    NotATensorError,
+    ScanCountError,
+    SequenceLengthError,
+    TooFewTensorsError,
+)
+
+__all__ = [
+    "OutputTemplateSpec",
+    "ScanArguments",
+    "StepFunction",
+    "check_arity",
+    "check_counts",
+    "check_output_specs",
+    "split_arguments",
+]
+
+StepFunction = Callable[..., Any]
+"""``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``, one time step."""
+
+OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], torch.dtype, torch.device | str | None]
+"""What one step of an output looks like: ``(shape, dtype)`` or ``(shape, dtype, device)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanArguments:
+    """The flat arguments by role. ``steps`` is T; every input sequence is ``[T, *step]``.
+
+    Lifted values are tensors, or sizes where the core was captured with symbolic shapes.
+    """
+
+    inputs: tuple[torch.Tensor, ...]
+    states: tuple[torch.Tensor, ...]
+    lifted: tuple[Any, ...]
+    steps: int
+
+
+def check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
+    """Refuse numbers of inputs, states and outputs that no scan can have."""
+    if num_inputs < 1:
+        raise ScanCountError(
+            f"num_inputs is {num_inputs}; a scan needs at least 1 input sequence: "
+            "its leading dimension is the number of steps"
+        )
+    for name, value in (("num_states", num_states), ("num_outputs", num_outputs)):
+        if value < 0:
+            raise ScanCountError(f"{name} is {value}; it must be at least 0")
+
+
+def _positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
+    """Fewest and most positional arguments (None: any number), and required keyword-only names.
+
+    None when Python cannot tell, as for many builtins; then the call itself will.
+    """
+    target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    fewest = 0
+    most: int | None = 0
+    keywords = []
+    for parameter in parameters:
+        required = parameter.default is inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = None
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if required:
+                keywords.append(parameter.name)
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            fewest += required
+            most = None if most is None else most + 1
+    return fewest, most, keywords
+
+
+def check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
+    """Refuse a core that cannot be called with one value per input, state and lifted tensor."""
+    if not callable(core_fn):
+        raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
+    accepted = _positional_range(core_fn)
+    if accepted is None:
+        return
+    fewest, most, keywords = accepted
+    given = num_inputs + num_states + num_lifted
+    called_with = f"it is called with {given} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
+    if keywords:
+        raise CoreArityError(
+            f"the core has required keyword-only parameters ({', '.join(keywords)}), but "
+            f"{called_with}, all positional: make them positional or bind them"
+        )
+    if given < fewest or (most is not None and given > most):
+        takes = f"{fewest}" if most == fewest else f"{fewest} to {'any number' if most is None else most}"
+        raise CoreArityError(
+            f"the core takes {takes} positional arguments; {called_with}: change the core's parameters or the counts"
+        )
+
+
+def split_arguments(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    flat_args: Sequence[Any],
+    captured: bool = False,
+) -> ScanArguments:
+    """Split ``[*input_seqs, *init_states, *lifted]`` by role, after every check that needs no call.
+
+    ``captured`` says that the core is a graph, whose lifted values may be sizes, too.
+
+    Raises:
+        ScanCountError, TooFewTensorsError, NotATensorError, SequenceLengthError, CoreArityError.
+    """
+    check_counts(num_inputs, num_states, num_outputs)
+    wanted = num_inputs + num_states
+    if len(flat_args) < wanted:
+        raise TooFewTensorsError(
+            f"{len(flat_args)} tensors came; num_inputs + num_states is {wanted} "
+            f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
+        )
+    for index, value in enumerate(flat_args):
+        if captured and index >= wanted and isinstance(value, (int, torch.SymInt)):
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise NotATensorError(
+                f"flat argument {index} is a {type(value).__name__}; every flat argument must be a torch.Tensor"
+            )
+    inputs = tuple(flat_args[:num_inputs])
+    for index, sequence in enumerate(inputs):
+        if sequence.dim() == 0:
+            raise SequenceLengthError(f"input {index} has 0 dimensions; an input sequence needs at least 1, [T, *step]")
+    steps = inputs[0].shape[0]
+    for index, sequence in enumerate(inputs):
+        if sequence.shape[0] != steps:
+            raise SequenceLengthError(
+                f"input 0 has {steps} steps and input {index} has {sequence.shape[0]}: "
+                "all input sequences must have the same leading dimension"
+            )
+    check_arity(core_fn, num_inputs, num_states, len(flat_args) - wanted)
+    return ScanArguments(
+        inputs=inputs,
+        states=tuple(flat_args[num_inputs:wanted]),
+        lifted=tuple(flat_args[wanted:]),
+        steps=steps,
+    )
+
+
+def check_output_specs(
+    num_outputs: int, output_template_specs: Sequence[OutputTemplateSpec] | None
+) -> tuple[OutputTemplateSpec, ...]:
+    """The specs from which the outputs of an empty scan are built, one per output.
+
+    Raises:
+        EmptyScanError: There are outputs and no specs, or another number of specs, or one that
+            is not ``(shape, dtype)`` or ``(shape, dtype, device)``.
+    """
+    specs = () if output_template_specs is None else tuple(output_template_specs)
+    if len(specs) != num_outputs:
+        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} of them"
+        raise EmptyScanError(
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but {came} came: pass "
+            f"output_template_specs with {num_outputs} entries (shape, dtype) or "
+            "(shape, dtype, device), one per output, without the time dimension"
+        )
+    for index, spec in enumerate(specs):
+        if len(spec) not in (2, 3) or not isinstance(spec[1], torch.dtype):
+            raise EmptyScanError(
+                f"output_template_specs[{index}] is {spec!r}; it must be (shape, dtype) or (shape, dtype, device)"
+            )
+    return specs

@@ -1,0 +1,142 @@
+"""The gradient of ``flex_sn_scan``: one backward operator, with the step's VJP as its graph."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._arguments import StepFunction
+from ._layout import BackwardLayout, ScanLayout
+from ._loop import backward_samples, forward_samples
+from ._lowering import choose_lowering
+from ._operator import flex_sn_scan, flex_sn_scan_backward
+from ._torch_private import below_autograd, outside_of_tracing, trace_step
+from ._vjp import Activity, find_activity, step_vjp
+
+__all__: list[str] = []
+
+LOOP_CHECKPOINT_INTERVAL = 1
+"""Save every state of a final-state scan: no state is computed twice in the loop's backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is passed on to the two operators, and the interval of a final-state scan."""
+
+    lowering: str
+    version: str
+    checkpoint_interval: int
+
+
+def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
+    """The core as it runs now: the backward, where it is traced again, has no autocast."""
+    kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
+    enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    if not enabled:
+        return core
+
+    def run(*args: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for kind, dtype in enabled.items():
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            return core(*args)
+
+    return run
+
+
+@flex_sn_scan.py_autograd_impl
+def _autograd(
+    core: torch.fx.GraphModule,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: Any,
+    final_state: bool,
+    lowering: str,
+    checkpoint_interval: int,
+    version: str,
+) -> tuple[torch.Tensor, ...]:
+    assert checkpoint_interval == 0  # only this function asks for checkpoints, below autograd
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
+    needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
+    with outside_of_tracing(flat_args) as fakes:
+        activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
+    chosen = choose_lowering(lowering, flat_args)
+    options = _Options(lowering, version, LOOP_CHECKPOINT_INTERVAL if chosen is None else chosen.checkpoint_interval)
+    results = _Scan.apply(core, layout, activity, options, *flat_args)  # type: ignore[no-untyped-call]
+    return tuple(results)
+
+
+class _Scan(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        core: torch.fx.GraphModule,
+        layout: ScanLayout,
+        activity: Activity,
+        options: _Options,
+        *flat_args: Any,
+    ) -> tuple[torch.Tensor, ...]:
+        interval = options.checkpoint_interval if layout.final_state else 0
+        with below_autograd():
+            results = flex_sn_scan.redispatch(
+                core,
+                *layout.counts,
+                *flat_args,
+                final_state=layout.final_state,
+                lowering=options.lowering,
+                checkpoint_interval=interval,
+                version=options.version,
+            )
+        visible = layout.num_outputs + layout.num_states
+        results, checkpoints = results[:visible], results[visible:]
+        flows = (*activity.outputs, *activity.states)
+        ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
+        ctx.set_materialize_grads(False)
+        saved = checkpoints if layout.final_state else results[layout.num_outputs :]
+        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in flat_args]
+        ctx.sizes = [value for value in flat_args if not isinstance(value, torch.Tensor)]
+        tensors = [value for value in flat_args if isinstance(value, torch.Tensor)]
+        ctx.save_for_backward(*tensors, *saved)
+        ctx.core = _under_autocast_of_now(core, flat_args)
+        ctx.layout, ctx.activity, ctx.options = layout, activity, options
+        ctx.interval = interval or 1
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
+        tensors, sizes = iter(ctx.saved_tensors), iter(ctx.sizes)
+        flat_args = [next(tensors) if is_tensor else next(sizes) for is_tensor in ctx.is_tensor]
+        scan: ScanLayout = ctx.layout
+        activity: Activity = ctx.activity
+        output_grads = gradients[: scan.num_outputs]
+        state_grads = gradients[scan.num_outputs :]
+        layout = BackwardLayout(
+            scan,
+            needs=tuple(ctx.needs_input_grad[4:]),
+            active_states=activity.states,
+            output_grads=tuple(gradient is not None for gradient in output_grads),
+            state_grads=tuple(gradient is not None for gradient in state_grads),
+            saved_interval=ctx.interval,
+        )
+        came = [gradient for gradient in gradients if gradient is not None]
+        args = [*flat_args, *tensors, *came]
+        with outside_of_tracing(args) as fakes:
+            samples = backward_samples(layout, fakes)
+        vjp = trace_step(step_vjp(ctx.core, layout), samples)
+        found = iter(
+            flex_sn_scan_backward(
+                ctx.core,
+                vjp,
+                *scan.counts,
+                *args,
+                **layout.encode(),
+                lowering=ctx.options.lowering,
+                version=ctx.options.version,
+            )
+        )
+        return (None, None, None, None, *(next(found) if need else None for need in layout.needs))

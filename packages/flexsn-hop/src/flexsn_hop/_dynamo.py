@@ -1,0 +1,79 @@
+"""How ``torch.compile`` captures ``flex_sn_scan`` as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._arguments import check_output_specs, split_arguments
+from ._eager import check_step, empty_scan, plain_scan
+from ._inspect import inspect_step
+from ._lowerable import through_scan, through_while_loop
+from ._lowering import choose_lowering, code_version, requested_lowering
+from ._torch_private import (
+    CapturedCall,
+    CaptureHooks,
+    is_transforming,
+    register_with_dynamo,
+    why_dynamo_cannot_capture,
+)
+
+__all__ = ["dynamo_hop_available", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
+
+
+def dynamo_hop_available() -> bool:
+    """Whether ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
+
+    If not, :func:`why_dynamo_hop_unavailable` says why; :func:`eager_scan` works all the same.
+
+    Example:
+        >>> from flexsn_hop import dynamo_hop_available
+        >>> dynamo_hop_available()
+        True
+    """
+    return why_dynamo_cannot_capture() is None
+
+
+def why_dynamo_hop_unavailable() -> str | None:
+    """Why :func:`dynamo_hop_available` is false: what this torch lacks. None if it is true."""
+    return why_dynamo_cannot_capture()
+
+
+def offer_to_dynamo(name: str) -> None:
+    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    register_with_dynamo(name, CaptureHooks(before=_before, after=_after))
+
+
+def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
+    num_inputs, num_states, num_outputs, *flat_args = call.args
+    core = _any_arity if call.core_fn is None else call.core_fn
+    captured = isinstance(core, torch.fx.GraphModule)
+    scan = split_arguments(core, num_inputs, num_states, num_outputs, flat_args, captured=captured)
+    if scan.steps == 0:
+        check_output_specs(num_outputs, call.kwargs.get("output_template_specs"))
+        return empty_scan
+    options = {"final_state": False, "checkpoint_interval": 0, **call.kwargs}
+    options.pop("output_template_specs", None)
+    options["lowering"] = requested_lowering(options.get("lowering"))
+    if is_transforming():
+        # Dynamo would have to capture a transformed step: the loop is right, if long.
+        return plain_scan
+    replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(options["lowering"])
+    if replacement is not None:
+        return replacement
+    options["version"] = code_version()
+    choose_lowering(options["lowering"], flat_args)  # an unavailable one is refused here
+    return options
+
+
+def _any_arity(*args: Any) -> None:
+    """Stands for a core whose parameters Dynamo does not know: calling it will tell."""
+
+
+def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:
+    num_inputs, num_states, num_outputs = call.args[:3]
+    states = samples[num_inputs : num_inputs + num_states]
+    check_step(returned, states, num_outputs, step=0)
+    inspect_step(graph, samples)

@@ -1,0 +1,265 @@
+"""The reference: a plain Python loop over time, differentiable through ordinary autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._arguments import (
+    OutputTemplateSpec,
+    StepFunction,
+    check_output_specs,
+    split_arguments,
+)
+from .errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
+
+__all__ = [
+    "check_step",
+    "eager_scan",
+    "eager_scan_final_state",
+    "empty_scan",
+    "plain_scan",
+    "run_steps",
+    "stack_steps",
+    "step_values",
+]
+
+
+def eager_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Run ``core_fn`` over time in a plain loop and stack its outputs and states.
+
+    Every kernel and every other form of the scan must equal this function. Its cost is linear in
+    ``T``, forward and backward.
+
+    Args:
+        core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+            A single value need not be in a tuple.
+        num_inputs: Number of input sequences, at least 1.
+        num_states: Number of states carried over time.
+        num_outputs: Number of outputs of one step.
+        *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``;
+            a state is ``[*step]`` and keeps its shape, dtype and device; lifted tensors are passed
+            to the core after the states, the same at every step. Any dtypes and devices that the
+            core takes.
+        output_template_specs: One ``(shape, dtype)`` or ``(shape, dtype, device)`` per output,
+            for one step; the device defaults to the first input's. Needed, and only read, when
+            ``T == 0`` and ``num_outputs > 0``.
+
+    Returns:
+        ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``; a state sequence holds
+        the state after each step. For ``T == 0`` the core is not called and all are empty.
+
+    Raises:
+        ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
+        TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
+        SequenceLengthError: Unequal leading dimensions, or none (a ``ValueError``).
+        CoreArityError: The core cannot take that many arguments (a ``ValueError``).
+        CoreReturnCountError: Another number of values came back (a ``ValueError``).
+        StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
+        OutputChangedError: An output did, between two steps (a ``ValueError``).
+        EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
+        NotATensorError: An argument or a returned value is no tensor (a ``TypeError``).
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import eager_scan
+        >>> def integrate(x, v):
+        ...     h = v + x
+        ...     spike = (h >= 1).to(h)
+        ...     return spike, h - spike
+        >>> x = torch.full((3, 2), 0.5)
+        >>> spikes, v = eager_scan(integrate, 1, 1, 1, x, torch.zeros(2))
+        >>> spikes[:, 0]
+        tensor([0., 1., 0.])
+    """
+    split_arguments(core_fn, num_inputs, num_states, num_outputs, flat_args)
+    return plain_scan(
+        core_fn,
+        num_inputs,
+        num_states,
+        num_outputs,
+        *flat_args,
+        output_template_specs=output_template_specs,
+    )
+
+
+def eager_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Run ``core_fn`` over time like :func:`eager_scan`, keeping only the last states.
+
+    Arguments and errors are those of :func:`eager_scan`.
+
+    Returns:
+        ``(*output_seqs, *final_states)``: output sequences ``[T, *shape of one step]`` and states
+        ``[*step]``. A final state never shares memory with an argument or another result; for
+        ``T == 0`` the final states are clones of the initial ones.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import eager_scan_final_state
+        >>> total, last = eager_scan_final_state(
+        ...     lambda x, v: (x + v, x + v), 1, 1, 1, torch.ones(4, 2), torch.zeros(2)
+        ... )
+        >>> last
+        tensor([4., 4.])
+    """
+    split_arguments(core_fn, num_inputs, num_states, num_outputs, flat_args)
+    return plain_scan(
+        core_fn,
+        num_inputs,
+        num_states,
+        num_outputs,
+        *flat_args,
+        output_template_specs=output_template_specs,
+        final_state=True,
+    )
+
+
+def empty_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+    final_state: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """The results of a scan with ``T == 0``; the core is not called."""
+    outputs = []
+    for spec in check_output_specs(num_outputs, output_template_specs):
+        device = spec[2] if len(spec) == 3 and spec[2] is not None else flat_args[0].device
+        outputs.append(torch.empty((0, *spec[0]), dtype=spec[1], device=device))
+    states = flat_args[num_inputs : num_inputs + num_states]
+    if final_state:
+        return (*outputs, *[s.clone(memory_format=torch.contiguous_format) for s in states])
+    return (*outputs, *[state.new_empty((0, *state.shape)) for state in states])
+
+
+def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
+    """What one call of the core returned, as a tuple of ``num_outputs + num_states`` tensors."""
+    values = (returned,) if isinstance(returned, torch.Tensor) else returned
+    if not isinstance(values, (tuple, list)):
+        raise NotATensorError(
+            f"the core returned a {type(values).__name__}; it must return a tensor or a tuple or "
+            "list of tensors, (*outputs, *new_states)"
+        )
+    wanted = num_outputs + num_states
+    if len(values) != wanted:
+        raise CoreReturnCountError(
+            f"the core returned {len(values)} values; num_outputs + num_states is {wanted} "
+            f"({num_outputs} + {num_states}): return (*outputs, *new_states)"
+        )
+    tensors = []
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            role = f"output {index}" if index < num_outputs else f"new state {index - num_outputs}"
+            raise NotATensorError(f"the core returned a {type(value).__name__} as {role}; it must be a torch.Tensor")
+        tensors.append(value)
+    return tuple(tensors)
+
+
+def check_step(
+    returned: object, states: Sequence[torch.Tensor], num_outputs: int, step: int
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Outputs and new states of a step that began with ``states``, checked."""
+    values = step_values(returned, num_outputs, len(states))
+    outputs, new_states = values[:num_outputs], values[num_outputs:]
+    for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
+        if not _alike(old, new):
+            raise StateChangedError(
+                f"state {index} was {_describe(old)} before step {step} and "
+                f"{_describe(new)} after it; a state keeps its shape, dtype and device: "
+                "expand or cast the initial state or what the core returns"
+            )
+    return outputs, new_states
+
+
+def plain_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+    final_state: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Both forms of the eager scan, after the checks: what Dynamo can trace step by step."""
+    inputs, states = flat_args[:num_inputs], flat_args[num_inputs : num_inputs + num_states]
+    steps = inputs[0].shape[0]
+    if steps == 0:
+        return empty_scan(
+            core_fn,
+            num_inputs,
+            num_states,
+            num_outputs,
+            *flat_args,
+            output_template_specs=output_template_specs,
+            final_state=final_state,
+        )
+    lifted = flat_args[num_inputs + num_states :]
+    interval = steps if final_state else 1
+    outputs_by_step, kept = run_steps(core_fn, inputs, states, lifted, num_outputs, interval)
+    outputs = stack_steps(outputs_by_step)
+    if not final_state:
+        return (*outputs, *stack_steps(kept))
+    # A core may pass a state through; the copy keeps the result apart from the argument.
+    return (*outputs, *[state.clone(memory_format=torch.contiguous_format) for state in kept[-1]])
+
+
+def run_steps(
+    core_fn: StepFunction,
+    inputs: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    lifted: Sequence[Any],
+    num_outputs: int,
+    interval: int,
+) -> tuple[list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]:
+    """Outputs of every step, and the states after every ``interval``-th and after the last one."""
+    outputs_by_step: list[tuple[torch.Tensor, ...]] = []
+    kept_states: list[tuple[torch.Tensor, ...]] = []
+    num_steps = inputs[0].shape[0]
+    # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
+    slices_by_step = zip(*[sequence.unbind(0) for sequence in inputs], strict=True)
+    for step, slices in enumerate(slices_by_step):
+        returned = core_fn(*slices, *states, *lifted)
+        outputs, new_states = check_step(returned, states, num_outputs, step)
+        if outputs_by_step:
+            for index, (first, now) in enumerate(zip(outputs_by_step[0], outputs, strict=True)):
+                if not _alike(first, now):
+                    raise OutputChangedError(
+                        f"output {index} was {_describe(first)} at step 0 and {_describe(now)} "
+                        f"at step {step}; an output keeps its shape, dtype and device"
+                    )
+        outputs_by_step.append(outputs)
+        if (step + 1) % interval == 0 or step + 1 == num_steps:
+            kept_states.append(new_states)
+        states = new_states
+    return outputs_by_step, kept_states
+
+
+def stack_steps(by_step: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    """One ``[T, *shape]`` per value, from T tuples of values."""
+    return tuple(torch.stack(values) for values in zip(*by_step, strict=True))
+
+
+def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -1,0 +1,52 @@
+"""What Inductor makes of the two operators: a registered package's launches, or the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._layout import BackwardLayout, ScanLayout
+from ._lowering import choose_lowering, requested_lowering
+from ._opaque import encode_program, run_scan
+from ._torch_private import InductorCall
+from .errors import LoweringError
+
+__all__ = ["lower"]
+
+
+def lower(
+    call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
+) -> Sequence[Any]:
+    """Lower one call of an operator; ``name`` is the lowering that was asked for."""
+    asked = requested_lowering(name)
+    lowering = choose_lowering(asked, call.examples[:num_flat_args])
+    if lowering is not None and any(graph.graph.find_nodes(op="get_attr") for graph in call.graphs):
+        if asked == "kernel":
+            raise LoweringError(
+                "the core makes a constant tensor, which the lowering 'kernel' cannot have: make it "
+                "outside of the core, or use 'auto' or 'loop'"
+            )
+        lowering = None
+    if lowering is None:
+        return _lower_to_loop(call, layout)
+
+    def run(*args: Any) -> Sequence[torch.Tensor]:
+        if isinstance(layout, BackwardLayout):
+            return tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
+        return tuple(lowering.forward(call.graphs[0], layout, args))
+
+    return call.inline(run)
+
+
+def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+    sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]
+    tensors = [value for index, value in enumerate(call.args) if index not in sizes]
+    return call.fall_back_to(
+        run_scan,
+        encode_program(call.graphs, layout),
+        tensors,
+        [call.args[index] for index in sizes],
+        sizes,
+    )

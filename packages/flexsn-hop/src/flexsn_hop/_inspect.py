@@ -1,0 +1,76 @@
+"""What a core may not do inside the operator, found by running one step on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._torch_private import outside_of_tracing, watch_operators
+from .errors import MutationError, RandomOpError
+
+__all__ = ["inspect_step"]
+
+
+def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
+    """Refuse a core that draws random numbers or writes into its arguments.
+
+    Both would be silently wrong: the backward computes the step again, and would draw other
+    numbers; a value written in place is a slice that only the loop has.
+
+    Raises:
+        RandomOpError, MutationError.
+    """
+    with outside_of_tracing(samples) as values:
+        storages = {
+            value.untyped_storage()._cdata: index
+            for index, value in enumerate(values)
+            if isinstance(value, torch.Tensor)
+        }
+        interpreter = _Located(core)
+        found: list[Exception] = []
+
+        def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+            if not isinstance(op, torch._ops.OpOverload):
+                return
+            if torch.Tag.nondeterministic_seeded in op.tags:
+                found.append(
+                    RandomOpError(
+                        f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
+                        "backward computes each step again and would draw others. Draw them before "
+                        "the scan and pass them as an input sequence, or use eager_scan"
+                    )
+                )
+            for argument, value in zip(op._schema.arguments, args, strict=False):
+                if argument.is_write and isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages:
+                    index = storages[value.untyped_storage()._cdata]
+                    found.append(
+                        MutationError(
+                            f"the core writes into its argument {index} with {op}"
+                            f"{interpreter.place()}: return the new value instead"
+                        )
+                    )
+
+        with watch_operators(check):
+            interpreter.run(*values)
+    if found:  # raised here, where the interpreter does not add its own words
+        raise found[0]
+
+
+class _Located(torch.fx.Interpreter):
+    """Runs a graph and knows which line of the user's code the current node is from."""
+
+    _node: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def place(self) -> str:
+        trace = None if self._node is None else self._node.meta.get("stack_trace")
+        if not trace:
+            return ""
+        lines = [line.strip() for line in trace.splitlines()]
+        file = max(index for index, line in enumerate(lines) if line.startswith("File "))
+        return f" ({' '.join(lines[file : file + 2])})"

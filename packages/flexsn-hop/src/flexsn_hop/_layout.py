@@ -1,0 +1,100 @@
+"""Which argument and which result of the two operators is what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["BackwardLayout", "ScanLayout"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLayout:
+    """The forward operator: ``[*input_seqs, *init_states, *lifted]`` to its results.
+
+    The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
+    sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. There are
+    checkpoints if ``checkpoint_interval`` K is not 0: one ``[ceil(T / K), *step]`` per state,
+    entry ``c`` being the state after step ``min((c + 1) K, T) - 1``.
+    """
+
+    num_inputs: int
+    num_states: int
+    num_outputs: int
+    final_state: bool = False
+    checkpoint_interval: int = 0
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """``(num_inputs, num_states, num_outputs)``, in the order of the operator's arguments."""
+        return self.num_inputs, self.num_states, self.num_outputs
+
+    def split(self, flat_args: Sequence[T]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+        """Input sequences, initial states, lifted values."""
+        states = self.num_inputs + self.num_states
+        return flat_args[: self.num_inputs], flat_args[self.num_inputs : states], flat_args[states:]
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardLayout:
+    """The backward operator.
+
+    Its arguments are those of the forward operator, then the saved states of ``scan``
+    (``[ceil(T / K), *step]`` each, as checkpoints with ``saved_interval`` K), then the gradients
+    that exist: of the output sequences, then of the state results. Its results are the gradients
+    of the arguments for which ``needs`` is true, contiguous and in their order.
+
+    Attributes:
+        scan: The forward operator's layout.
+        needs: For each forward argument, whether its gradient is wanted.
+        active_states: For each state, whether a gradient flows through it.
+        output_grads: For each output, whether its gradient came.
+        state_grads: For each state result, whether its gradient came; only for active states.
+        saved_interval: K of the saved states.
+    """
+
+    scan: ScanLayout
+    needs: tuple[bool, ...]
+    active_states: tuple[bool, ...]
+    output_grads: tuple[bool, ...]
+    state_grads: tuple[bool, ...]
+    saved_interval: int
+
+    @property
+    def wanted(self) -> tuple[bool, ...]:
+        """For each value that one step takes, whether the step's VJP gives its gradient.
+
+        An active state's gradient is carried from step to step, also if the initial state needs
+        none.
+        """
+        inputs, _, lifted = self.scan.split(self.needs)
+        return (*inputs, *self.active_states, *lifted)
+
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Forward arguments, saved states, output gradients, state gradients."""
+        parts = []
+        start = 0
+        for size in (
+            len(self.needs),
+            self.scan.num_states,
+            sum(self.output_grads),
+            sum(self.state_grads),
+        ):
+            parts.append(args[start : start + size])
+            start += size
+        assert start == len(args)
+        return tuple(parts)
+
+    def encode(self) -> dict[str, Any]:
+        """Keyword arguments of the operator: what a graph node can hold."""
+        return {
+            "final_state": self.scan.final_state,
+            "needs": self.needs,
+            "active_states": self.active_states,
+            "output_grads": self.output_grads,
+            "state_grads": self.state_grads,
+            "saved_interval": self.saved_interval,
+        }

@@ -1,0 +1,92 @@
+"""The backward of one time step: what needs a gradient, and the traced vector-Jacobian product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._arguments import StepFunction
+from ._eager import step_values
+from ._layout import BackwardLayout, ScanLayout
+
+__all__ = ["Activity", "find_activity", "step_vjp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Which outputs and states a gradient flows through."""
+
+    outputs: tuple[bool, ...]
+    states: tuple[bool, ...]
+
+
+def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
+    """Which outputs and states depend differentiably on an argument in ``needs``, at some step.
+
+    ``samples`` are values (fake tensors will do) that one step takes. A state may need a gradient
+    only after several steps, so that this repeats until nothing is added.
+    """
+    _, states, _ = layout.split(needs)
+    active = tuple(states)
+    while True:
+        inputs, _, lifted = layout.split(needs)
+        values = _differentiable_step(core, layout, samples, (*inputs, *active, *lifted))[1]
+        flags = tuple(value.requires_grad for value in values)
+        grown = tuple(old or new for old, new in zip(active, flags[layout.num_outputs :], strict=True))
+        if grown == active:
+            return Activity(outputs=flags[: layout.num_outputs], states=active)
+        active = grown
+
+
+def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function that is traced to get the step's VJP graph.
+
+    It takes the values of one step (inputs, states, lifted), the gradients of the outputs for
+    which one came, and the cotangents of the active new states; it gives the gradients of
+    ``layout.wanted``, in order. It computes the step again: nothing else is saved.
+    """
+    scan = layout.scan
+    num_values = len(layout.needs)
+    receives = (*layout.output_grads, *layout.active_states)
+
+    def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
+        leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
+        receivers = [value for value, received in zip(values, receives, strict=True) if received]
+        # A value may be constant at this step, as a state that is reset to a constant is.
+        pairs = [
+            (value, cotangent)
+            for value, cotangent in zip(receivers, args[num_values:], strict=True)
+            if value.requires_grad
+        ]
+        if not pairs or not leaves:
+            return tuple(torch.zeros_like(leaf) for leaf in leaves)
+        gradients = torch.autograd.grad(
+            [value for value, _ in pairs],
+            leaves,
+            [cotangent for _, cotangent in pairs],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return tuple(gradients)
+
+    return vjp
+
+
+def _differentiable_step(
+    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Call the core on leaves; gives those in ``wanted``, which require grad, and the values."""
+    leaves = []
+    arguments = []
+    for sample, want in zip(samples, wanted, strict=True):
+        if isinstance(sample, torch.Tensor):
+            sample = sample.detach()
+            if want:
+                leaves.append(sample.requires_grad_())
+        arguments.append(sample)
+    with torch.enable_grad():
+        values = step_values(core(*arguments), layout.num_outputs, layout.num_states)
+    return leaves, values

@@ -1,0 +1,71 @@
+"""One class per mistake; each is also a built-in kind, so that existing ``except`` clauses work."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CoreArityError",
+    "CoreReturnCountError",
+    "EmptyScanError",
+    "LoweringError",
+    "LoweringGradientError",
+    "MutationError",
+    "NotATensorError",
+    "OutputChangedError",
+    "RandomOpError",
+    "ScanCountError",
+    "SequenceLengthError",
+    "StateChangedError",
+    "TooFewTensorsError",
+]
+
+
+class ScanCountError(ValueError):
+    """``num_inputs`` is below 1, or ``num_states`` or ``num_outputs`` is below 0."""
+
+
+class TooFewTensorsError(ValueError):
+    """Fewer tensors came than ``num_inputs + num_states``."""
+
+
+class SequenceLengthError(ValueError):
+    """The input sequences have no, or not the same, leading (time) dimension."""
+
+
+class CoreArityError(ValueError):
+    """The core's positional parameters cannot take the inputs, states and lifted tensors."""
+
+
+class CoreReturnCountError(ValueError):
+    """The core returned another number of values than ``num_outputs + num_states``."""
+
+
+class EmptyScanError(ValueError):
+    """``T == 0``, and ``output_template_specs`` does not say what the outputs look like."""
+
+
+class StateChangedError(ValueError):
+    """A state came back from the core with another shape, dtype or device."""
+
+
+class OutputChangedError(ValueError):
+    """An output has another shape, dtype or device than at the first step."""
+
+
+class NotATensorError(TypeError):
+    """A tensor was wanted and something else came, as an argument or from the core."""
+
+
+class RandomOpError(NotImplementedError):
+    """The core draws random numbers inside the operator, whose backward would draw them again."""
+
+
+class MutationError(RuntimeError):
+    """The core writes into one of its arguments inside the operator."""
+
+
+class LoweringError(ValueError):
+    """The lowering that was asked for is unknown, or cannot be had here."""
+
+
+class LoweringGradientError(RuntimeError):
+    """A gradient is wanted through an operator that is known to get it wrong."""

@@ -1,0 +1,440 @@
+"""The operator under ``torch.compile``: captured as one node, equal to the eager scan."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hop_cores import (
+    CASES,
+    SPIKES,
+    Case,
+    function_spike,
+    lif_core,
+    plif_core,
+    smooth_spike,
+    value_and_gradients,
+)
+from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
+
+from flexsn_hop import (
+    dynamo_hop_available,
+    eager_scan,
+    eager_scan_final_state,
+    flex_sn_scan,
+    flex_sn_scan_final_state,
+)
+
+pytestmark = [
+    # Dynamo itself makes an instance of an autograd.Function that it traces.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+    # The recording backend of torch's own tests.
+    pytest.mark.filterwarnings("ignore:.*doesn't take boxed arguments:UserWarning"),
+]
+
+Run = Callable[..., Any]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+pairs = pytest.mark.parametrize(
+    ("scan", "reference"),
+    [(flex_sn_scan, eager_scan), (flex_sn_scan_final_state, eager_scan_final_state)],
+    ids=["sequence", "final"],
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def compiled(run: Run, backend: Any = "aot_eager", dynamic: bool | None = None) -> Run:
+    return torch.compile(run, fullgraph=True, backend=backend, dynamic=dynamic)
+
+
+def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor], *, exact_values: bool = True) -> None:
+    values, gradients = value_and_gradients(actual, arguments)
+    wanted_values, wanted_gradients = value_and_gradients(expected, arguments)
+    if exact_values:
+        torch.testing.assert_close(values, wanted_values, rtol=0, atol=0)
+    else:
+        torch.testing.assert_close(values, wanted_values)
+    torch.testing.assert_close(gradients, wanted_gradients)
+
+
+def test_dynamo_can_capture_here() -> None:
+    assert dynamo_hop_available() is True
+
+
+@cases
+@pytest.mark.parametrize(
+    ("spike", "scan", "reference"),
+    [
+        ("function", flex_sn_scan, eager_scan),
+        ("detach", flex_sn_scan_final_state, eager_scan_final_state),
+    ],
+    ids=["function-sequence", "detach-final"],
+)
+def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run) -> None:
+    core = case.make(SPIKES[spike])
+    assert_same(
+        compiled(functools.partial(scan, core, *case.counts)),
+        functools.partial(reference, core, *case.counts),
+        case.arguments(5),
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 33])
+@pairs
+def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
+    case = CASES[-1]
+    core = case.make(function_spike)
+    assert_same(
+        compiled(functools.partial(scan, core, *case.counts)),
+        functools.partial(reference, core, *case.counts),
+        case.arguments(steps),
+    )
+
+
+@pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], []])
+def test_only_the_gradients_that_are_needed(wanted: list[int]) -> None:
+    case = CASES[5]
+    core = case.make(function_spike)
+    arguments = case.arguments(4, requires_grad=False)
+    for index in wanted:
+        arguments[index].requires_grad_()
+    backend = AotEagerAndRecordGraphs()
+    run = compiled(functools.partial(flex_sn_scan, core, *case.counts), backend)
+    if not wanted:
+        torch.testing.assert_close(run(*arguments), eager_scan(core, *case.counts, *arguments))
+        assert backend.bw_graphs == []
+        return
+    assert_same(run, functools.partial(eager_scan, core, *case.counts), arguments)
+    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
+    assert node.kwargs["needs"] == tuple(index in wanted for index in range(3))
+
+
+def test_a_gradient_that_did_not_come_is_not_computed_with() -> None:
+    case = CASES[-1]
+    core = case.make(function_spike)
+
+    def first_output(run: Run) -> Run:
+        return lambda *flat: run(core, *case.counts, *flat)[:1]
+
+    backend = AotEagerAndRecordGraphs()
+    assert_same(compiled(first_output(flex_sn_scan), backend), first_output(eager_scan), case.arguments(4))
+    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
+    assert node.kwargs["output_grads"] == (True, False)
+    assert node.kwargs["state_grads"] == (False, False)
+
+
+def test_a_state_that_needs_a_gradient_only_after_the_first_step() -> None:
+    # The first step's spike depends on the initial state alone, which needs no gradient.
+    def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        s = function_spike(v - 0.5)
+        return s, 0.8 * v * (1 - s) + x
+
+    x, v = torch.randn(6, 4, requires_grad=True), torch.randn(4)
+    assert_same(
+        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        functools.partial(eager_scan, core, 1, 1, 1),
+        [x, v],
+    )
+
+
+def test_chain_of_states_whose_gradients_come_one_after_the_other() -> None:
+    def core(x: torch.Tensor, *states: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, b, c, count = states
+        return c * 1.0, x * 2, function_spike(a) + a, b * a, count + 1
+
+    x = torch.randn(6, 4, requires_grad=True)
+    states = [torch.randn(4) for _ in range(3)] + [torch.zeros(4, dtype=torch.int64)]
+    backend = AotEagerAndRecordGraphs()
+    assert_same(
+        compiled(functools.partial(flex_sn_scan, core, 1, 4, 1), backend),
+        functools.partial(eager_scan, core, 1, 4, 1),
+        [x, *states],
+    )
+    (node,) = nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")
+    assert node.kwargs["active_states"] == (True, True, True, False)
+
+
+def test_outputs_without_a_gradient() -> None:
+    def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = v + x
+        hard = (h > 0).to(h)
+        return hard, h > 0, h, h * 0.5
+
+    x, v = torch.randn(3, 4, requires_grad=True), torch.randn(4)
+    hard, fired, h, last = compiled(flex_sn_scan)(core, 1, 1, 3, x, v)
+    assert not hard.requires_grad
+    assert fired.dtype == torch.bool
+    assert h.requires_grad
+    assert last.requires_grad
+    assert_same(
+        compiled(functools.partial(flex_sn_scan, core, 1, 1, 3)),
+        functools.partial(eager_scan, core, 1, 1, 3),
+        [x, v],
+    )
+
+
+def test_nothing_that_depends_differentiably() -> None:
+    def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x + v).detach() * 2, v + 1
+
+    x, v = torch.randn(3, 4, requires_grad=True), torch.randn(4)
+    output, states = compiled(functools.partial(flex_sn_scan, core, 1, 1, 1))(x, v)
+    assert not output.requires_grad
+    torch.testing.assert_close((output, states), eager_scan(core, 1, 1, 1, x, v))
+
+
+@pytest.mark.parametrize(
+    "core",
+    [
+        lambda x, v: (x, v),
+        lambda x, v: (v, x),
+        lambda x, v: (x + v,) * 2,
+        lambda x, v: ((x + v).t(), x.clone()),
+    ],
+    ids=["passthrough", "swapped", "same", "view"],
+)
+@pairs
+def test_results_that_alias(core: Run, scan: Run, reference: Run) -> None:
+    arguments = [torch.randn(4, 3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)]
+    assert_same(
+        compiled(functools.partial(scan, core, 1, 1, 1)),
+        functools.partial(reference, core, 1, 1, 1),
+        arguments,
+    )
+
+
+def test_in_place_operations_on_local_values() -> None:
+    def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = v + x
+        h.mul_(0.5).add_(x)
+        return h.clone(), h
+
+    arguments = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
+    assert_same(
+        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        functools.partial(eager_scan, core, 1, 1, 1),
+        arguments,
+    )
+
+
+def test_inputs_that_are_not_contiguous() -> None:
+    case = CASES[5]
+    core = case.make(function_spike)
+    x, v, w = case.arguments(3)
+
+    def run(scan: Run) -> Run:
+        return lambda x, v, w: scan(core, *case.counts, x.permute(1, 0, 2), v, w.expand(3, 3)[0])
+
+    arguments = [x.detach().permute(1, 0, 2).contiguous().requires_grad_(), v, w]
+    assert_same(compiled(run(flex_sn_scan)), run(eager_scan), arguments)
+
+
+def test_broadcast_gradients_of_lifted_tensors() -> None:
+    def core(x: torch.Tensor, v: torch.Tensor, *lifted: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        scalar, channel, element = lifted
+        h = v * scalar + x * channel + element
+        return h.tanh(), h
+
+    arguments = [
+        torch.randn(5, 2, 3),
+        torch.randn(2, 3),
+        torch.tensor(0.5),
+        torch.randn(3),
+        torch.randn(2, 1),
+    ]
+    for argument in arguments:
+        argument.requires_grad_()
+    assert_same(
+        compiled(functools.partial(flex_sn_scan, core, 1, 1, 1)),
+        functools.partial(eager_scan, core, 1, 1, 1),
+        arguments,
+    )
+
+
+def test_captured_values_get_gradients() -> None:
+    core = plif_core(function_spike)
+
+    def run(scan: Run) -> Run:
+        def network(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+            gate = torch.tanh(w) + x.mean()
+            return scan(lambda x, v: core(x, v, gate), 1, 1, 1, 2 * x, v)
+
+        return network
+
+    assert_same(compiled(run(flex_sn_scan)), run(eager_scan), CASES[5].arguments(5))
+
+
+class ParametricCore(torch.nn.Module):
+    offset: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor([0.3, -0.2, 0.7]))
+        self.register_buffer("offset", torch.tensor(0.1))
+
+    def forward(self, x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return plif_core(function_spike)(x + self.offset, v, self.weight)
+
+    def as_method(self, x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.forward(x, v)
+
+
+@pytest.mark.parametrize("how", ["module", "method", "partial"])
+def test_modules_methods_and_partials(how: str) -> None:
+    module = ParametricCore()
+    cores: dict[str, Any] = {
+        "module": module,
+        "method": module.as_method,
+        "partial": functools.partial(plif_core(function_spike), w=module.weight),
+    }
+    core = cores[how]
+    x, v = torch.randn(5, 2, 3), torch.randn(2, 3)
+
+    def gradient(run: Run) -> torch.Tensor:
+        outputs, states = run(core, 1, 1, 1, x, v)
+        return torch.autograd.grad(outputs.sum() + states.square().sum(), [module.weight])[0]
+
+    expected = gradient(eager_scan)
+    assert expected.abs().min() > 0
+    torch.testing.assert_close(gradient(flex_sn_scan), expected)
+    torch.testing.assert_close(gradient(compiled(flex_sn_scan)), expected)
+
+
+def test_a_network_of_several_layers() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self, scan: Run) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+            self.neuron = ParametricCore()
+            self.scan = scan
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scan(self.neuron, 1, 1, 1, self.linear(x), torch.zeros(2, 3))[0]  # type: ignore[no-any-return]
+
+    def network(scan: Run) -> torch.nn.Sequential:
+        torch.manual_seed(0)
+        return torch.nn.Sequential(Layer(scan), Layer(scan), torch.nn.Linear(3, 1))
+
+    backend = AotEagerAndRecordGraphs()
+    plain, operator = network(eager_scan), network(flex_sn_scan)
+    x = torch.randn(6, 2, 3)
+    expected = torch.autograd.grad(plain(x).sum(), list(plain.parameters()))
+    run = compiled(operator, backend)
+    actual = torch.autograd.grad(run(x).sum(), list(operator.parameters()))
+    torch.testing.assert_close(actual, expected)
+    assert len(nodes_of(backend.fw_graphs[0], "flex_sn_scan")) == 2
+    assert len(nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")) == 2
+
+
+def nodes_of(graph: torch.fx.GraphModule, name: str) -> list[torch.fx.Node]:
+    return [node for node in graph.graph.nodes if str(node.target) == name]
+
+
+def graph_sizes(backend: AotEagerAndRecordGraphs) -> list[int]:
+    """Nodes of every graph, with all nested ones."""
+    return [
+        sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+        for graphs in (backend.graphs, backend.fw_graphs, backend.bw_graphs)
+        for graph in graphs
+    ]
+
+
+@pairs
+def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
+    case = CASES[5]
+    core = case.make(function_spike)
+    sizes = []
+    for steps in (3, 1000):
+        torch._dynamo.reset()
+        backend = AotEagerAndRecordGraphs()
+        run = compiled(functools.partial(scan, core, *case.counts), backend, dynamic=False)
+        arguments = case.arguments(steps)
+        torch.autograd.grad(sum(r.sum() for r in run(*arguments)), arguments)
+        sizes.append(graph_sizes(backend))
+        assert len(nodes_of(backend.graphs[0], "flex_sn_scan")) == 1
+        assert len(nodes_of(backend.fw_graphs[0], "flex_sn_scan")) == 1
+        assert len(nodes_of(backend.bw_graphs[0], "flex_sn_scan_backward")) == 1
+    assert sizes[0] == sizes[1]
+    assert len(sizes[0]) == 3
+
+
+@pytest.mark.parametrize("how", ["mark", "dynamic"])
+@pairs
+def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, reference: Run) -> None:
+    case = CASES[5]
+    core = case.make(function_spike)
+    counter = CompileCounter()
+    run = compiled(functools.partial(scan, core, *case.counts), counter, True if how == "dynamic" else None)
+    for steps, batch in ((5, 2), (9, 7), (33, 4)):
+        arguments = case.arguments(steps, (batch, 3))
+        if how == "mark":
+            torch._dynamo.mark_dynamic(arguments[0], 0)
+            torch._dynamo.mark_dynamic(arguments[0], 1)
+            torch._dynamo.mark_dynamic(arguments[1], 0)
+        torch.testing.assert_close(run(*arguments), reference(core, *case.counts, *arguments))
+    assert counter.frame_count == 1
+
+
+@pairs
+def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run) -> None:
+    def network(run: Run) -> Run:
+        def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor, tau: float) -> Any:
+            batch = x.shape[1]
+            gate = w * x.mean()
+
+            def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                h = v + (x - v) / tau + batch * gate
+                return function_spike(h - 1), h
+
+            return run(core, 1, 1, 1, x, v)
+
+        return call
+
+    operator = compiled(network(scan), dynamic=True)
+    for steps, batch, tau in ((5, 2, 2.0), (9, 7, 3.5)):
+        assert_same(
+            lambda *flat, tau=tau: operator(*flat, tau),
+            lambda *flat, tau=tau: network(reference)(*flat, tau),
+            CASES[5].arguments(steps, (batch, 3)),
+        )
+
+
+@pairs
+def test_empty_scan(scan: Run, reference: Run) -> None:
+    core = lif_core(function_spike, hard_reset=True, detach_reset=False)
+    specs = [((2,), torch.float16, torch.device("cpu"))]
+    run = compiled(functools.partial(scan, core, 1, 1, 1, output_template_specs=specs))
+    x, v = torch.zeros(0, 2), torch.randn(2, requires_grad=True)
+    expected = reference(core, 1, 1, 1, x, v, output_template_specs=specs)
+    torch.testing.assert_close(run(x, v), expected, rtol=0, atol=0)
+    # The same compiled function serves a scan that is not empty.
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(run(x, v), reference(core, 1, 1, 1, x, v))
+
+
+def test_gradcheck() -> None:
+    core = plif_core(smooth_spike)
+    arguments = CASES[5].arguments(3, (2, 3), torch.float64)
+    for scan in (flex_sn_scan, flex_sn_scan_final_state):
+        run = compiled(functools.partial(scan, core, 1, 1, 1))
+        assert torch.autograd.gradcheck(run, arguments)
+
+
+def test_without_gradients() -> None:
+    case = CASES[5]
+    core = case.make(function_spike)
+    arguments = case.arguments(5)
+    for guard in (torch.no_grad, torch.inference_mode):
+        torch._dynamo.reset()
+        with guard():
+            run = compiled(functools.partial(flex_sn_scan, core, *case.counts))
+            results = run(*arguments)
+            expected = eager_scan(core, *case.counts, *arguments)
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
+        assert not any(result.requires_grad for result in results)

@@ -1,0 +1,213 @@
+"""What Inductor makes of the operator: the loop as one call, or what a package registered."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hop_cores import CASES, function_spike, plif_core, value_and_gradients
+from torch._inductor.utils import run_and_get_code
+
+from flexsn_hop import (
+    BackwardLayout,
+    ScanLayout,
+    ScanLowering,
+    eager_scan,
+    eager_scan_final_state,
+    errors,
+    flex_sn_scan,
+    flex_sn_scan_final_state,
+    register_scan_lowering,
+)
+from flexsn_hop._loop import backward_loop, forward_loop
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+Run = Callable[..., Any]
+CORE = plif_core(function_spike)
+pairs = pytest.mark.parametrize(
+    ("scan", "reference"),
+    [(flex_sn_scan, eager_scan), (flex_sn_scan_final_state, eager_scan_final_state)],
+    ids=["sequence", "final"],
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
+
+
+def network(scan: Run, **options: Any) -> Run:
+    def run(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+        outputs, states = scan(CORE, 1, 1, 1, 2 * x + 0.1, v, w, **options)
+        return 0.5 * outputs, states
+
+    return run
+
+
+def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -> None:
+    torch.testing.assert_close(value_and_gradients(actual, arguments), value_and_gradients(expected, arguments))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pairs
+def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
+    run = torch.compile(network(scan), fullgraph=True, dynamic=dynamic)
+    for steps, batch in ((5, 2), (9, 7)) if dynamic else ((5, 2),):
+        assert_same(run, network(reference), CASES[5].arguments(steps, (batch, 3)))
+
+
+def test_the_generated_code_has_one_call_each_way() -> None:
+    def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+        results = network(flex_sn_scan)(x, v, w)
+        return torch.autograd.grad(sum(result.sum() for result in results), [x, v, w])
+
+    def train(*arguments: torch.Tensor) -> Any:
+        results = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)(*arguments)
+        return torch.autograd.grad(sum(result.sum() for result in results), arguments)
+
+    _, codes = run_and_get_code(train, *CASES[5].arguments(6))
+    assert len(codes) == 2
+    for code in codes:
+        assert code.count("run_scan.default(") == 1
+
+
+@pytest.mark.parametrize("name", ["two_by_two", "izhikevich"])
+def test_inductor_with_several_states(name: str) -> None:
+    (case,) = [case for case in CASES if case.name == name]
+    core = case.make(function_spike)
+    run = torch.compile(functools.partial(flex_sn_scan, core, *case.counts), fullgraph=True)
+    expected = functools.partial(eager_scan, core, *case.counts)
+    assert_same(run, expected, case.arguments(4))
+
+
+def constant_core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    h = v * torch.tensor([0.5, 0.25, 0.125]) + x
+    return torch.where(h > 0, h, float("-inf")), h
+
+
+def test_a_constant_inside_the_core() -> None:
+    core = constant_core
+    arguments = [torch.randn(4, 3), torch.randn(3)]
+    with torch.no_grad():
+        run = torch.compile(functools.partial(flex_sn_scan, core, 1, 1, 1), fullgraph=True)
+        torch.testing.assert_close(run(*arguments), eager_scan(core, 1, 1, 1, *arguments))
+
+
+class Unrolled:
+    """A lowering that needs no GPU: the loops themselves, traced into Inductor's graph."""
+
+    name = "unrolled"
+    version = "1"
+
+    def __init__(self, checkpoint_interval: int = 1, why: str | None = None) -> None:
+        self.checkpoint_interval = checkpoint_interval
+        self.why = why
+        self.traced: list[ScanLayout | BackwardLayout] = []
+
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        return self.why
+
+    def forward(
+        self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
+    ) -> Sequence[torch.Tensor]:
+        self.traced.append(layout)
+        return forward_loop(core, layout, flat_args)
+
+    def backward(
+        self,
+        core: torch.fx.GraphModule,
+        vjp: torch.fx.GraphModule,
+        layout: BackwardLayout,
+        args: Sequence[Any],
+    ) -> Sequence[torch.Tensor]:
+        self.traced.append(layout)
+        return backward_loop(core, vjp, layout, args)
+
+
+@pytest.fixture
+def register() -> Iterator[Callable[[ScanLowering], None]]:
+    undo: list[Callable[[], None]] = []
+    yield lambda lowering: undo.append(register_scan_lowering(lowering))
+    for function in undo:
+        function()
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+@pairs
+def test_a_registered_lowering_becomes_part_of_the_graph(
+    interval: int, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
+) -> None:
+    lowering = Unrolled(interval)
+    register(lowering)
+    arguments = CASES[5].arguments(3)
+
+    def train(*arguments: torch.Tensor) -> Any:
+        run = torch.compile(network(scan), fullgraph=True, dynamic=False)
+        return value_and_gradients(run, arguments)
+
+    actual, codes = run_and_get_code(train, *arguments)
+    torch.testing.assert_close(actual, value_and_gradients(network(reference), arguments))
+    assert [type(layout) for layout in lowering.traced] == [ScanLayout, BackwardLayout]
+    assert not any("run_scan" in code for code in codes)
+    backward = lowering.traced[1]
+    assert isinstance(backward, BackwardLayout)
+    assert backward.saved_interval == (interval if scan is flex_sn_scan_final_state else 1)
+
+
+def test_auto_falls_back_to_the_loop_and_kernel_does_not(
+    register: Callable[[ScanLowering], None],
+) -> None:
+    lowering = Unrolled(why="it is a test")
+    register(lowering)
+    arguments = CASES[5].arguments(3, requires_grad=False)
+    run = torch.compile(network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    assert lowering.traced == []
+    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    with pytest.raises(errors.LoweringError, match="'kernel' is not available: it is a test"):
+        kernel(*arguments)
+
+
+def test_loop_is_the_loop_with_a_lowering_registered(
+    register: Callable[[ScanLowering], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lowering = Unrolled()
+    register(lowering)
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")
+    arguments = CASES[5].arguments(3, requires_grad=False)
+    run = torch.compile(network(flex_sn_scan), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), network(eager_scan)(*arguments))
+    assert lowering.traced == []
+
+
+def test_a_constant_inside_the_core_is_left_to_the_loop(
+    register: Callable[[ScanLowering], None],
+) -> None:
+    lowering = Unrolled()
+    register(lowering)
+    arguments = [torch.randn(4, 3), torch.randn(3)]
+    expected = eager_scan(constant_core, 1, 1, 1, *arguments)
+    run = torch.compile(functools.partial(flex_sn_scan, constant_core, 1, 1, 1), fullgraph=True)
+    torch.testing.assert_close(run(*arguments), expected)
+    assert lowering.traced == []
+    torch._dynamo.reset()
+    kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
+    with pytest.raises(Exception, match="constant tensor, which the lowering 'kernel' cannot have"):
+        torch.compile(kernel, fullgraph=True)(*arguments)
+
+
+@pairs
+def test_checkpoints_further_apart_than_one_step(
+    scan: Run, reference: Run, register: Callable[[ScanLowering], None]
+) -> None:
+    # aot_eager runs the operators as loops, with the interval that the lowering asked for.
+    register(Unrolled(checkpoint_interval=3))
+    run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
+    for steps in (1, 2, 3, 4, 7):
+        assert_same(run, network(reference), CASES[5].arguments(steps))

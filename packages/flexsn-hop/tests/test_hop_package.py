@@ -1,0 +1,45 @@
+"""What importing the package costs, and what it says where a hook of torch is gone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from flexsn_hop import (
+    FlexSNScan,
+    _torch_private,
+    dynamo_hop_available,
+    flex_sn_scan,
+    why_dynamo_hop_unavailable,
+)
+
+
+def test_importing_it_imports_neither_triton_nor_dynamo_nor_a_sibling() -> None:
+    code = "import sys, flexsn_hop; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(result.stdout.split())
+    assert "flexsn_hop" in modules
+    siblings = {"flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_nn"}
+    assert not modules & {"triton", "torch._dynamo", "torch._inductor", *siblings}
+
+
+def test_the_operator_is_torchs() -> None:
+    assert isinstance(flex_sn_scan, FlexSNScan)
+    assert flex_sn_scan.__name__ == str(flex_sn_scan) == "flex_sn_scan"
+    assert torch.ops.higher_order.flex_sn_scan is flex_sn_scan
+
+
+def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_dynamo_hop_unavailable() is None
+    hooks = (*_torch_private._REQUIRED_FOR_DYNAMO, "a_hook_that_is_gone")
+    monkeypatch.setattr(_torch_private, "_REQUIRED_FOR_DYNAMO", hooks)
+    assert dynamo_hop_available() is False
+    why = why_dynamo_hop_unavailable()
+    assert why is not None
+    assert "a_hook_that_is_gone" in why
+    assert torch.__version__ in why
+    (doubled,) = flex_sn_scan(lambda x: 2 * x, 1, 0, 1, torch.ones(3))
+    assert doubled.tolist() == [2.0, 2.0, 2.0]

@@ -1,0 +1,126 @@
+"""The operator under make_fx and torch.export: one node, whatever the number of steps."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch._inductor
+from hop_cores import CASES, function_spike, plif_core
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from flexsn_hop import eager_scan, flex_sn_scan, flex_sn_scan_final_state
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    # Dynamo looks at .grad of what a core captures.
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    # Loading and packaging an exported program.
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),
+]
+
+Run = Callable[..., Any]
+CORE = plif_core(function_spike)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def size(graph: torch.fx.GraphModule) -> int:
+    """Nodes of a graph, with all nested ones."""
+    return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+
+
+def count(graph: torch.fx.GraphModule, name: str) -> int:
+    return sum(str(node.target) == name for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+@pytest.mark.parametrize("scan", [flex_sn_scan, flex_sn_scan_final_state])
+def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
+    sizes = []
+    run = functools.partial(scan, CORE, 1, 1, 1)
+    for steps in (3, 1000):
+        arguments = CASES[5].arguments(steps, requires_grad=False)
+        graph = make_fx(run, tracing_mode=mode)(*arguments)
+        assert count(graph, "flex_sn_scan") == 1
+        torch.testing.assert_close(graph(*arguments), run(*arguments), rtol=0, atol=0)
+        sizes.append(size(graph))
+    assert sizes[0] == sizes[1]
+
+
+def test_make_fx_of_captured_values_and_gradients() -> None:
+    def run(scan: Run) -> Run:
+        def gradients(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+            gate = 2 * w
+            results = scan(lambda x, v: CORE(x, v, gate), 1, 1, 1, x, v)
+            return torch.autograd.grad(sum(r.square().sum() for r in results), [x, v, w])
+
+        return gradients
+
+    sizes = []
+    for steps in (3, 1000):
+        arguments = CASES[5].arguments(steps)
+        graph = make_fx(run(flex_sn_scan))(*arguments)
+        assert count(graph, "flex_sn_scan") == 1
+        assert count(graph, "flex_sn_scan_backward") == 1
+        torch.testing.assert_close(graph(*arguments), run(eager_scan)(*arguments))
+        sizes.append(size(graph))
+    assert sizes[0] == sizes[1]
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+        self.weight = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return flex_sn_scan(lambda x, v: CORE(x, v, self.weight), 1, 1, 1, self.linear(x), v)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export(strict: bool) -> None:
+    network = Network()
+    v = torch.randn(2, 3)
+    sizes = []
+    for steps in (3, 1000):
+        program = torch.export.export(network, (torch.randn(steps, 2, 3), v), strict=strict)
+        assert count(program.graph_module, "flex_sn_scan") == 1
+        sizes.append(size(program.graph_module))
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
+    network = Network()
+    v = torch.randn(2, 3)
+    time = torch.export.Dim("time", min=2, max=4096)
+    program = torch.export.export(network, (torch.randn(3, 2, 3), v), strict=strict, dynamic_shapes=({0: time}, None))
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file)
+    for steps in (2, 9, 100):
+        x = torch.randn(steps, 2, 3)
+        expected = network(x, v)
+        torch.testing.assert_close(program.module()(x, v), expected)
+        torch.testing.assert_close(loaded.module()(x, v), expected)
+
+
+def test_ahead_of_time_compilation(tmp_path: Path) -> None:
+    network = Network()
+    x, v = torch.randn(3, 2, 3), torch.randn(2, 3)
+    with torch.no_grad():
+        program = torch.export.export(network, (x, v))
+        package = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "network.pt2"))
+        compiled = torch._inductor.aoti_load_package(package)
+        torch.testing.assert_close(tuple(compiled(x, v)), network(x, v))
