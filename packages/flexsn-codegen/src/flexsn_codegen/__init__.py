@@ -1,0 +1,84 @@
+"""Turns FX graphs of pointwise functions into Triton source, and that into compiled kernels."""
+
+from __future__ import annotations
+
+from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache
+from flexsn_codegen._core import CoreSource, emit_core, generate_triton_code_str
+from flexsn_codegen._dtypes import register_dtype, tl_name
+from flexsn_codegen._offline import OfflineJob, ResourceUse, compile_offline
+from flexsn_codegen._pointwise import Pointwise, pointwise
+from flexsn_codegen._rules import OpCall, register_op, supported_ops
+from flexsn_codegen.errors import (
+    ArgumentError,
+    AutogradError,
+    CacheFolderError,
+    DeviceError,
+    GraphError,
+    KernelNameError,
+    OfflineCompileError,
+    TraceError,
+    TritonMissingError,
+    UnsupportedOpError,
+)
+from flexsn_codegen.scan import (
+    DENSE,
+    BackwardSpec,
+    ForwardSpec,
+    InputLayout,
+    KernelSource,
+    Param,
+    Role,
+    StepLayout,
+    backward_source,
+    forward_source,
+    get_flexsn_backward_kernel,
+    get_flexsn_forward_kernel,
+    get_flexsn_inference_final_state_kernel,
+    get_flexsn_inference_kernel,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DENSE",
+    "ArgumentError",
+    "AutogradError",
+    "BackwardSpec",
+    "CacheFolderError",
+    "CoreSource",
+    "DeviceError",
+    "ForwardSpec",
+    "GraphError",
+    "InputLayout",
+    "KernelNameError",
+    "KernelSource",
+    "OfflineCompileError",
+    "OfflineJob",
+    "OpCall",
+    "Param",
+    "Pointwise",
+    "ResourceUse",
+    "Role",
+    "StepLayout",
+    "TraceError",
+    "TritonMissingError",
+    "UnsupportedOpError",
+    "__version__",
+    "backward_source",
+    "cache_folder",
+    "compile_offline",
+    "compile_triton_code_str",
+    "emit_core",
+    "forward_source",
+    "generate_triton_code_str",
+    "get_flexsn_backward_kernel",
+    "get_flexsn_forward_kernel",
+    "get_flexsn_inference_final_state_kernel",
+    "get_flexsn_inference_kernel",
+    "pointwise",
+    "prune_cache",
+    "register_dtype",
+    "register_op",
+    "supported_ops",
+    "tl_name",
+]

@@ -1,0 +1,208 @@
+"""From an FX graph to the source of one `@triton.jit` function on blocks of values."""
+
+from __future__ import annotations
+
+import hashlib
+import keyword
+import operator
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_codegen._continuity import continuous_nodes
+from flexsn_codegen._dtypes import is_supported, literal
+from flexsn_codegen._location import citation, source_line
+from flexsn_codegen._rules import OpCall, expression
+from flexsn_codegen.errors import GraphError, UnsupportedOpError
+
+HEADER = """import triton
+import triton.language as tl
+
+from flexsn_codegen import device as dev
+"""
+
+_LITERAL_OPS = {torch.ops.aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default}
+_MAX_NAME = 80
+# What generated sources mean by these names.
+_RESERVED = {"dev", "float", "tl", "triton"}
+_Number = bool | int | float
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSource:
+    """The function that computes one step.
+
+    Attributes:
+        name: the function's name.
+        source: its text, `@triton.jit` included, imports (`HEADER`) not.
+        arguments: the graph's placeholders that the function takes, in order.
+    """
+
+    name: str
+    source: str
+    arguments: tuple[str, ...]
+
+
+def generate_triton_code_str(graph: fx.Graph, fn_name: str, verbose: bool = False) -> tuple[str, str]:
+    """Writes a graph as a `@triton.jit` function on blocks of values.
+
+    Args:
+        graph: pointwise, in the closed op set, with a fake tensor on each node (`node.meta["val"]`), as
+            `flexsn_graph` makes them.
+        fn_name: any text; what is not allowed in an identifier becomes `_`.
+        verbose: prints the source.
+
+    Returns:
+        The source of a module, and the function's name: `fn_name` plus a hash of the body. The function
+        takes a block for each placeholder and returns a block for each of the graph's results. Half
+        values are float32 there.
+
+    Raises:
+        UnsupportedOpError: an op has no rule; names it and the user's line.
+        GraphError: a node has no dtype, or the graph returns something else than nodes.
+    """
+    core = emit_core(graph, fn_name, prune=False)
+    code = f"{HEADER}\n\n{core.source}"
+    if verbose:
+        print(code)
+    return code, core.name
+
+
+def emit_core(graph: fx.Graph, fn_name: str, *, prune: bool, fast_division: bool = False) -> CoreSource:
+    """Like `generate_triton_code_str`, without imports.
+
+    Args:
+        prune: leave out arguments that are not used.
+        fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
+            rounded division has a rare slow path, a branch, around which nothing is scheduled.
+    """
+    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+    arguments = tuple(_name(n) for n in placeholders if n.users or not prune)
+    # A result that is a constant needs a block to take its shape from.
+    needs_shape = not arguments
+    if needs_shape:
+        arguments = tuple(_name(n) for n in placeholders[:1])
+    loose = continuous_nodes(graph) if fast_division else frozenset()
+    statements = [n for n in graph.nodes if n.op == "call_function" and not _is_inlined(n)]
+    lines = [_statement(n, loose=n in loose) for n in statements]
+    lines.append(f"return {_results(graph, arguments)}")
+    code = "\n".join(line for line, _ in (_split(line) for line in lines))
+    digest = hashlib.sha256(f"{arguments}\n{code}".encode()).hexdigest()[:12]
+    name = f"{identifier(fn_name)}_{digest}"
+    body = "\n".join(f"    {line}" for line in lines)
+    source = f"@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
+    return CoreSource(name, source, arguments)
+
+
+def identifier(text: str, limit: int | None = _MAX_NAME) -> str:
+    """`text` as a Python identifier, of limited length: it also becomes a file name."""
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED else name
+
+
+def _split(line: str) -> tuple[str, str]:
+    """A line without its citation: moving the user's code in its file must not make another kernel."""
+    code, _, comment = line.partition("  # ")
+    return code, comment
+
+
+def _name(node: fx.Node) -> str:
+    return identifier(node.name, limit=None)  # cut off, two names could become one
+
+
+def _dtype(node: fx.Node) -> torch.dtype:
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor):
+        raise GraphError(
+            f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
+            "Trace with flexsn_graph, or with make_fx on fake tensors."
+        )
+    if not is_supported(value.dtype):
+        raise UnsupportedOpError(
+            f"{node.target} returns {value.dtype}, which Triton does not have{location_text(node)}",
+            str(node.target),
+        )
+    return value.dtype
+
+
+def location_text(node: fx.Node) -> str:
+    """The user's line, as the end of an error message; empty where it is not known."""
+    where = source_line(node)
+    return "" if where is None else f"\n  at {where[0]}:{where[1]}: {where[2]}"
+
+
+def _is_inlined(node: fx.Node) -> bool:
+    """Numbers are written where they are used; of several results, each is a statement (`getitem`)."""
+    return node.target in _LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
+
+
+def _statement(node: fx.Node, *, loose: bool) -> str:
+    call = replace(_op_call(node), loose=loose)
+    try:
+        text = expression(call)
+    except UnsupportedOpError as error:
+        raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
+    where = citation(node)
+    return f"{_name(node)} = {text}" + (f"  # {where}" if where else "")
+
+
+def _op_call(node: fx.Node) -> OpCall:
+    result = _dtype(node)
+    index = 0
+    if node.target is operator.getitem:
+        node, index = node.args  # type: ignore[assignment]
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        raise UnsupportedOpError(f"{target} is not an ATen or custom op{location_text(node)}", str(target))
+    values = [a for a in node.args if isinstance(a, fx.Node | _Number)]
+    if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
+        raise UnsupportedOpError(f"{target} takes a tensor by keyword{location_text(node)}", str(target))
+    schema = target._schema.arguments
+    others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
+    # The condition of `where` is the only operand of another dtype; its branches tell.
+    typed = values[1:] if target is torch.ops.prims.where.default else values
+    dtype = next((_dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+    return OpCall(
+        op=target,
+        operands=tuple(_operand(v, dtype) for v in values),
+        constants=tuple(None if isinstance(v, fx.Node) else v for v in values),
+        dtype=dtype,
+        result=result,
+        index=index,
+        keywords={**others, **node.kwargs},
+    )
+
+
+def _operand(value: fx.Node | _Number, dtype: torch.dtype) -> str:
+    if not isinstance(value, fx.Node):
+        return literal(value, dtype)
+    return _literal(value) if value.target in _LITERAL_OPS else _name(value)
+
+
+def _literal(node: fx.Node) -> str:
+    value: Any = node.args[0]
+    return literal(value, _dtype(node))
+
+
+def _results(graph: fx.Graph, arguments: Sequence[str]) -> str:
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    entries = output.args[0]
+    results = entries if isinstance(entries, list | tuple) else (entries,)
+    texts = [_result(entry, arguments) for entry in results if entry is not None]
+    if not texts:
+        raise GraphError("the graph returns nothing: there is no kernel to make of it.")
+    return ", ".join(texts)
+
+
+def _result(entry: Any, arguments: Sequence[str]) -> str:
+    if not isinstance(entry, fx.Node):
+        raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
+    if entry.target not in _LITERAL_OPS:
+        return _name(entry)
+    if not arguments:
+        raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
+    return f"tl.broadcast_to({_literal(entry)}, {arguments[0]}.shape)"

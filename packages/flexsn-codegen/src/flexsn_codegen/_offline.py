@@ -1,0 +1,225 @@
+"""Compiling for a GPU that is not there, and what the kernel would use of it.
+
+Triton's interpreter replaces the compiler in its process; there, and so in most tests, the compilation runs
+in a process of its own: this module, which reads jobs from its input and writes results.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen.errors import OfflineCompileError
+from flexsn_codegen.scan import KernelSource
+
+_POINTERS = {
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.uint16: "*u16",
+    torch.uint32: "*u32",
+    torch.uint64: "*u64",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+# These sizes are multiples of 16 as a rule, and compiled for that.
+_ALIGNED = {"N", "NCL"}
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineJob:
+    """A kernel to compile.
+
+    Attributes:
+        kernel: from `forward_source`, `backward_source` or `Pointwise.source`.
+        target: ``"sm_80"``, ``"sm_90"``, ``"gfx942"`` and so on.
+        dtypes: of the kernel's tensors, in the order of `kernel.params`; one for all is enough.
+        block: elements per program.
+        num_warps: warps per program.
+    """
+
+    kernel: KernelSource
+    target: str
+    dtypes: Sequence[torch.dtype] = (torch.float32,)
+    block: int = 1024
+    num_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """What a compiled kernel uses.
+
+    Attributes:
+        target: what it was compiled for.
+        registers: per thread (of an AMD GPU, vector registers).
+        local_bytes: memory per thread for what did not fit into registers (on NVIDIA GPUs also the tables of
+            slow paths, such as that of `sin` for huge arguments).
+        shared_bytes: shared memory per program.
+        binary_bytes: size of the cubin or hsaco.
+        seconds: time to compile.
+    """
+
+    target: str
+    registers: int
+    local_bytes: int
+    shared_bytes: int
+    binary_bytes: int
+    seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.target}: {self.registers} registers, {self.local_bytes} bytes of local memory, "
+            f"{self.shared_bytes} bytes of shared memory, binary of {self.binary_bytes} bytes, "
+            f"compiled in {self.seconds:.2f} s"
+        )
+
+
+def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
+    """Compiles kernels to binaries, without a GPU, rounding as eager mode does.
+
+    Raises:
+        OfflineCompileError: an unknown target, or what the compiler says.
+
+    Example:
+        >>> kernel = pointwise(torch.nn.functional.silu).source(torch.empty(8, device="meta"))
+        >>> print(*compile_offline([OfflineJob(kernel, "sm_90")]))
+    """
+    for job in jobs:
+        _target(job.target)
+        if len(job.dtypes) not in (1, len(job.kernel.params)):
+            raise OfflineCompileError(
+                f"{job.kernel.name} has {len(job.kernel.params)} tensors, and {len(job.dtypes)} dtypes were given."
+            )
+    tasks = [_task(job) for job in jobs]
+    interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
+    results = _in_own_process(tasks) if interpreted else [_compile(task) for task in tasks]
+    return [ResourceUse(**result) for result in results]
+
+
+def _target(name: str) -> tuple[str, int | str, int]:
+    """Triton's backend, architecture and warp size."""
+    if match := re.fullmatch(r"sm_(\d+)a?", name):
+        return "cuda", int(match[1]), 32
+    if re.fullmatch(r"gfx9\w+", name):
+        return "hip", name, 64
+    if re.fullmatch(r"gfx\w+", name):
+        return "hip", name, 32
+    raise OfflineCompileError(f"{name!r} is no target: sm_80, sm_90, gfx942 are.")
+
+
+def _task(job: OfflineJob) -> dict[str, Any]:
+    dtypes = list(job.dtypes) * (len(job.kernel.params) if len(job.dtypes) == 1 else 1)
+    pointers = {f"{p.name}_ptr": _POINTERS[d] for p, d in zip(job.kernel.params, dtypes, strict=True)}
+    signature = {**pointers, **dict.fromkeys(job.kernel.sizes, "i32"), "BLOCK": "constexpr"}
+    return {
+        "name": job.kernel.name,
+        "source": job.kernel.source,
+        "signature": signature,
+        "target": job.target,
+        "block": job.block,
+        "num_warps": job.num_warps,
+    }
+
+
+def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
+    done = subprocess.run(
+        [sys.executable, "-m", "flexsn_codegen._offline"],
+        input=json.dumps(tasks),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise OfflineCompileError(f"the compiler's process failed:\n{done.stderr[-4000:]}")
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    if "error" in answer:
+        raise OfflineCompileError(answer["error"])
+    results: list[dict[str, Any]] = answer["results"]
+    return results
+
+
+def _compile(task: dict[str, Any]) -> dict[str, Any]:
+    kernel = compile_triton_code_str(task["source"], task["name"])
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    backend, arch, warp_size = _target(task["target"])
+    signature: dict[str, str] = task["signature"]
+    names = list(signature)
+    aligned = [n for n in names if n.endswith("_ptr") or n in _ALIGNED]
+    options = {"num_warps": task["num_warps"], "enable_fp_fusion": False}
+    if backend == "cuda":
+        options["enable_reflect_ftz"] = False
+    begun = time.perf_counter()
+    try:
+        compiled = triton.compile(
+            ASTSource(
+                kernel,
+                signature,
+                {(names.index("BLOCK"),): task["block"]},
+                {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+            ),
+            target=GPUTarget(backend, arch, warp_size),
+            options=options,
+        )
+    except Exception as error:
+        raise OfflineCompileError(f"{task['name']} for {task['target']}: {error}") from error
+    seconds = time.perf_counter() - begun
+    if backend == "cuda":
+        binary = compiled.asm["cubin"]
+        registers, local = _cuda_usage(binary)
+    else:
+        binary = compiled.asm["hsaco"]
+        registers, local = _amd_usage(compiled.asm["amdgcn"])
+    use = ResourceUse(task["target"], registers, local, compiled.metadata.shared, len(binary), seconds)
+    return asdict(use)
+
+
+def _cuda_usage(cubin: bytes) -> tuple[int, int]:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
+    return int(numbers["REG"]), int(numbers["STACK"]) + int(numbers["LOCAL"])
+
+
+def _amd_usage(assembly: str) -> tuple[int, int]:
+    numbers = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
+    return int(numbers["vgpr_count"]), int(numbers["private_segment_fixed_size"])
+
+
+def _main() -> None:
+    try:
+        answer: dict[str, Any] = {"results": [_compile(task) for task in json.load(sys.stdin)]}
+    except OfflineCompileError as error:
+        answer = {"error": str(error)}
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,292 @@
+"""Any function of single elements as one kernel: read the arguments once, write the results once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen._core import HEADER, CoreSource, identifier
+from flexsn_codegen._dtypes import is_supported
+from flexsn_codegen._layout import Plan, plan_layout
+from flexsn_codegen._trace import MAX_DIMENSIONS, ArgumentType, Traced, gradient_of, trace
+from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
+from flexsn_codegen.scan import DENSE, KernelSource, Param, Role
+
+_BLOCK = 1024
+# The interpreter's time goes with the number of programs; numpy does the rest.
+_MAX_INTERPRETED_BLOCK = 1 << 16
+_MAX_PLANS = 1024
+
+
+def pointwise(fn: Callable[..., Any] | fx.Graph, *, autograd: bool = False, name: str | None = None) -> Pointwise:
+    """Makes one Triton kernel of a function that works element by element.
+
+    Args:
+        fn: takes tensors, returns a tensor or a tuple of tensors; written for arguments of one common shape.
+            It may use any torch op that works element by element, in-place ones on local values included.
+            Tensors of no dimension promote as in eager mode. An `fx.Graph` with such ops works too.
+        autograd: whether gradients can flow through; the backward is one kernel more, which computes what it
+            needs again from the arguments.
+        name: for the kernel; by default the function's.
+
+    Returns:
+        A callable on tensors of any broadcasting shapes and strides, on one device. Each result has the
+        shape that all arguments broadcast to, and is rounded where eager mode rounds it.
+
+    Raises:
+        UnsupportedOpError: on the first call, an op that is not pointwise or has no rule; names it and
+            the line.
+        TraceError: on the first call, `fn` captures a tensor, computes with shapes, or returns something else.
+        ArgumentError, DeviceError: on any call, see there.
+
+    Example:
+        >>> swiglu = pointwise(lambda x, gate: x * torch.nn.functional.silu(gate))
+        >>> y = swiglu(torch.randn(8, 64), torch.randn(64))
+    """
+    return Pointwise(fn, autograd=autograd, name=name)
+
+
+class Pointwise:
+    """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes."""
+
+    def __init__(self, fn: Callable[..., Any] | fx.Graph, *, autograd: bool, name: str | None) -> None:
+        self._fn = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
+        self._autograd = autograd
+        self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
+        self._cores: dict[tuple[Any, ...], _Core] = {}
+        self._built: dict[tuple[Any, ...], _Built] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """Runs the kernel: a tensor or a tuple of them, as the function returns."""
+        _check(inputs, self._name)
+        wants = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        if not wants:
+            return self._run(inputs, _flags(inputs, False))
+        if not self._autograd:
+            raise AutogradError(
+                f"an argument of {self._name} requires a gradient; make it with "
+                "pointwise(..., autograd=True), or call it under torch.no_grad()."
+            )
+        return _Autograd.apply(self, *inputs)  # type: ignore[no-untyped-call]
+
+    def source(self, *inputs: Tensor) -> KernelSource:
+        """The kernel for such arguments: its name, source and parameters. Meta tensors will do."""
+        if not all(isinstance(t, Tensor) for t in inputs) or not inputs:
+            raise ArgumentError(f"{self._name} takes tensors.")
+        plan = self._plan(inputs)
+        return self._build(inputs, plan, _flags(inputs, False)).source
+
+    def traced(self, *inputs: Tensor) -> Traced:
+        """The graph and core for such arguments."""
+        return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd)).core.traced
+
+    def _plan(self, inputs: Sequence[Tensor]) -> Plan:
+        key = tuple((t.shape, t.stride()) for t in inputs)
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = plan_layout(inputs)
+        return plan
+
+    def _build(self, inputs: Sequence[Tensor], plan: Plan, requires_grad: tuple[bool, ...]) -> _Built:
+        kinds = tuple((t.dtype, t.dim() == 0) for t in inputs)
+        key = (plan.dimensions, inputs[0].device.type, requires_grad, kinds)
+        built = self._built.get((plan.layouts, *key))
+        if built is None:
+            core = self._cores.get(key)
+            if core is None:
+                core = self._cores[key] = self._trace(inputs, plan.dimensions, requires_grad)
+            source = _source(self._name, core.traced.core, plan.layouts, len(core.traced.dtypes))
+            built = self._built[(plan.layouts, *key)] = _Built(core, source)
+        return built
+
+    def _trace(self, inputs: Sequence[Tensor], dimensions: int, requires_grad: tuple[bool, ...]) -> _Core:
+        if dimensions > MAX_DIMENSIONS:
+            raise ArgumentError(f"{self._name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
+        arguments = [
+            ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0, want)
+            for t, want in zip(inputs, requires_grad, strict=True)
+        ]
+        return _Core(trace(self._fn, arguments, dimensions, inputs[0].device, self._name), arguments)
+
+    def _run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
+        plan = self._plan(inputs)
+        built = self._build(inputs, plan, requires_grad)
+        results = [plan.empty(dtype, inputs[0].device) for dtype in built.core.traced.dtypes]
+        if plan.numel:
+            _launch(built, [t.detach() for t in inputs], results, plan)
+        return results[0] if built.core.traced.single else tuple(results)
+
+    def gradient(self, inputs: Sequence[Tensor], wanted: tuple[bool, ...]) -> Pointwise:
+        """The kernel `(*inputs, *gradients of the differentiable results) -> (*wanted gradients)`.
+
+        Each gradient has the shape that all arguments broadcast to.
+        """
+        core = self._build(inputs, self._plan(inputs), wanted).core
+        gradient = core.gradients.get(wanted)
+        if gradient is None:
+            fn = gradient_of(self._fn, core.arguments, core.traced.differentiable, wanted)
+            gradient = Pointwise(fn, autograd=False, name=f"{self._name}_backward")
+            core.gradients[wanted] = gradient
+        return gradient
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """A function for one kind of arguments, and its gradients by the arguments that want one."""
+
+    traced: Traced
+    arguments: Sequence[ArgumentType]
+    gradients: dict[tuple[bool, ...], Pointwise] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Built:
+    """A core in a kernel for one layout of the arguments; compiled at the first launch."""
+
+    core: _Core
+    source: KernelSource
+    kernel: Any = None
+
+
+class _Autograd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: Pointwise, *inputs: Tensor) -> Any:
+        wanted = tuple(ctx.needs_input_grad[1:])
+        results = kernel._run(inputs, wanted)
+        built = kernel._build(inputs, kernel._plan(inputs), wanted)
+        ctx.kernel = kernel
+        ctx.differentiable = built.core.traced.differentiable
+        ctx.save_for_backward(*inputs)
+        as_tuple = (results,) if isinstance(results, Tensor) else results
+        ctx.mark_non_differentiable(*(r for r, there in zip(as_tuple, ctx.differentiable, strict=True) if not there))
+        return results
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:
+        inputs = ctx.saved_tensors
+        wanted = tuple(ctx.needs_input_grad[1:])
+        given = [c for c, there in zip(cotangents, ctx.differentiable, strict=True) if there]
+        if not given:
+            return (None,) * (1 + len(inputs))
+        arguments = [*inputs, *given]
+        found = iter(ctx.kernel.gradient(inputs, wanted)._run(arguments, _flags(arguments, False)))
+        return None, *(
+            next(found).sum_to_size(t.shape) if want else None for t, want in zip(inputs, wanted, strict=True)
+        )
+
+
+def _flags(inputs: Sequence[Tensor], follow: bool) -> tuple[bool, ...]:
+    """For each argument, whether autograd is to follow what is computed from it."""
+    return tuple(follow and t.requires_grad for t in inputs)
+
+
+def _check(inputs: Sequence[Any], name: str) -> None:
+    if not inputs:
+        raise ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
+    for i, value in enumerate(inputs):
+        if not isinstance(value, Tensor):
+            raise ArgumentError(
+                f"argument {i} of {name} is a {type(value).__name__}, not a tensor. Fix a number with "
+                "functools.partial or a closure; each value of it is a kernel of its own."
+            )
+        if not is_supported(value.dtype) or value.layout is not torch.strided:
+            raise ArgumentError(f"argument {i} of {name} is {value.dtype}, {value.layout}; not supported.")
+    devices = {t.device for t in inputs}
+    if len(devices) > 1:
+        raise DeviceError(f"the arguments of {name} are on {sorted(map(str, devices))}: move them to one device.")
+    device = inputs[0].device
+    if device.type != "cuda" and not _interpreted():
+        raise DeviceError(
+            f"the arguments of {name} are on {device}, and Triton compiles for GPUs: move them there, or set "
+            "TRITON_INTERPRET=1 before triton is imported, to run slowly on the CPU."
+        )
+
+
+def _interpreted() -> bool:
+    try:
+        from flexsn_codegen import device
+    except ImportError:
+        # Without triton: the compilation says so.
+        return os.environ.get("TRITON_INTERPRET", "0") != "0"
+    return device.INTERPRETED
+
+
+def _source(name: str, core: CoreSource, layouts: Sequence[int], num_results: int) -> KernelSource:
+    """The kernel `(*inputs that are used, *results, N, *numbers of the strided inputs, BLOCK)`."""
+    used = [int(argument.removeprefix("input_")) for argument in core.arguments]
+    inputs = [Param(Role.INPUT, i) for i in used]
+    outputs = [Param(Role.OUTPUT, i) for i in range(num_results)]
+    sizes = ["N"]
+    lines = [
+        # int64 before the product: it passes 2**31 at two billion elements.
+        "off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
+        "mask = off < N",
+    ]
+    for param in inputs:
+        offset = "off"
+        if layouts[param.index] != DENSE:
+            terms = []
+            for i in range(layouts[param.index]):
+                inner, size, stride = (f"{param.name}_{what}{i}" for what in ("inner", "size", "stride"))
+                sizes += [inner, size, stride]
+                terms.append(f"off // {inner} % {size} * {stride}")
+            offset = f"({' + '.join(terms) or 'off * 0'})"
+        lines.append(f"{param.name} = dev.load({param.name}_ptr + {offset}, mask)")
+    results = ", ".join(param.name for param in outputs)
+    lines.append(f"{results} = {core.name}({', '.join(core.arguments)})")
+    lines += [f"dev.store({param.name}_ptr + off, {param.name}, mask)" for param in outputs]
+    params = (*inputs, *outputs)
+    signature = ", ".join([*(f"{p.name}_ptr" for p in params), *sizes, "BLOCK: tl.constexpr"])
+    body = "\n".join(f"    {line}" for line in lines)
+    digest = hashlib.sha256(f"{signature}\n{body}\n{core.name}".encode()).hexdigest()[:12]
+    full_name = f"{identifier(name)}_kernel_{digest}"
+    kernel = f"@triton.jit\ndef {full_name}({signature}):\n{body}\n"
+    return KernelSource(full_name, f"{HEADER}\n\n{core.source}\n\n{kernel}", params, tuple(sizes))
+
+
+def _launch(built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan) -> None:
+    if built.kernel is None:
+        built.kernel = compile_triton_code_str(built.source.source, built.source.name)
+    tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
+    arguments: list[Any] = [tensors[p.role][p.index] for p in built.source.params]
+    numbers: list[int] = [plan.numel]
+    for param in built.source.params:
+        if param.role is Role.INPUT:
+            numbers += plan.numbers[param.index]
+    device = inputs[0].device
+    block = _BLOCK
+    if device.type != "cuda":
+        block = min(1 << (plan.numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
+    with _quiet() if _interpreted() else torch.cuda.device(device):
+        built.kernel[(-(-plan.numel // block),)](*arguments, *numbers, BLOCK=block, **strict_options(device))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without numpy's warnings: the interpreter computes with it, and overflow is nothing special."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
+def strict_options(device: torch.device) -> dict[str, Any]:
+    """How kernels are compiled to round as eager mode does: no fused multiply-add, denormals kept."""
+    if device.type != "cuda":
+        return {}
+    options: dict[str, Any] = {"enable_fp_fusion": False}
+    if torch.version.hip is None:
+        options["enable_reflect_ftz"] = False
+    return options

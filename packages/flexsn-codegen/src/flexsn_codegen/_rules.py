@@ -1,0 +1,391 @@
+"""How each op is written in Triton: one op, one row.
+
+Ops are homogeneous in dtype: the tracer has inserted every conversion. Half values are float32 in registers;
+what an op does to them is rounded afterwards, unless it can only return one of its arguments' values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from flexsn_codegen._dtypes import HALF_DTYPES, literal, register_dtype, tl_name
+from flexsn_codegen._functions import UNARY
+from flexsn_codegen.errors import UnsupportedOpError
+
+Op = torch._ops.OpOverload
+
+_prims = torch.ops.prims
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of an op, as its rule sees it.
+
+    Attributes:
+        op: the op.
+        operands: the source text of each tensor or number argument, in order.
+        constants: the value of each operand that is a number, `None` for tensors.
+        dtype: dtype of the tensor operands (of the result, where there is none).
+        result: dtype of the result.
+        index: which of the op's results is wanted, where it has several.
+        loose: whether a quotient may be off by 2 ulp.
+        keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
+    """
+
+    op: Op
+    operands: tuple[str, ...]
+    constants: tuple[bool | int | float | None, ...]
+    dtype: torch.dtype
+    result: torch.dtype
+    index: int = 0
+    keywords: Mapping[str, object] = field(default_factory=dict)
+    loose: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+    @property
+    def is_bool(self) -> bool:
+        return self.dtype == torch.bool
+
+    @property
+    def is_unsigned(self) -> bool:
+        return not self.is_float and not self.dtype.is_signed
+
+    def number(self, value: bool | int | float) -> str:
+        """`value` as a literal of the operands' dtype."""
+        return literal(value, self.dtype)
+
+    def refuse(self, why: str) -> UnsupportedOpError:
+        return UnsupportedOpError(f"{self.op} on {self.dtype}: {why}", str(self.op))
+
+
+Rule = Callable[[OpCall], str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    rule: Rule
+    # True when the result is one of the operands' values (or no half value at all): nothing to round.
+    exact: bool
+
+
+_RULES: dict[Op, _Entry] = {}
+
+
+def register_op(overload: Op, *, exact: bool = False) -> Callable[[Rule], Rule]:
+    """Adds or replaces the rule of an op.
+
+    Args:
+        overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
+        exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
+
+    Returns:
+        A decorator for the rule, a function from `OpCall` to a Triton expression. Half operands and
+        results are float32 there.
+
+    Example:
+        >>> @register_op(torch.ops.aten.celu.default)
+        ... def celu(call):
+        ...     (x,) = call.operands
+        ...     return f"tl.where({x} > 0, {x}, dev.expm1({x}))"
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        _RULES[overload] = _Entry(rule, exact)
+        return rule
+
+    return decorate
+
+
+def supported_ops() -> tuple[Op, ...]:
+    """The ops that have a rule, sorted by name."""
+    return tuple(sorted(_RULES, key=str))
+
+
+def expression(call: OpCall) -> str:
+    """The Triton expression of `call`, rounded to its dtype."""
+    entry = _RULES.get(call.op)
+    if entry is None:
+        raise UnsupportedOpError(
+            f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+            str(call.op),
+        )
+    text = entry.rule(call)
+    if call.result in HALF_DTYPES and not entry.exact:
+        return _rounded(text, call.result)
+    return text
+
+
+def _rounded(text: str, dtype: torch.dtype) -> str:
+    return f"dev.round_{str(dtype).removeprefix('torch.')}({text})"
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+def _row(
+    name: str,
+    floats: str | None,
+    ints: str | None = None,
+    bools: str | None = None,
+    *,
+    exact: bool = False,
+) -> None:
+    """A prim with one template per kind of dtype; `None` refuses that kind."""
+
+    def rule(call: OpCall) -> str:
+        template = bools if call.is_bool else floats if call.is_float else ints
+        if template is None:
+            raise call.refuse("not supported. Convert to a floating-point dtype first.")
+        return template.format(*call.operands)
+
+    register_op(getattr(_prims, name).default, exact=exact)(rule)
+
+
+def _float_row(op: Op, function: str) -> None:
+    """An op of any dtype whose result is always floating-point."""
+    register_op(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
+
+
+def _as_result(call: OpCall, index: int) -> str:
+    """An operand, converted to the result's dtype."""
+    text = call.operands[index]
+    return text if call.is_float else f"{text}.to({tl_name(register_dtype(call.result))})"
+
+
+def _infix(name: str, symbol: str, bools: str | None = None) -> None:
+    text = f"{{0}} {symbol} {{1}}"
+    _row(name, text, text, bools)
+
+
+_infix("add", "+", bools="{0} | {1}")
+_infix("sub", "-")
+_infix("mul", "*", bools="{0} & {1}")
+
+# As int8, because Triton's comparisons on int1 are signed.
+_BOOL_AS_INT = "{{0}}.to(tl.int8) {0} {{1}}.to(tl.int8)"
+for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+    _infix(_name, _symbol, bools=_BOOL_AS_INT.format(_symbol))
+
+for _name, _symbol in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}.items():
+    _row(_name, None, f"{{0}} {_symbol} {{1}}", f"{{0}} {_symbol} {{1}}")
+
+for _name in UNARY:
+    if not _name.startswith("bessel_y"):
+        _row(_name, f"dev.{_name}({{0}})")
+
+# ATen ops that torch does not decompose: integers come unconverted, the result is of another dtype.
+for _name, _function in {
+    "special_bessel_y0": "bessel_y0",
+    "special_bessel_y1": "bessel_y1",
+    "special_modified_bessel_i0": "bessel_i0",
+    "special_modified_bessel_i1": "bessel_i1",
+    "special_modified_bessel_k0": "bessel_k0",
+    "special_modified_bessel_k1": "bessel_k1",
+    "special_scaled_modified_bessel_k0": "bessel_k0e",
+    "special_scaled_modified_bessel_k1": "bessel_k1e",
+}.items():
+    _float_row(getattr(torch.ops.aten, _name).default, _function)
+
+# On integers these change nothing.
+for _name in ("ceil", "floor", "round", "trunc"):
+    _row(_name, f"dev.{_name}({{0}})", "{0}", exact=True)
+
+for _name in ("atan2", "hypot"):
+    _row(_name, f"dev.{_name}({{0}}, {{1}})")
+for _name in ("bessel_i0e", "bessel_i1e", "digamma", "spherical_bessel_j0", "sqrt"):
+    _row(_name, f"dev.{_name}({{0}})")
+_row("zeta", "dev.zeta({0}, {1})")
+_row("fmod", "dev.fmod({0}, {1})", "dev.int_fmod({0}, {1})")
+_row("gcd", None, "dev.gcd({0}, {1})")
+
+for _name, _bool in {"maximum": "{0} | {1}", "minimum": "{0} & {1}"}.items():
+    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_name}({{0}}, {{1}})", _bool, exact=True)
+for _name, _int, _bool in (("fmax", "maximum", "|"), ("fmin", "minimum", "&")):
+    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_int}({{0}}, {{1}})", f"{{0}} {_bool} {{1}}", exact=True)
+
+_row("abs", "tl.abs({0})", "tl.abs({0})", "{0}", exact=True)
+_row("conj_physical", "{0}", "{0}", "{0}", exact=True)
+
+
+@register_op(_prims.signbit.default)
+def _signbit(call: OpCall) -> str:
+    x = call.operands[0]
+    return f"dev.signbit({x})" if call.is_float else f"{x} ^ {x}" if call.is_bool else f"{x} < {call.number(0)}"
+
+
+@register_op(_prims.neg.default, exact=True)
+def _neg(call: OpCall) -> str:
+    x = call.operands[0]
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    # Of floats, unary minus and 0 - x lose -0.
+    return f"{x} * {call.number(-1)}" if call.is_float else f"{call.number(0)} - {x}"
+
+
+@register_op(_prims.sign.default, exact=True)
+def _sign(call: OpCall) -> str:
+    x = call.operands[0]
+    if call.is_bool:
+        return x
+    zero, one = call.number(0), call.number(1)
+    negative = zero if call.is_unsigned else call.number(-1)
+    return f"tl.where({x} > {zero}, {one}, tl.where({x} < {zero}, {negative}, {zero}))"
+
+
+@register_op(_prims.reciprocal.default)
+def _reciprocal(call: OpCall) -> str:
+    if not call.is_float:
+        raise call.refuse("convert to a floating-point dtype first.")
+    return f"dev.{_quotient(call)}({call.number(1.0)}, {call.operands[0]})"
+
+
+@register_op(_prims.div.default)
+def _div(call: OpCall) -> str:
+    x, y = call.operands
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    if not call.is_float:
+        return f"dev.int_div({x}, {y})"
+    if call.constants[1] is not None and call.constants[0] is None:
+        return f"dev.div_by_constant({x}, {y})"
+    return f"dev.{_quotient(call)}({x}, {y})"
+
+
+def _quotient(call: OpCall) -> str:
+    return "loose_div" if call.loose else "div"
+
+
+@register_op(_prims.remainder.default)
+def _remainder(call: OpCall) -> str:
+    x, y = call.operands
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    if not call.is_float:
+        return f"dev.{'int_fmod' if call.is_unsigned else 'int_remainder'}({x}, {y})"
+    zero = call.number(0.0)
+    mod = f"dev.fmod({x}, {y})"
+    differs = f"({mod} != {zero}) & (({y} < {zero}) != ({mod} < {zero}))"
+    return f"tl.where({differs}, {mod} + {y}, {mod})"
+
+
+@register_op(_prims.pow.default)
+def _pow(call: OpCall) -> str:
+    x, y = call.operands
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    if not call.is_float:
+        return f"dev.int_pow({x}, {y})"
+    # Eager writes these out, which rounds otherwise than pow.
+    written_out = {
+        2.0: f"{x} * {x}",
+        3.0: f"{x} * {x} * {x}",
+        -1.0: f"dev.div({call.number(1.0)}, {x})",
+        -2.0: f"dev.div({call.number(1.0)}, {x} * {x})",
+        0.5: f"dev.sqrt({x})",
+        -0.5: f"dev.rsqrt({x})",
+    }
+    exponent = call.constants[1]
+    return written_out.get(exponent, f"dev.pow({x}, {y})") if exponent is not None else f"dev.pow({x}, {y})"
+
+
+@register_op(_prims.nextafter.default, exact=True)
+def _nextafter(call: OpCall) -> str:
+    half = f"_{str(call.dtype).removeprefix('torch.')}" if call.dtype in HALF_DTYPES else ""
+    if not call.is_float:
+        raise call.refuse("only floating-point numbers have neighbours.")
+    return f"dev.nextafter{half}({', '.join(call.operands)})"
+
+
+@register_op(_prims.frexp.default, exact=True)
+def _frexp(call: OpCall) -> str:
+    return f"dev.{('frexp_mantissa', 'frexp_exponent')[call.index]}({call.operands[0]})"
+
+
+@register_op(_prims.isfinite.default)
+def _isfinite(call: OpCall) -> str:
+    if not call.is_float:
+        return f"{call.operands[0]} == {call.operands[0]}"
+    return f"tl.abs({call.operands[0]}) < {call.number(float('inf'))}"
+
+
+@register_op(_prims.bitwise_not.default)
+def _bitwise_not(call: OpCall) -> str:
+    # Not `~`: the interpreter overflows on unsigned integers.
+    if call.is_float:
+        raise call.refuse("bitwise operations need integers.")
+    ones = True if call.is_bool else torch.iinfo(call.dtype).max if call.is_unsigned else -1
+    return f"{call.operands[0]} ^ {call.number(ones)}"
+
+
+@register_op(_prims.shift_left.default)
+def _shift_left(call: OpCall) -> str:
+    if call.is_float or call.is_bool:
+        raise call.refuse("shifts need integers.")
+    return f"dev.shift_left({', '.join(call.operands)}, {torch.iinfo(call.dtype).bits})"
+
+
+@register_op(_prims.shift_right_arithmetic.default)
+def _shift_right(call: OpCall) -> str:
+    if call.is_float or call.is_bool:
+        raise call.refuse("shifts need integers.")
+    bits = torch.iinfo(call.dtype).bits
+    if call.is_unsigned:
+        # No number of places in one shift loses all bits.
+        shifted = f"dev.shift_right({', '.join(call.operands)}, {bits - 1})"
+        return f"tl.where({call.operands[1]} < {call.number(bits)}, {shifted}, {call.number(0)})"
+    return f"dev.shift_right({', '.join(call.operands)}, {bits - 1})"
+
+
+@register_op(_prims.where.default, exact=True)
+def _where(call: OpCall) -> str:
+    condition, x, y = call.operands
+    return f"tl.where({condition}, {x}, {y})"
+
+
+@register_op(_prims.convert_element_type.default, exact=True)
+def _convert(call: OpCall) -> str:
+    x = call.operands[0]
+    if call.result == torch.bool:
+        return x if call.is_bool else f"{x} != {call.number(0)}"
+    source, target = register_dtype(call.dtype), register_dtype(call.result)
+    text = x if source == target else f"{x}.to({tl_name(target)})"
+    if call.is_float and call.result in _NARROW_UNSIGNED:
+        # By way of int64, as torch does: a negative number wraps.
+        text = f"{x}.to(tl.int64).to({tl_name(target)})"
+    # A half value of the same kind is one already; any other is rounded on the way in.
+    return _rounded(text, call.result) if call.result in HALF_DTYPES - {call.dtype} else text
+
+
+_NARROW_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32}
+
+
+@register_op(torch.ops.aten.angle.default)
+def _angle(call: OpCall) -> str:
+    x = call.operands[0]
+    text = "tl.full([], {}, " + tl_name(register_dtype(call.result)) + ")"
+    if not call.is_float:
+        negative = f"{x} ^ {x}" if call.is_bool else f"{x} < {call.number(0)}"
+        return f"tl.where({negative}, {text.format(math.pi)}, {text.format(0.0)})"
+    zero = call.number(0.0)
+    return f"tl.where({x} < {zero}, {text.format(math.pi)}, tl.where({x} != {x}, {x}, {zero}))"
+
+
+@register_op(torch.ops.aten.polygamma.default)
+def _polygamma(call: OpCall) -> str:
+    """The derivatives of digamma: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
+    order = call.constants[0]
+    assert isinstance(order, int)
+    result = register_dtype(call.result)
+    x = _as_result(call, 1)
+    if order < 2:
+        return f"dev.{('digamma', 'trigamma')[order]}({x})"
+    sign = -1.0 if order % 2 == 0 else 1.0
+    factor = literal(sign * math.factorial(order), result)
+    return f"{factor} * dev.zeta(tl.zeros_like({x}) + {literal(order + 1.0, result)}, {x})"

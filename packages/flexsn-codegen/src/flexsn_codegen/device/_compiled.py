@@ -1,0 +1,338 @@
+"""The compiled implementation: `@triton.jit` functions over libdevice.
+
+Triton reads a function's source, so each is written out; `_functions.py` has the list, and a test compares.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+from flexsn_codegen._functions import UNARY
+
+
+@triton.jit
+def widen(x):
+    """Half values are computed with in float32 registers."""
+    if x.dtype == tl.float16 or x.dtype == tl.bfloat16:
+        return x.to(tl.float32)
+    else:
+        return x
+
+
+@triton.jit
+def load(pointers, mask):
+    return widen(tl.load(pointers, mask=mask, other=0))
+
+
+@triton.jit
+def store(pointers, value, mask):
+    tl.store(pointers, value, mask=mask)
+
+
+@triton.jit
+def round_float16(x):
+    return x.to(tl.float16).to(tl.float32)
+
+
+@triton.jit
+def round_bfloat16(x):
+    return x.to(tl.bfloat16).to(tl.float32)
+
+
+@triton.jit
+def div(x, y):
+    if x.dtype == tl.float32:
+        return tl.div_rn(x, y)
+    else:
+        return x / y
+
+
+@triton.jit
+def loose_div(x, y):
+    """To 2 ulp in float32, and without the branch of the rounded division's slow path."""
+    return x / y
+
+
+@triton.jit
+def div_by_constant(x, y):
+    """Eager CUDA multiplies by the reciprocal when the divisor is a Python number."""
+    if x.dtype == tl.float32:
+        return x * tl.div_rn(tl.full([], 1.0, tl.float32), y)
+    else:
+        return x * (tl.full([], 1.0, tl.float64) / y)
+
+
+@triton.jit
+def sqrt(x):
+    if x.dtype == tl.float32:
+        return tl.sqrt_rn(x)
+    else:
+        return libdevice.sqrt(x)
+
+
+@triton.jit
+def maximum(x, y):
+    # The default does not propagate NaN.
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def minimum(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def fmax(x, y):
+    return tl.maximum(x, y, propagate_nan=tl.PropagateNan.NONE)
+
+
+@triton.jit
+def fmin(x, y):
+    return tl.minimum(x, y, propagate_nan=tl.PropagateNan.NONE)
+
+
+@triton.jit
+def atan2(y, x):
+    return libdevice.atan2(y, x)
+
+
+@triton.jit
+def hypot(x, y):
+    return libdevice.hypot(x, y)
+
+
+@triton.jit
+def nextafter(x, y):
+    return libdevice.nextafter(x, y)
+
+
+@triton.jit
+def pow(x, y):
+    return libdevice.pow(x, y)
+
+
+@triton.jit
+def fmod(x, y):
+    # `%` compiles to one division and an fma, which is not exact.
+    return libdevice.fmod(x, y)
+
+
+@triton.jit
+def largest(x):
+    """The largest element of a block, rounded towards zero, as a bound of a loop."""
+    return tl.max(x, axis=0).to(tl.int32)
+
+
+@triton.jit
+def signbit(x):
+    if x.dtype == tl.float64:
+        return x.to(tl.int64, bitcast=True) < 0
+    else:
+        return x.to(tl.int32, bitcast=True) < 0
+
+
+@triton.jit
+def acos(x):
+    return libdevice.acos(x)
+
+
+@triton.jit
+def acosh(x):
+    return libdevice.acosh(x)
+
+
+@triton.jit
+def asin(x):
+    return libdevice.asin(x)
+
+
+@triton.jit
+def asinh(x):
+    return libdevice.asinh(x)
+
+
+@triton.jit
+def atan(x):
+    return libdevice.atan(x)
+
+
+@triton.jit
+def atanh(x):
+    return libdevice.atanh(x)
+
+
+@triton.jit
+def bessel_i0(x):
+    return libdevice.cyl_bessel_i0(x)
+
+
+@triton.jit
+def bessel_i1(x):
+    return libdevice.cyl_bessel_i1(x)
+
+
+@triton.jit
+def bessel_j0(x):
+    return libdevice.j0(x)
+
+
+@triton.jit
+def bessel_j1(x):
+    return libdevice.j1(x)
+
+
+@triton.jit
+def bessel_y0(x):
+    return libdevice.y0(x)
+
+
+@triton.jit
+def bessel_y1(x):
+    return libdevice.y1(x)
+
+
+@triton.jit
+def ceil(x):
+    return libdevice.ceil(x)
+
+
+@triton.jit
+def cos(x):
+    return libdevice.cos(x)
+
+
+@triton.jit
+def cosh(x):
+    return libdevice.cosh(x)
+
+
+@triton.jit
+def erf(x):
+    return libdevice.erf(x)
+
+
+@triton.jit
+def erf_inv(x):
+    return libdevice.erfinv(x)
+
+
+@triton.jit
+def erfc(x):
+    return libdevice.erfc(x)
+
+
+@triton.jit
+def erfcx(x):
+    return libdevice.erfcx(x)
+
+
+@triton.jit
+def exp(x):
+    return libdevice.exp(x)
+
+
+@triton.jit
+def exp2(x):
+    return libdevice.exp2(x)
+
+
+@triton.jit
+def expm1(x):
+    return libdevice.expm1(x)
+
+
+@triton.jit
+def floor(x):
+    return libdevice.floor(x)
+
+
+@triton.jit
+def lgamma(x):
+    return libdevice.lgamma(x)
+
+
+@triton.jit
+def log(x):
+    return libdevice.log(x)
+
+
+@triton.jit
+def log10(x):
+    return libdevice.log10(x)
+
+
+@triton.jit
+def log1p(x):
+    return libdevice.log1p(x)
+
+
+@triton.jit
+def log2(x):
+    return libdevice.log2(x)
+
+
+@triton.jit
+def ndtri(x):
+    return libdevice.normcdfinv(x)
+
+
+@triton.jit
+def round(x):
+    return libdevice.nearbyint(x)
+
+
+@triton.jit
+def rsqrt(x):
+    return libdevice.rsqrt(x)
+
+
+@triton.jit
+def sin(x):
+    return libdevice.sin(x)
+
+
+@triton.jit
+def sinh(x):
+    return libdevice.sinh(x)
+
+
+@triton.jit
+def tan(x):
+    return libdevice.tan(x)
+
+
+@triton.jit
+def tanh(x):
+    return libdevice.tanh(x)
+
+
+@triton.jit
+def trunc(x):
+    return libdevice.trunc(x)
+
+
+__all__ = [
+    *UNARY,
+    "atan2",
+    "div",
+    "div_by_constant",
+    "fmax",
+    "fmin",
+    "fmod",
+    "hypot",
+    "largest",
+    "load",
+    "loose_div",
+    "maximum",
+    "minimum",
+    "nextafter",
+    "pow",
+    "round_bfloat16",
+    "round_float16",
+    "signbit",
+    "sqrt",
+    "store",
+    "widen",
+]

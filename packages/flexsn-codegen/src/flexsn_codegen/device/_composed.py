@@ -1,0 +1,416 @@
+"""Functions written with the others, the same in both worlds: what the interpreter tests is what a GPU runs.
+
+Integer functions follow what eager mode does on CUDA where that is defined, and never trap. Loops without
+a condition on the data, because a block has no single one.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flexsn_codegen.device import _base as base
+
+# -- integers ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _divisor(y):
+    # Eager raises on the CPU and gives anything on CUDA: here n / 0 is n, and n % 0 is 0.
+    return tl.where(y == 0, tl.full([], 1, y.dtype), y)
+
+
+@triton.jit
+def int_div(x, y):
+    """Rounds towards zero."""
+    return x // _divisor(y)
+
+
+@triton.jit
+def int_fmod(x, y):
+    """The sign of `x`."""
+    return x % _divisor(y)
+
+
+@triton.jit
+def int_remainder(x, y):
+    """The sign of `y`."""
+    y = _divisor(y)
+    mod = x % y
+    return tl.where((mod != 0) & ((mod < 0) != (y < 0)), mod + y, mod)
+
+
+@triton.jit
+def int_pow(x, y):
+    """By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0."""
+    one = tl.full([], 1, x.dtype)
+    zero = tl.full([], 0, x.dtype)
+    result = tl.where(y < 0, tl.where((x == one) | (x + one == zero), one, zero), one)
+    power = x
+    exponent = tl.where(y < 0, y & one, y)
+    for _ in range(x.dtype.primitive_bitwidth):
+        result = tl.where((exponent & one) != 0, result * power, result)
+        power = power * power
+        exponent = exponent >> one
+    return result
+
+
+@triton.jit
+def gcd(x, y):
+    x = tl.abs(x)
+    y = tl.abs(y)
+    for _ in range(93):  # steps of Euclid's algorithm on two int64 numbers, at most
+        rest = int_fmod(x, y)
+        x = tl.where(y == 0, x, y)
+        y = rest
+    return tl.abs(x)
+
+
+@triton.jit
+def shift_left(x, y, bits: tl.constexpr):
+    inside = (y >= 0) & (y < bits)
+    return tl.where(inside, x << tl.where(inside, y, 0), tl.full([], 0, x.dtype))
+
+
+@triton.jit
+def shift_right(x, y, last: tl.constexpr):
+    """Too far is as far as it goes: 0, or -1 for negative numbers. `last`: number of bits but the sign."""
+    inside = (y >= 0) & (y <= last)
+    return x >> tl.where(inside, y, tl.full([], last, x.dtype))
+
+
+# -- the representation of floating-point numbers ------------------------------------------------------------
+
+
+@triton.jit
+def nextafter_float16(x, y):
+    """Of float16 values in float32 registers."""
+    bits = x.to(tl.float16).to(tl.int16, bitcast=True)
+    one = tl.full([], 1, tl.int16)
+    moved = tl.where((x < y) == (x > 0), bits + one, bits - one)
+    nudged = tl.where(y > 0, one, one | tl.full([], -32768, tl.int16))
+    bits = tl.where(x == 0, nudged, moved)
+    result = bits.to(tl.float16, bitcast=True).to(tl.float32)
+    return tl.where((x != x) | (y != y), x + y, tl.where(x == y, y, result))
+
+
+@triton.jit
+def nextafter_bfloat16(x, y):
+    """Of bfloat16 values in float32 registers, whose upper half they are."""
+    bits = x.to(tl.int32, bitcast=True)
+    one = tl.full([], 65536, tl.int32)
+    moved = tl.where((x < y) == (x > 0), bits + one, bits - one)
+    nudged = tl.where(y > 0, one, one | tl.full([], -2147483648, tl.int32))
+    result = tl.where(x == 0, nudged, moved).to(tl.float32, bitcast=True)
+    return tl.where((x != x) | (y != y), x + y, tl.where(x == y, y, result))
+
+
+@triton.jit
+def _normal(x):
+    """`x`, or a multiple of it where it is denormal; and the exponent of the factor."""
+    if x.dtype == tl.float64:
+        small = tl.abs(x) < tl.full([], 2.2250738585072014e-308, tl.float64)
+        return tl.where(small, x * tl.full([], 18014398509481984.0, tl.float64), x), tl.where(small, 54, 0)
+    else:
+        small = tl.abs(x) < tl.full([], 1.1754943508222875e-38, tl.float32)
+        return tl.where(small, x * tl.full([], 33554432.0, tl.float32), x), tl.where(small, 25, 0)
+
+
+@triton.jit
+def frexp_mantissa(x):
+    y, _ = _normal(x)
+    if x.dtype == tl.float64:
+        bits = y.to(tl.int64, bitcast=True)
+        bits = (bits & tl.full([], -9218868437227405313, tl.int64)) | tl.full([], 0x3FE0000000000000, tl.int64)
+        mantissa = bits.to(tl.float64, bitcast=True)
+    else:
+        bits = y.to(tl.int32, bitcast=True)
+        bits = (bits & tl.full([], -2139095041, tl.int32)) | tl.full([], 0x3F000000, tl.int32)
+        mantissa = bits.to(tl.float32, bitcast=True)
+    return tl.where((x == 0) | (x - x != 0), x, mantissa)
+
+
+@triton.jit
+def frexp_exponent(x):
+    y, scale = _normal(x)
+    if x.dtype == tl.float64:
+        exponent = ((y.to(tl.int64, bitcast=True) >> 52) & 0x7FF) - 1022
+    else:
+        exponent = ((y.to(tl.int32, bitcast=True) >> 23) & 0xFF) - 126
+    exponent = exponent.to(tl.int32) - scale
+    return tl.where((x == 0) | (x - x != 0), 0, exponent).to(tl.int32)
+
+
+# -- special functions ---------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _number(value: tl.constexpr, x):
+    return tl.full([], value, x.dtype)
+
+
+@triton.jit
+def digamma(x):
+    """By reflection to x > 0, recurrence to x >= 10, then the asymptotic series (DLMF 5.5.4, 5.5.2, 5.11.2)."""
+    one = _number(1.0, x)
+    pi = tl.full([], 3.141592653589793, tl.float64)
+    pole = (x < 0) & (base.trunc(x) == x)
+    negative = x < 0
+    # In float64: around its zeros, digamma is a small difference of the two.
+    fraction = (x - base.trunc(x)).to(tl.float64)
+    reflected = (pi / base.tan(pi * fraction)).to(x.dtype)
+    z = tl.where(negative, one - x, x)
+    shift = tl.zeros_like(z)
+    for _ in range(10):
+        shift = tl.where(z < 10, shift - base.div(one, z), shift)
+        z = tl.where(z < 10, z + one, z)
+    square = base.div(one, z * z)
+    series = _number(0.08333333333333333, x)
+    series = _number(-0.021092796092796094, x) + series * square
+    series = _number(0.007575757575757576, x) + series * square
+    series = _number(-0.004166666666666667, x) + series * square
+    series = _number(0.003968253968253968, x) + series * square
+    series = _number(-0.008333333333333333, x) + series * square
+    series = _number(0.08333333333333333, x) + series * square
+    result = shift + base.log(z) - base.div(_number(0.5, x), z) - series * square
+    result = tl.where(negative, result - reflected, result)
+    result = tl.where(x == 0, base.div(-one, x), result)
+    result = tl.where(pole, _number(float("nan"), x), result)
+    return tl.where(x == _number(float("inf"), x), x, result)
+
+
+@triton.jit
+def trigamma(x):
+    """By reflection to x > 1/2, recurrence by six, then the asymptotic series (DLMF 5.15.6, 5.15.5, 5.15.8)."""
+    one = _number(1.0, x)
+    pi = _number(3.141592653589793, x)
+    low = x < _number(0.5, x)
+    sine = base.sin(pi * x)
+    reflected = base.div(pi * pi, sine * sine)
+    z = tl.where(low, one - x, x)
+    total = tl.zeros_like(z)
+    for _ in range(6):
+        total = total + base.div(one, z * z)
+        z = z + one
+    square = base.div(one, z * z)
+    series = _number(0.03333333333333333, x) - square * _number(0.023809523809523808, x)
+    series = one + base.div(one, z * _number(2.0, x)) + square * (_number(0.16666666666666666, x) - square * series)
+    total = total + base.div(series, z)
+    return tl.where(low, reflected - total, total)
+
+
+@triton.jit
+def zeta(s, q):
+    """The Hurwitz zeta function by Euler's and Maclaurin's sum (DLMF 25.11.5)."""
+    one = _number(1.0, s)
+    zero = _number(0.0, s)
+    nan = _number(float("nan"), s)
+    inf = _number(float("inf"), s)
+    pole = (q <= zero) & (base.floor(q) == q)
+    undefined = (s < one) | ((q <= zero) & (base.floor(s) != s) & (pole == 0))
+    z = tl.where(pole | undefined, one, q)
+    total = tl.zeros_like(z)
+    # Whole steps up to z > 9, where the series converges fast, and nine of them: it converges the slower the
+    # larger s is, but the steps then make up nearly all of the sum.
+    count = tl.zeros_like(z)
+    # Not by a variable: Triton 3.6's interpreter makes it a block.
+    for _ in range(base.largest(tl.where(z < zero, -base.floor(z), zero)) + 10):
+        near = (z <= _number(9.0, s)) | (count < 9)
+        total = tl.where(near, total + base.pow(z, -s), total)
+        z = tl.where(near, z + one, z)
+        count = count + 1.0
+    power = base.pow(z, -s)
+    # Nothing is left to add where the terms have vanished: there s or z may be infinite.
+    gone = power == zero
+    s_tail = tl.where(gone, zero, s)
+    z = tl.where(gone, one, z)
+    total = total + base.div(z * power, s_tail - one) + power * _number(0.5, s)
+    power = base.div(power, z)
+    factor = s_tail
+    total = total + _number(0.08333333333333333, s) * factor * power
+    factor = factor * (s_tail + 1.0) * (s_tail + 2.0)
+    power = base.div(power, z * z)
+    total = total + _number(-0.001388888888888889, s) * factor * power
+    factor = factor * (s_tail + 3.0) * (s_tail + 4.0)
+    power = base.div(power, z * z)
+    total = total + _number(3.306878306878307e-05, s) * factor * power
+    factor = factor * (s_tail + 5.0) * (s_tail + 6.0)
+    power = base.div(power, z * z)
+    total = total + _number(-8.267195767195768e-07, s) * factor * power
+    factor = factor * (s_tail + 7.0) * (s_tail + 8.0)
+    power = base.div(power, z * z)
+    total = total + _number(2.08767569878681e-08, s) * factor * power
+    factor = factor * (s_tail + 9.0) * (s_tail + 10.0)
+    power = base.div(power, z * z)
+    total = total + _number(-5.284190138687493e-10, s) * factor * power
+    factor = factor * (s_tail + 11.0) * (s_tail + 12.0)
+    power = base.div(power, z * z)
+    total = total + _number(1.3382536530684679e-11, s) * factor * power
+    total = tl.where(pole, inf, total)
+    return tl.where(s == one, inf, tl.where(undefined, nan, total))
+
+
+@triton.jit
+def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
+    """The sum in the expansions for large `x` of exp(-x) I_order(x), `sign` -1, and exp(x) K_order(x), `sign` 1.
+
+    DLMF 10.40.1 and 10.40.2; 14 terms are exact to float64 from x = 34 on.
+    """
+    term = tl.zeros_like(x) + 1.0
+    total = term
+    k = tl.zeros_like(x)
+    for _ in range(14):
+        k = k + 1.0
+        odd = k * 2.0 - 1.0
+        square: tl.constexpr = 4.0 * order * order
+        term = base.div(term * (square - odd * odd) * (0.125 * sign), k * x)
+        total = total + term
+    return total
+
+
+@triton.jit
+def _bessel_ie(x, scaled, order: tl.constexpr):
+    """`scaled` where it does not overflow; beyond, the expansion for large `x`."""
+    x = tl.abs(x)
+    far = x > 50
+    z = tl.where(far, x, _number(64.0, x))
+    root = base.sqrt(z) * _number(2.5066282746310002, x)
+    return tl.where(far, base.div(_hankel(z, order, -1), root), scaled)
+
+
+@triton.jit
+def bessel_i0e(x):
+    near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
+    result = _bessel_ie(x, base.bessel_i0(near) * base.exp(-tl.abs(near)), 0)
+    return tl.where(x != x, x, result)
+
+
+@triton.jit
+def bessel_i1e(x):
+    near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
+    result = _bessel_ie(x, base.bessel_i1(tl.abs(near)) * base.exp(-tl.abs(near)), 1)
+    return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # not -result: of 0 it is 0
+
+
+@triton.jit
+def _bessel_ke(x, order: tl.constexpr):
+    """exp(x) K_order(x) for x >= 1: by the trapezoidal rule on DLMF 10.32.9, for large `x` by the expansion.
+
+    With a step of 1/8 the rule is exact to float64 as long as the integrand is not too narrow, up to x = 34.
+    """
+    far = x > 34
+    z = tl.where(far, tl.zeros_like(x) + 34.0, x)
+    total = tl.zeros_like(x) + 0.5
+    half_t = tl.zeros_like(x)
+    for _ in range(36):
+        half_t = half_t + 0.0625
+        sinh = base.sinh(half_t)
+        height = sinh * sinh * 2.0  # cosh(t) - 1
+        term = base.exp(z * height * -1.0)
+        if order == 1:
+            term = term * (height + 1.0)
+        total = total + term
+    z = tl.where(far, x, tl.zeros_like(x) + 64.0)
+    root = base.div(tl.zeros_like(x) + 1.2533141373155003, base.sqrt(z))
+    return tl.where(far, root * _hankel(z, order, 1), total * 0.125)
+
+
+@triton.jit
+def _bessel_k_near(x, order: tl.constexpr):
+    """K_order(x) for x <= 1, by its series around 0 (DLMF 10.31.1, 10.31.2)."""
+    quarter = x * x * 0.25
+    log = base.log(x * 0.5)
+    power = tl.zeros_like(x) + 1.0
+    total = tl.zeros_like(x)
+    digammas = tl.zeros_like(x) - 0.5772156649015329
+    k = tl.zeros_like(x)
+    for _ in range(10):
+        k = k + 1.0
+        following = digammas + base.div(tl.zeros_like(x) + 1.0, k)
+        if order == 0:
+            total = total + power * (digammas - log)
+            power = base.div(power * quarter, k * k)
+        else:
+            total = total + power * (log - (digammas + following) * 0.5)
+            power = base.div(power * quarter, k * (k + 1.0))
+        digammas = following
+    if order == 1:
+        total = base.div(tl.zeros_like(x) + 1.0, x) + total * x * 0.5
+    return total
+
+
+@triton.jit
+def _bessel_k(x, order: tl.constexpr, scaled: tl.constexpr):
+    one = _number(1.0, x)
+    near = _bessel_k_near(tl.where(x < one, x, one), order)
+    z = tl.where(x < one, one, x)
+    far = _bessel_ke(z, order)
+    if scaled:
+        near = near * base.exp(tl.where(x < one, x, one))
+    else:
+        far = far * base.exp(-z)
+    result = tl.where(x < one, near, far)
+    result = tl.where(x == 0, _number(float("inf"), x), result)
+    return tl.where((x < 0) | (x != x), _number(float("nan"), x), result)
+
+
+@triton.jit
+def bessel_k0(x):
+    return _bessel_k(x, 0, False)
+
+
+@triton.jit
+def bessel_k1(x):
+    return _bessel_k(x, 1, False)
+
+
+@triton.jit
+def bessel_k0e(x):
+    return _bessel_k(x, 0, True)
+
+
+@triton.jit
+def bessel_k1e(x):
+    return _bessel_k(x, 1, True)
+
+
+@triton.jit
+def spherical_bessel_j0(x):
+    """sin(x) / x, near 0 by its series."""
+    square = x * x
+    series = _number(1.6059043836821613e-10, x)
+    series = _number(-2.505210838544172e-08, x) + series * square
+    series = _number(2.7557319223985893e-06, x) + series * square
+    series = _number(-0.0001984126984126984, x) + series * square
+    series = _number(0.008333333333333333, x) + series * square
+    series = _number(-0.16666666666666666, x) + series * square
+    series = _number(1.0, x) + series * square
+    near = tl.abs(x) < _number(0.5, x)
+    far = base.div(base.sin(x), tl.where(near, _number(1.0, x), x))
+    result = tl.where(near, series, far)
+    return tl.where(tl.abs(x) == _number(float("inf"), x), _number(0.0, x), result)
+
+
+__all__ = [
+    "bessel_i0e",
+    "bessel_i1e",
+    "bessel_k0",
+    "bessel_k0e",
+    "bessel_k1",
+    "bessel_k1e",
+    "digamma",
+    "frexp_exponent",
+    "frexp_mantissa",
+    "gcd",
+    "int_div",
+    "int_fmod",
+    "int_pow",
+    "int_remainder",
+    "nextafter_bfloat16",
+    "nextafter_float16",
+    "shift_left",
+    "shift_right",
+    "spherical_bessel_j0",
+    "trigamma",
+    "zeta",
+]

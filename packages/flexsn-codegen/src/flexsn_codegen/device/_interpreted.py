@@ -1,0 +1,125 @@
+"""The implementation under Triton's interpreter: plain functions over its handles, calling torch.
+
+The interpreter keeps a value as a numpy array; bfloat16, which numpy has not, as its 16 bits. Seen working
+on Triton 3.6 and 3.7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from flexsn_codegen._functions import UNARY
+
+
+def _to_torch(x: Any) -> Tensor:
+    # A copy: broadcast arrays are not writable, which `from_numpy` warns of. Flat: it may be a bare number.
+    return torch.from_numpy(x.handle.data.reshape(-1).copy())
+
+
+def _on_torch(function: Callable[..., Tensor]) -> Callable[..., Any]:
+    def call(x: Any, *others: Any) -> Any:
+        # The interpreter's own ops broadcast scalars against blocks; `x + 0 * other` would lose NaN, so
+        # the shape is settled with a selection.
+        x, others = _same_shape(x, others)
+        return _of_type(x, function(_to_torch(x), *map(_to_torch, others)), x.dtype)
+
+    return call
+
+
+def _same_shape(x: Any, others: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+    for other in others:
+        x, _ = tl.broadcast(x, other)
+    return x, tuple(tl.broadcast(x, other)[1] for other in others)
+
+
+def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
+    # Here, because Triton's interpreter needs numpy, which nothing else here does.
+    from triton.runtime.interpreter import TensorHandle
+
+    data = value.numpy().reshape(x.handle.data.shape)
+    shape = tl.block_type(kind, x.type.shape) if x.type.is_block() else kind
+    return tl.tensor(TensorHandle(data, kind), shape)
+
+
+def widen(x: Any) -> Any:
+    if x.dtype == tl.bfloat16:
+        # Not `to`: the interpreter takes denormals for zero.
+        return _of_type(x, _to_torch(x).view(torch.bfloat16).to(torch.float32), tl.float32)
+    return x.to(tl.float32) if x.dtype == tl.float16 else x
+
+
+def load(pointers: Any, mask: Any) -> Any:
+    return widen(tl.load(pointers, mask=mask, other=0))
+
+
+def store(pointers: Any, value: Any, mask: Any) -> None:
+    if pointers.dtype.element_ty == tl.bfloat16:
+        # Not by the store: the interpreter truncates instead of rounding.
+        bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
+        value = _of_type(value, bits, tl.bfloat16)
+    tl.store(pointers, value, mask=mask)
+
+
+round_float16 = _on_torch(lambda x: x.to(torch.float16).to(torch.float32))
+round_bfloat16 = _on_torch(lambda x: x.to(torch.bfloat16).to(torch.float32))
+
+div = _on_torch(torch.div)
+loose_div = div
+div_by_constant = div  # eager on the CPU divides
+sqrt = _on_torch(torch.sqrt)
+maximum = _on_torch(torch.maximum)
+minimum = _on_torch(torch.minimum)
+fmax = _on_torch(torch.fmax)
+fmin = _on_torch(torch.fmin)
+atan2 = _on_torch(torch.atan2)
+hypot = _on_torch(torch.hypot)
+nextafter = _on_torch(torch.nextafter)
+pow = _on_torch(torch.pow)
+# In float64: vectorised, torch's float32 one gives NaN where the quotient is too large for it.
+fmod = _on_torch(lambda x, y: torch.fmod(x.double(), y.double()).to(x.dtype))
+
+
+def signbit(x: Any) -> Any:
+    return _of_type(x, torch.signbit(_to_torch(x)), tl.int1)
+
+
+def largest(x: Any) -> int:
+    return int(_to_torch(x).max())
+
+
+def _unary(torch_name: str) -> Callable[..., Any]:
+    function = reduce(getattr, torch_name.split("."), torch)
+    return _on_torch(function)  # type: ignore[arg-type]
+
+
+globals().update({name: _unary(torch_name) for name, (_, torch_name) in UNARY.items()})
+
+__all__ = [
+    *UNARY,
+    "atan2",
+    "div",
+    "div_by_constant",
+    "fmax",
+    "fmin",
+    "fmod",
+    "hypot",
+    "largest",
+    "load",
+    "loose_div",
+    "maximum",
+    "minimum",
+    "nextafter",
+    "pow",
+    "round_bfloat16",
+    "round_float16",
+    "signbit",
+    "sqrt",
+    "store",
+    "widen",
+]

@@ -1,0 +1,196 @@
+"""The backward scan: from the last step to the first, the states' gradients in registers.
+
+Recomputing (the default): per segment, from the last to the first, load the state before it and its inputs,
+compute the segment's states again, then walk back through the step's VJP. A segment is a chunk of `K` steps,
+or one of the single steps that follow the chunks. Saving: the VJP takes the kept intermediates instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexsn_codegen._core import CoreSource
+from flexsn_codegen.scan._spec import BackwardSpec, KernelSource, Param, Role
+from flexsn_codegen.scan._writer import ScanWriter
+
+
+def backward_source(
+    name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec
+) -> KernelSource:
+    """Writes the backward kernel of a step.
+
+    Args:
+        name: start of the kernel's name.
+        core: the step as in the forward, to recompute states with; `None` when intermediates were saved.
+        vjp: `[inputs, states, lifted, *cotangents] -> [*gradients]`, arguments named as in the forward and
+            ``grad_output_0``, ``grad_state_0``; with saved intermediates it takes ``saved_0`` and so on.
+        spec: what is read and written, and how.
+    """
+    return _Backward(core, vjp, spec).write(name)
+
+
+class _Backward:
+    def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
+        self._core = core
+        self._vjp = vjp
+        self._spec = spec
+        self._writer = ScanWriter()
+        self._used = set(vjp.arguments) | (set(core.arguments) if core else set())
+        self._num_states = len(spec.states)
+        first_lifted = len(spec.inputs) + self._num_states
+        self._input_gradients = spec.gradients[: len(spec.inputs)]
+        self._state_gradients = spec.gradients[len(spec.inputs) : first_lifted]
+        self._lifted_gradients = spec.gradients[first_lifted:]
+
+    def write(self, name: str) -> KernelSource:
+        w, chunk = self._writer, self._spec.chunk
+        w.begin()
+        self._declare()
+        w.line(f"chunks = T // {chunk}")
+        for param in self._moving():
+            # The last single step, or the last chunk, is reached by moving back once.
+            w.point(param, "tl.cast(T, tl.int64)")
+        if chunk > 1:
+            with w.block(f"for i in range(T - chunks * {chunk}):"):
+                w.line(f"segment = T - chunks * {chunk} - 1 - i + chunks")
+                self._segment(1)
+        with w.block("for i in range(chunks):"):
+            w.line("segment = chunks - 1 - i")
+            self._segment(chunk)
+        for i, param in self._grad_states.items():
+            w.store(param, f"grad_state_{i}")
+        for i, param in self._grad_lifted.items():
+            w.store(param, f"grad_lifted_{i}")
+        cores = [self._vjp] if self._core is None else [self._core, self._vjp]
+        doc = f"Backward scan, {chunk} steps a chunk. One program: BLOCK elements, all T."
+        return w.finish(name, cores, doc)
+
+    def _declare(self) -> None:
+        w, spec = self._writer, self._spec
+        self._inputs = {
+            i: w.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
+            for i, layout in enumerate(spec.inputs)
+            if f"input_{i}" in self._used
+        }
+        self._lifted = {
+            i: w.add(Role.LIFTED, i, layout)
+            for i, layout in enumerate(spec.lifted)
+            if f"lifted_{i}" in self._used
+        }
+        for i, param in self._lifted.items():
+            w.load(f"lifted_{i}", param)
+        # The states before a segment: only those that something in it is computed from.
+        self._needed_states = [i for i in range(self._num_states) if f"state_{i}" in self._used]
+        self._states = {
+            i: w.add(Role.STATE, i, layout)
+            for i in self._needed_states
+            if (layout := spec.states[i]) is not None
+        }
+        self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
+        self._saved = {
+            i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used
+        }
+        self._grad_outputs = self._add(Role.GRAD_OUTPUT, spec.grad_outputs)
+        self._grad_state_seqs = self._add(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
+        grad_finals = self._add(Role.GRAD_FINAL_STATE, spec.grad_final_states)
+        for i, dtype in enumerate(spec.state_dtypes):
+            if i in grad_finals:
+                w.load(f"grad_state_{i}", grad_finals[i])
+            else:
+                w.zeros(f"grad_state_{i}", dtype)
+        self._grad_inputs = self._add(Role.GRAD_INPUT, spec.grad_inputs)
+        self._grad_states = self._add(Role.GRAD_STATE, spec.grad_states)
+        self._grad_lifted = self._add(Role.GRAD_LIFTED, spec.grad_lifted)
+        for i in self._grad_lifted:
+            w.zeros(f"grad_lifted_{i}", spec.lifted_dtypes[i])
+
+    def _add(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
+        return {i: self._writer.add(role, i) for i, there in enumerate(present) if there}
+
+    def _moving(self) -> list[Param]:
+        return [
+            *self._inputs.values(),
+            *self._saved.values(),
+            *self._grad_outputs.values(),
+            *self._grad_state_seqs.values(),
+            *self._grad_inputs.values(),
+        ]
+
+    def _segment(self, steps: int) -> None:
+        w = self._writer
+        for param in self._moving():
+            w.move(param, -steps)
+        self._load_states()
+        for k in range(steps):
+            self._load_step(k)
+        if self._needed_states:
+            for k in range(steps - 1):
+                self._recompute(k)
+        for k in reversed(range(steps)):
+            self._walk_back(k)
+
+    def _load_states(self) -> None:
+        """The states before the segment: a checkpoint, or the initial ones. Without a branch, which would keep
+        the loads behind it from being issued."""
+        w = self._writer
+        for i in self._needed_states:
+            param = self._checkpoints[i]
+            row = f"{param.name}_ptr + (tl.cast(segment, tl.int64) - 1) * step"
+            w.load(f"state_{i}_0", param, row, "mask & (segment > 0)")  # 0 where masked
+            if i in self._states:
+                w.load(f"initial_{i}", self._states[i], mask="mask & (segment == 0)")
+                w.line(f"state_{i}_0 = tl.where(segment > 0, state_{i}_0, initial_{i})")
+
+    def _load_step(self, k: int) -> None:
+        w = self._writer
+        for i, param in self._inputs.items():
+            w.load(f"input_{i}_{k}", param, w.at(param, k))
+        for i, param in self._saved.items():
+            w.load(f"saved_{i}_{k}", param, w.at(param, k))
+        for i, param in self._grad_outputs.items():
+            w.load(f"grad_output_{i}_{k}", param, w.at(param, k))
+        for i, param in self._grad_state_seqs.items():
+            w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k))
+
+    def _recompute(self, k: int) -> None:
+        """The states before step `k + 1`."""
+        assert self._core is not None
+        new = [f"state_{i}_{k + 1}" for i in range(self._num_states)]
+        results = [f"unused_{i}" for i in range(self._spec.num_outputs)] + new
+        call = self._call(self._core, k)
+        self._writer.line(f"{', '.join(results)} = {call}")
+
+    def _walk_back(self, k: int) -> None:
+        w, spec = self._writer, self._spec
+        for i in self._grad_state_seqs:
+            w.line(f"grad_state_{i} += grad_state_seq_{i}_{k}")
+        count = sum(position is not None for position in spec.gradients)
+        if count:
+            results = ", ".join(f"result_{i}" for i in range(count))
+            w.line(f"{results} = {self._call(self._vjp, k)}")
+        for i, param in self._grad_inputs.items():
+            w.store(param, self._gradient(self._input_gradients[i]), w.at(param, k))
+        for i, position in enumerate(self._state_gradients):
+            w.line(f"grad_state_{i} = {self._gradient(position, spec.state_dtypes[i])}")
+        for i in self._grad_lifted:
+            position = self._lifted_gradients[i]
+            if position is not None:
+                w.line(f"grad_lifted_{i} += {self._sum_term(position, spec.lifted_dtypes[i])}")
+
+    def _gradient(self, position: int | None, dtype: str = "tl.float32") -> str:
+        return f"tl.zeros([BLOCK], {dtype})" if position is None else f"result_{position}"
+
+    def _sum_term(self, position: int, dtype: str) -> str:
+        return f"result_{position}.to({dtype})"
+
+    def _call(self, core: CoreSource, k: int) -> str:
+        return f"{core.name}({', '.join(self._argument(a, k) for a in core.arguments)})"
+
+    def _argument(self, name: str, k: int) -> str:
+        """What stands for an argument of the step or its VJP at step `k` of the segment."""
+        role, _, index = name.rpartition("_")
+        if role in ("input", "state", "saved"):
+            return f"{name}_{k}"
+        if role == "grad_output" and int(index) in self._grad_outputs:
+            return f"{name}_{k}"
+        return name

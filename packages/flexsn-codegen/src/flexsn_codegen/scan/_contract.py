@@ -1,0 +1,134 @@
+"""Kernels straight from the source of a step and `FlexSNInfo`, all operands dense, nothing left out."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen._core import HEADER, CoreSource
+from flexsn_codegen.scan._backward import backward_source
+from flexsn_codegen.scan._forward import forward_source
+from flexsn_codegen.scan._spec import DENSE, BackwardSpec, ForwardSpec, InputLayout, KernelSource
+
+
+class StepInfo(Protocol):
+    """The fields of `flexsn_graph.FlexSNInfo` that the templates read."""
+
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def num_states(self) -> int: ...
+    @property
+    def fwd_core_args(self) -> tuple[str, ...]: ...
+    @property
+    def fwd_core_returns(self) -> tuple[str, ...]: ...
+
+
+def get_flexsn_inference_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
+    """The kernel `(*inputs, *init_states, *outputs, *state_seqs, T, NCL, BLOCK)` of a float32 step.
+
+    Args:
+        core_str, core_name: from `generate_triton_code_str`, of a graph
+            `[*inputs, *states] -> [*outputs, *new_states]`.
+        info: names and counts of that graph.
+        verbose: prints the kernel's source.
+
+    Returns:
+        A `triton.JITFunction`. Sequences are `[T, *step]`, states `[*step]`, all contiguous. Launch with
+        `cdiv(NCL, BLOCK)` programs.
+    """
+    return _forward("inference", core_str, core_name, info, verbose, state_seqs=True)
+
+
+def get_flexsn_inference_final_state_kernel(
+    core_str: str, core_name: str, info: StepInfo, verbose: bool = False
+) -> Any:
+    """Like `get_flexsn_inference_kernel`, with final states `[*step]` instead of state sequences."""
+    return _forward("inference_final_state", core_str, core_name, info, verbose, state_seqs=False)
+
+
+def get_flexsn_forward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
+    """The kernel `(*inputs, *init_states, *outputs, *state_seqs, *intermediates, T, NCL, BLOCK)`.
+
+    Args:
+        core_str, core_name: of a graph `[*inputs, *states] -> [*outputs, *new_states, *intermediates]`.
+        info: names and counts of that graph. Every intermediate is written, duplicates included.
+    """
+    saved = len(info.fwd_core_returns) - info.num_outputs - info.num_states
+    return _forward("forward", core_str, core_name, info, verbose, state_seqs=True, saved=saved)
+
+
+def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, verbose: bool = False) -> Any:
+    """The kernel of the gradient, from saved intermediates.
+
+    Its arguments: `(*intermediates, *grad_outputs, *grad_state_seqs, *grad_inputs, *grad_init_states, T, NCL,
+    BLOCK)`.
+
+    Args:
+        core_str, core_name: of a graph `[*intermediates, *grad_outputs, *grad_new_states] ->
+            [*grad_inputs, *grad_states]`, all present.
+        info: names and counts of the forward graph.
+    """
+    num_results = info.num_outputs + info.num_states
+    saved = len(info.fwd_core_returns) - num_results
+    arguments = [f"saved_{i}" for i in range(saved)]
+    arguments += [f"grad_output_{i}" for i in range(info.num_outputs)]
+    arguments += [f"grad_state_{i}" for i in range(info.num_states)]
+    num_primals = info.num_inputs + info.num_states
+    spec = BackwardSpec(
+        inputs=(InputLayout(),) * info.num_inputs,
+        states=(DENSE,) * info.num_states,
+        state_dtypes=("tl.float32",) * info.num_states,
+        lifted=(),
+        num_outputs=info.num_outputs,
+        grad_outputs=(True,) * info.num_outputs,
+        grad_state_seqs=(True,) * info.num_states,
+        grad_final_states=(False,) * info.num_states,
+        gradients=tuple(range(num_primals)),
+        grad_inputs=(True,) * info.num_inputs,
+        grad_states=(True,) * info.num_states,
+        grad_lifted=(),
+        lifted_dtypes=(),
+        saved=saved,
+    )
+    core = _as_core(core_str, core_name, tuple(arguments))
+    return _compile(backward_source("backward", None, core, spec), verbose)
+
+
+def _forward(
+    name: str,
+    core_str: str,
+    core_name: str,
+    info: StepInfo,
+    verbose: bool,
+    *,
+    state_seqs: bool,
+    saved: int = 0,
+) -> Any:
+    arguments = [f"input_{i}" for i in range(info.num_inputs)]
+    arguments += [f"state_{i}" for i in range(info.num_states)]
+    arguments += [f"lifted_{i}" for i in range(len(info.fwd_core_args) - len(arguments))]
+    spec = ForwardSpec(
+        inputs=(InputLayout(),) * info.num_inputs,
+        states=(DENSE,) * info.num_states,
+        state_dtypes=("tl.float32",) * info.num_states,
+        lifted=(DENSE,) * (len(info.fwd_core_args) - info.num_inputs - info.num_states),
+        outputs=(True,) * info.num_outputs,
+        state_seqs=(state_seqs,) * info.num_states,
+        final_states=(not state_seqs,) * info.num_states,
+        saved=saved,
+    )
+    core = _as_core(core_str, core_name, tuple(arguments))
+    return _compile(forward_source(name, core, spec), verbose)
+
+
+def _as_core(core_str: str, core_name: str, arguments: tuple[str, ...]) -> CoreSource:
+    return CoreSource(core_name, core_str.removeprefix(HEADER).strip() + "\n", arguments)
+
+
+def _compile(source: KernelSource, verbose: bool) -> Any:
+    if verbose:
+        print(source.source)
+    return compile_triton_code_str(source.source, source.name, verbose)

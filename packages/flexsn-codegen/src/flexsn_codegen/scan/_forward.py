@@ -1,0 +1,154 @@
+"""The forward scan: one program walks `BLOCK` elements through time, their states in registers.
+
+Per chunk of `K` steps: issue the loads of all `K` inputs (with prefetch: of the next chunk's), then compute and store
+step by step. A store may alias a later load, so the compiler would not move loads up by itself. What is left of `T`
+goes step by step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexsn_codegen._core import CoreSource
+from flexsn_codegen.scan._spec import ForwardSpec, KernelSource, Param, Role
+from flexsn_codegen.scan._writer import ScanWriter
+
+
+def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
+    """Writes the forward kernel of a step.
+
+    Args:
+        name: start of the kernel's name.
+        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; its arguments are
+            named ``input_0``, ``state_0``, ``lifted_0`` and so on; those that it does not use may be absent.
+        spec: what is read and written, and how.
+    """
+    return _Forward(core, spec).write(name)
+
+
+class _Forward:
+    def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
+        self._core = core
+        self._spec = spec
+        self._writer = ScanWriter()
+        self._used = set(core.arguments)
+
+    def write(self, name: str) -> KernelSource:
+        w, spec, chunk = self._writer, self._spec, self._spec.chunk
+        w.begin()
+        self._declare()
+        for param in self._moving():
+            w.point(param)
+        for param in self._checkpoints:
+            # Row j - 1 holds the states before segment j.
+            w.line(f"{param.name}_at = {param.name}_ptr - step")
+        if self._checkpoints:
+            w.line(f"single = T // {spec.segment} * {spec.segment}  # from here on, each step is a segment")
+        w.line(f"chunks = T // {chunk}")
+        if spec.prefetch:
+            self._load_inputs(chunk, "mask & (chunks > 0)")
+        with w.block("for c in range(chunks):"):
+            if spec.prefetch:
+                self._prefetch(chunk)
+            else:
+                self._load_inputs(chunk, "mask")
+            self._compute(chunk, in_chunk=True)
+        if chunk > 1:
+            with w.block(f"for t in range(chunks * {chunk}, T):"):
+                self._load_inputs(1, "mask")
+                if self._checkpoints:
+                    w.line(f"begins = (t >= single) | (t % {spec.segment} == 0)")
+                    self._write_checkpoint("(t > 0) & begins", "tl.where(begins, step, 0)")
+                self._compute(1, in_chunk=False)
+        for i, param in self._finals.items():
+            w.store(param, f"state_{i}")
+        return w.finish(
+            name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T."
+        )
+
+    def _declare(self) -> None:
+        w, spec = self._writer, self._spec
+        self._inputs = {
+            i: w.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
+            for i, layout in enumerate(spec.inputs)
+            if f"input_{i}" in self._used
+        }
+        self._lifted = {
+            i: w.add(Role.LIFTED, i, layout)
+            for i, layout in enumerate(spec.lifted)
+            if f"lifted_{i}" in self._used
+        }
+        states = {
+            i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None
+        }
+        for i, dtype in enumerate(spec.state_dtypes):
+            if i in states:
+                w.load(f"state_{i}", states[i])
+            else:
+                w.zeros(f"state_{i}", dtype)
+        for i, param in self._lifted.items():
+            w.load(f"lifted_{i}", param)
+        self._outputs = self._add(Role.OUTPUT, spec.outputs)
+        self._state_seqs = self._add(Role.STATE_SEQ, spec.state_seqs)
+        self._saved = self._add(Role.SAVED, [True] * spec.saved)
+        self._finals = self._add(Role.FINAL_STATE, spec.final_states)
+        self._checkpoints: Sequence[Param] = (
+            [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
+        )
+
+    def _add(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
+        return {i: self._writer.add(role, i) for i, there in enumerate(present) if there}
+
+    def _moving(self) -> list[Param]:
+        return [
+            *self._inputs.values(),
+            *self._outputs.values(),
+            *self._state_seqs.values(),
+            *self._saved.values(),
+        ]
+
+    def _load_inputs(self, steps: int, mask: str) -> None:
+        for k in range(steps):
+            self._load_input(k, k, mask)
+
+    def _load_input(self, k: int, distance: int, mask: str) -> None:
+        """Loads step `distance` from here on into the place of step `k` of a chunk."""
+        w = self._writer
+        for i, param in self._inputs.items():
+            w.load(f"input_{i}_{k}", param, w.at(param, distance), mask)
+
+    def _prefetch(self, chunk: int) -> None:
+        """Hands over the chunk loaded before and issues the loads of the next one."""
+        w = self._writer
+        for k in range(chunk):
+            for i in self._inputs:
+                w.line(f"now_input_{i}_{k} = input_{i}_{k}")
+        w.line("more = mask & (c + 1 < chunks)")
+        for k in range(chunk):
+            self._load_input(k, chunk + k, "more")
+
+    def _write_checkpoint(self, condition: str | None, distance: str = "step") -> None:
+        w = self._writer
+        for i, param in enumerate(self._checkpoints):
+            w.store(param, f"state_{i}", w.at(param), "mask" if condition is None else f"mask & ({condition})")
+            w.line(f"{param.name}_at += {distance}")
+
+    def _compute(self, steps: int, *, in_chunk: bool) -> None:
+        w, spec = self._writer, self._spec
+        results = [f"output_{i}" for i in range(len(spec.outputs))]
+        results += [f"state_{i}" for i in range(len(spec.states))]
+        results += [f"saved_{i}" for i in range(spec.saved)]
+        for k in range(steps):
+            if self._checkpoints and in_chunk and k % spec.segment == 0:
+                self._write_checkpoint("c > 0" if k == 0 else None)
+            prefix = "now_" if in_chunk and spec.prefetch else ""
+            arguments = [f"{prefix}{a}_{k}" if a.startswith("input_") else a for a in self._core.arguments]
+            w.line(f"{', '.join(results)} = {self._core.name}({', '.join(arguments)})")
+            for i, param in self._outputs.items():
+                w.store(param, f"output_{i}", w.at(param, k))
+            for i, param in self._state_seqs.items():
+                w.store(param, f"state_{i}", w.at(param, k))
+            for i, param in self._saved.items():
+                w.store(param, f"saved_{i}", w.at(param, k))
+        for param in self._moving():
+            w.move(param, steps)

@@ -1,0 +1,133 @@
+"""What a scan kernel reads and writes. Each distinct spec is one kernel; sizes are arguments of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+# How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
+# A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
+# the kernel; 0 terms is one value for the whole step.
+StepLayout = int
+DENSE: StepLayout = -1
+
+
+class Role(StrEnum):
+    """What a kernel argument is. `[T, …]` leads with time, `[rows, …]` with checkpoints."""
+
+    INPUT = "input"  # [T, *step], read
+    STATE = "state"  # initial state, [*step], read
+    LIFTED = "lifted"  # captured tensor, broadcast to [*step], read
+    OUTPUT = "output"  # [T, *step], written
+    STATE_SEQ = "state_seq"  # [T, *step], written: the state after each step
+    FINAL_STATE = "final_state"  # [*step], written
+    CHECKPOINT = "checkpoint"  # [rows, *step], the state before each segment but the first
+    SAVED = "saved"  # [T, *step], an intermediate that the forward keeps for the backward
+    GRAD_OUTPUT = "grad_output"  # [T, *step], read
+    GRAD_STATE_SEQ = "grad_state_seq"  # [T, *step], read
+    GRAD_FINAL_STATE = "grad_final_state"  # [*step], read
+    GRAD_INPUT = "grad_input"  # [T, *step], written
+    GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A tensor argument: `index` counts within its role."""
+
+    role: Role
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role.value}_{self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """`step`: layout within a step; `strided_time`: the stride of time is an argument, else it is `NCL`."""
+
+    step: StepLayout = DENSE
+    strided_time: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSpec:
+    """A forward scan.
+
+    Attributes:
+        inputs: layout of each input sequence.
+        states: layout of each initial state; `None` starts at zero and has no argument.
+        state_dtypes: Triton dtype of each state in registers, e.g. ``"tl.float32"``.
+        lifted: layout of each lifted tensor.
+        outputs, state_seqs, final_states: which of them are written.
+        saved: number of intermediates that follow the new states among the step's results and are written.
+        segment: steps per segment, of which `chunk` is a multiple: the states before each segment but the first
+            are written. What is left of `T` are segments of a single step. 0: no checkpoints.
+        chunk: steps whose loads are issued together.
+        prefetch: load the next chunk's inputs while this one is computed; pays where few warps run.
+    """
+
+    inputs: tuple[InputLayout, ...]
+    states: tuple[StepLayout | None, ...]
+    state_dtypes: tuple[str, ...]
+    lifted: tuple[StepLayout, ...]
+    outputs: tuple[bool, ...]
+    state_seqs: tuple[bool, ...]
+    final_states: tuple[bool, ...]
+    saved: int = 0
+    segment: int = 0
+    chunk: int = 8
+    prefetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardSpec:
+    """A backward scan.
+
+    Attributes:
+        inputs, states, state_dtypes, lifted: as in the forward.
+        num_outputs: number of outputs of the step.
+        grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
+        gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
+            results, or `None`: it is zero.
+        grad_inputs, grad_states, grad_lifted: which gradients are written.
+        lifted_dtypes: Triton dtype in which each lifted gradient is summed over time.
+        saved: number of intermediates that the forward kept; the VJP takes them instead of the primals. 0:
+            the states are recomputed from checkpoints, and the VJP takes the primals.
+        chunk: the `segment` of the forward that wrote the checkpoints.
+    """
+
+    inputs: tuple[InputLayout, ...]
+    states: tuple[StepLayout | None, ...]
+    state_dtypes: tuple[str, ...]
+    lifted: tuple[StepLayout, ...]
+    num_outputs: int
+    grad_outputs: tuple[bool, ...]
+    grad_state_seqs: tuple[bool, ...]
+    grad_final_states: tuple[bool, ...]
+    gradients: tuple[int | None, ...]
+    grad_inputs: tuple[bool, ...]
+    grad_states: tuple[bool, ...]
+    grad_lifted: tuple[bool, ...]
+    lifted_dtypes: tuple[str, ...]
+    saved: int = 0
+    chunk: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel's source and how it is called.
+
+    Attributes:
+        name, source: of the `@triton.jit` function, in a module of its own.
+        params: its tensor arguments, first.
+        sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
+            ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
+            ``"<operand>_stride<i>"``. Last comes the constexpr `BLOCK`, elements per program.
+    """
+
+    name: str
+    source: str
+    params: tuple[Param, ...]
+    sizes: tuple[str, ...]

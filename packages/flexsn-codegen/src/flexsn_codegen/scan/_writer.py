@@ -1,0 +1,113 @@
+"""What the forward and the backward template share: arguments, offsets, loads and stores."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from flexsn_codegen._core import HEADER, CoreSource, identifier
+from flexsn_codegen.scan._spec import DENSE, KernelSource, Param, Role, StepLayout
+
+
+class ScanWriter:
+    """Collects the arguments and lines of one kernel.
+
+    In the source, `off` is the element's number in the step, `mask` guards the last block, `step` is `NCL`
+    in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
+    """
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._indent = 1
+        self._params: list[Param] = []
+        self._sizes: list[str] = ["T", "NCL"]
+        self._offsets: dict[Param, str] = {}
+        self._times: dict[Param, str] = {}
+
+    # -- lines -------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self._lines.append("    " * self._indent + text)
+
+    @contextmanager
+    def block(self, header: str) -> Iterator[None]:
+        self.line(header)
+        self._indent += 1
+        before = len(self._lines)
+        yield
+        if len(self._lines) == before:
+            self.line("pass")
+        self._indent -= 1
+
+    # -- operands ----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        # int64 from the first product on: T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
+        self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
+        self.line("mask = off < NCL")
+        self.line("step = tl.cast(NCL, tl.int64)")
+
+    def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Param:
+        """Declares a tensor argument and its offset within a step."""
+        param = Param(role, index)
+        self._params.append(param)
+        self._times[param] = "step"
+        if strided_time:
+            self._sizes.append(f"{param.name}_time")
+            self._times[param] = f"tl.cast({param.name}_time, tl.int64)"
+        if layout == DENSE:
+            self._offsets[param] = "off"
+            return param
+        terms = []
+        for i in range(layout):
+            inner, size, stride = (f"{param.name}_{what}{i}" for what in ("inner", "size", "stride"))
+            self._sizes += [inner, size, stride]
+            terms.append(f"(off // {inner}) % {size} * {stride}")
+        self._offsets[param] = f"{param.name}_off"
+        self.line(f"{param.name}_off = {' + '.join(terms) or 'off * 0'}")
+        return param
+
+    def load(self, target: str, param: Param, at: str | None = None, mask: str = "mask") -> None:
+        """Loads one step of `param`; `at` is a scalar pointer, by default the argument itself."""
+        pointer = at or f"{param.name}_ptr"
+        self.line(f"{target} = dev.load({pointer} + {self._offsets[param]}, {mask})")
+
+    def store(self, param: Param, value: str, at: str | None = None, mask: str = "mask") -> None:
+        self.line(f"dev.store({at or f'{param.name}_ptr'} + {self._offsets[param]}, {value}, {mask})")
+
+    def time_of(self, param: Param) -> str:
+        """The distance between two time steps of `param`, in elements."""
+        return self._times[param]
+
+    def point(self, param: Param, rows: str = "0") -> None:
+        """Sets the operand's scalar pointer to time step or row `rows`."""
+        start = f"{param.name}_ptr"
+        self.line(f"{param.name}_at = {start}" + ("" if rows == "0" else f" + {rows} * {self.time_of(param)}"))
+
+    def at(self, param: Param, step: int = 0) -> str:
+        return f"{param.name}_at" + (f" + {step} * {self.time_of(param)}" if step else "")
+
+    def move(self, param: Param, steps: int) -> None:
+        sign, count = ("-", -steps) if steps < 0 else ("+", steps)
+        self.line(f"{param.name}_at {sign}= {count} * {self.time_of(param)}")
+
+    def zeros(self, target: str, dtype: str) -> None:
+        self.line(f"{target} = tl.zeros([BLOCK], {dtype})")
+
+    # -- the whole ---------------------------------------------------------------------------------------
+
+    def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
+        arguments = [f"{p.name}_ptr" for p in self._params] + self._sizes
+        body = "\n".join(self._lines)
+        text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
+        full_name = f"{identifier(name)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
+        functions = "\n\n".join(core.source for core in cores)
+        # T is not specialised on: one binary serves every T.
+        kernel = (
+            f'@triton.jit(do_not_specialize=["T"])\ndef {full_name}(\n    {signature},\n):\n'
+            f'    """{doc}"""\n{body}\n'
+        )
+        source = f"{HEADER}\n\n{functions}\n\n{kernel}"
+        return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes))

@@ -1,0 +1,17 @@
+# Made by: python packages/flexsn-codegen/tests/test_codegen_offline.py
+import triton
+import triton.language as tl
+
+from flexsn_codegen import device as dev
+
+
+@triton.jit
+def lif_95d9ff1192e6(input_0, state_0):
+    sub = input_0 - state_0
+    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32))
+    add = state_0 + div
+    ge = add >= tl.full([], 1.0, tl.float32)
+    convert_element_type = ge.to(tl.float32)
+    sub_1 = tl.full([], 1.0, tl.float32) - convert_element_type
+    mul = add * sub_1
+    return convert_element_type, mul

@@ -1,0 +1,167 @@
+"""Compiling for GPUs that are not there, the command line, and the sources kept to compare with."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from codegen_cores import CORES, core_graph
+
+from flexsn_codegen import (
+    DENSE,
+    ForwardSpec,
+    InputLayout,
+    KernelSource,
+    OfflineCompileError,
+    OfflineJob,
+    compile_offline,
+    emit_core,
+    forward_source,
+    generate_triton_code_str,
+    pointwise,
+)
+from flexsn_codegen.__main__ import main
+
+GOLDEN = Path(__file__).parent / "golden"
+COMMAND = "python packages/flexsn-codegen/tests/test_codegen_offline.py"
+
+
+def scan(name: str) -> KernelSource:
+    graph, states = core_graph(name)
+    spec = ForwardSpec(
+        inputs=(InputLayout(),),
+        states=(DENSE,) * states,
+        state_dtypes=("tl.float32",) * states,
+        lifted=(),
+        outputs=(True,),
+        state_seqs=(False,) * states,
+        final_states=(True,) * states,
+        chunk=4,
+    )
+    return forward_source(name, emit_core(graph, name, prune=True), spec)
+
+
+def golden(name: str) -> str:
+    return f"# Made by: {COMMAND}\n{generate_triton_code_str(core_graph(name)[0], name)[0]}"
+
+
+@pytest.mark.parametrize("name", CORES)
+def test_sources_are_as_kept(name: str) -> None:
+    kept = (GOLDEN / f"{name}.py").read_text(encoding="utf-8")
+    assert golden(name) == kept, f"if you mean it, run `{COMMAND}`"
+
+
+def test_cores_compile_for_gpus_that_are_not_there() -> None:
+    gate = pointwise(lambda x, g: x * torch.nn.functional.gelu(g)).source(*torch.empty(2, 8, device="meta"))
+    jobs = [
+        OfflineJob(kernel, target) for kernel in (*map(scan, CORES), gate) for target in ("sm_80", "sm_90", "gfx942")
+    ]
+    for job, use in zip(jobs, compile_offline(jobs), strict=True):
+        assert use.target == job.target
+        assert 8 <= use.registers <= 128, job
+        assert use.local_bytes == use.shared_bytes == 0, job
+        assert use.binary_bytes > 1000
+        assert f"{use.registers} registers" in str(use)
+
+
+def test_special_functions_compile() -> None:
+    def functions(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        special = torch.special
+        return (
+            special.digamma(x) + special.zeta(x, x) + special.i0e(x) + special.i1e(x),
+            special.modified_bessel_k1(x) + special.spherical_bessel_j0(x) + special.ndtri(x),
+            torch.frexp(x)[1] + torch.gcd(n, n + 6) + n**n + (n << n) + n % 5,
+            torch.nextafter(x.bfloat16(), x.bfloat16() + 1),
+        )
+
+    arguments = torch.empty(8, device="meta"), torch.empty(8, dtype=torch.int32, device="meta")
+    kernel = pointwise(functions).source(*arguments)
+    dtypes = [torch.float32, torch.int32, torch.float32, torch.float32, torch.int32, torch.bfloat16]
+    (use,) = compile_offline([OfflineJob(kernel, "sm_90", dtypes)])
+    assert use.binary_bytes > 10_000
+
+
+def test_wrong_jobs_are_refused() -> None:
+    with pytest.raises(OfflineCompileError, match="'h100' is no target: sm_80"):
+        compile_offline([OfflineJob(scan("lif"), "h100")])
+    with pytest.raises(OfflineCompileError, match="2 dtypes were given"):
+        compile_offline([OfflineJob(scan("lif"), "sm_90", [torch.float32] * 2)])
+    broken = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\n    nothing()\n", (), ())
+    with pytest.raises(OfflineCompileError, match="nothing"):
+        compile_offline([OfflineJob(broken, "sm_90", ())])
+
+
+MODULE = """
+import torch
+
+
+def gated(x, gate):
+    return x * torch.sigmoid(gate)
+
+
+def sorted_(x):
+    return torch.sort(x)[0]
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "codegen_shown.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "codegen_shown", raising=False)
+    return "codegen_shown"
+
+
+def test_show_prints_graph_source_and_resource_use(module: str) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-m", "flexsn_codegen", "show", f"{module}:gated"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "prims.exp.default" in done.stdout
+    assert "def gated_" in done.stdout
+    assert "# codegen_shown.py:6: return x * torch.sigmoid(gate)" in done.stdout
+    assert "# sm_90: " in done.stdout
+
+
+def test_show_prints_the_gradient(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", f"{module}:gated", "--gradient", "--arguments", "bfloat16", "float32:0", "--target"]) == 0
+    out = capsys.readouterr().out
+    assert "def gated_backward_" in out
+    assert "dev.round_bfloat16" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["show", "codegen_shown:nothing"], 2, "'codegen_shown' has no 'nothing'"),
+        (["show", "codegen_shown"], 2, "not of the form module:function"),
+        (["show", "codegen_absent:f"], 2, "no module 'codegen_absent'"),
+        (["show", "codegen_shown:number"], 2, "is a int, not a function"),
+        (["show", "codegen_shown:gated", "--arguments", "float99"], 2, "'float99' is no argument"),
+        (["show", "codegen_shown:sorted_"], 1, "aten.sort"),
+        (["show", "codegen_shown:gated", "--target", "h100"], 1, "'h100' is no target"),
+    ],
+)
+def test_mistakes_get_one_readable_line(
+    module: str, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
+) -> None:
+    assert main(arguments) == status
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert message in error
+    assert "Traceback" not in error
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for core in CORES:
+        (GOLDEN / f"{core}.py").write_text(golden(core), encoding="utf-8")

@@ -1,0 +1,268 @@
+"""Any elementwise function as one kernel, against eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.nn import functional
+
+from flexsn_codegen import ArgumentError, AutogradError, DeviceError, TraceError, UnsupportedOpError, pointwise
+from flexsn_codegen._layout import plan_layout
+
+OUTSIDE = torch.ones(3)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def gated(x: Tensor, gate: Tensor, scale: Tensor) -> Tensor:
+    return x * functional.silu(gate) * scale
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    count = max(1, torch.Size(shape).numel())
+    values = torch.linspace(-3, 3, count) if shape else torch.tensor([1.25])
+    return values.reshape(shape).to(dtype).to(DEVICE)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("first", "second", "third"),
+    [((7,), (7,), (7,)), ((2, 3, 5), (5,), ()), ((4, 1), (1, 6), ()), ((), (), ()), ((3, 1, 5), (1, 4, 1), (5,))],
+)
+def test_broadcasting_equals_eager(
+    dtype: torch.dtype, first: tuple[int, ...], second: tuple[int, ...], third: tuple[int, ...]
+) -> None:
+    arguments = [tensor(*shape, dtype=dtype) for shape in (first, second, third)]
+    result = pointwise(gated)(*arguments)
+    expected = gated(*arguments)
+    assert result.dtype == dtype
+    assert result.shape == expected.shape
+    torch.testing.assert_close(result, expected)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda t: t.transpose(0, 2),
+        lambda t: t[:, ::2],
+        lambda t: t[1:, :, 1:],
+        lambda t: t.permute(1, 2, 0),
+        lambda t: t[:, :1].expand(-1, 4, -1),
+        lambda t: t.unfold(2, 2, 1),
+    ],
+)
+def test_strided_arguments_equal_eager(view: Callable[[Tensor], Tensor]) -> None:
+    x = view(torch.randn(4, 4, 4, device=DEVICE))
+    y = torch.randn(x.shape, device=DEVICE)
+    assert torch.equal(pointwise(torch.sub)(x, y), x - y)
+    assert torch.equal(pointwise(torch.sub)(y, x), y - x)
+
+
+def test_layout_follows_the_first_argument_and_costs_no_copy() -> None:
+    x = torch.randn(2, 3, 4, 5, device=DEVICE).to(memory_format=torch.channels_last)
+    bias = torch.randn(3, 1, 1, device=DEVICE)
+    result = pointwise(torch.add)(x, bias)
+    assert result.stride() == x.stride()
+    assert torch.equal(result, x + bias)
+    plan = plan_layout([x, bias, x.transpose(0, 1).contiguous().transpose(0, 1)])
+    assert plan.layouts[:2] == (-1, 1)
+    assert plan.numbers[1] == (1, 3, 1)
+
+
+def test_more_elements_than_one_program_takes() -> None:
+    x = torch.randn(200_003, device=DEVICE)
+    assert torch.equal(pointwise(torch.neg)(x), -x)
+
+
+def test_one_trace_serves_every_size() -> None:
+    calls = 0
+
+    def counted(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * 2
+
+    kernel = pointwise(counted)
+    for size in (1, 5, 64, 1000):
+        x = torch.randn(size, device=DEVICE)
+        assert torch.equal(kernel(x), x * 2)
+    assert calls == 2  # two stand-in sizes, of one kind of arguments
+
+
+def test_empty_tensors_need_no_kernel() -> None:
+    result = pointwise(torch.exp)(torch.empty(0, 3, device=DEVICE))
+    assert result.shape == (0, 3)
+
+
+def test_several_results_of_several_dtypes() -> None:
+    x = tensor(9)
+    spike, index, value = pointwise(lambda x: (x > 0, x.to(torch.int16), x.double()))(x)
+    assert torch.equal(spike, x > 0)
+    assert torch.equal(index, x.to(torch.int16))
+    assert torch.equal(value, x.double())
+
+
+def test_tensors_without_dimensions_promote_as_in_eager_mode() -> None:
+    x, scale = tensor(5, dtype=torch.bfloat16), torch.tensor(0.3, device=DEVICE)
+    result = pointwise(torch.mul)(x, scale)
+    assert result.dtype == torch.bfloat16
+    assert torch.equal(result, x * scale)
+
+
+def test_local_mutation_is_fine() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        return y.clamp_(-1, 1).masked_fill_(y == 1, 7)
+
+    x = tensor(9)
+    expected = torch.where(x >= 0.5, 7.0, (x * 2).clamp(min=-1))
+    assert torch.equal(pointwise(function)(x), expected)
+
+
+def test_a_graph_is_a_function() -> None:
+    module = fx.symbolic_trace(lambda x, y: torch.relu(x) + y)
+    x, y = tensor(5), tensor(5)
+    assert torch.equal(pointwise(module.graph)(x, y), torch.relu(x) + y)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_gradients_equal_eager(dtype: torch.dtype) -> None:
+    def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
+        leaves = [tensor(4, 6, dtype=dtype), tensor(6, dtype=dtype), tensor(dtype=dtype)]
+        for leaf in leaves:
+            leaf.requires_grad_()
+        result = function(*leaves)
+        result.backward(torch.linspace(-1, 1, 24, device=DEVICE).reshape(4, 6).to(dtype))
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    actual, expected = gradients(pointwise(gated, autograd=True)), gradients(gated)
+    assert len(actual) == 3
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager sums rounded terms, in another order
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == e.dtype
+        torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
+
+
+def test_gradcheck() -> None:
+    x, w, s = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,), ()))
+    kernel = pointwise(lambda x, w, s: (torch.tanh(x * w) * s.exp(), x > w), autograd=True)
+    assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], (x, w, s), fast_mode=False)
+
+
+def test_gradient_of_a_scalar_in_mixed_precision() -> None:
+    x = tensor(64, dtype=torch.bfloat16)
+    actual, expected = (torch.tensor(0.5, device=DEVICE, requires_grad=True) for _ in range(2))
+    pointwise(lambda x, s: torch.sigmoid(x * (s * 2)), autograd=True)(x, actual).sum().backward()
+    torch.sigmoid(x * (expected * 2)).sum().backward()
+    assert actual.grad is not None
+    assert actual.grad.dtype == torch.float32
+    torch.testing.assert_close(actual.grad, expected.grad, rtol=0.02, atol=0.02)
+
+
+def test_only_wanted_gradients_are_computed() -> None:
+    x, y = tensor(5).requires_grad_(), tensor(5)
+    pointwise(torch.mul, autograd=True)(x, y).sum().backward()
+    assert torch.equal(torch.as_tensor(x.grad), y)
+    assert y.grad is None
+
+
+def test_surrogate_gradients() -> None:
+    class Spike(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: torch.autograd.function.FunctionCtx, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return (x >= 0).to(x)
+
+        @staticmethod
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+            return grad * torch.exp(-x.abs())
+
+    x = tensor(9).requires_grad_()
+    result = pointwise(lambda x: Spike.apply(x), autograd=True, name="spike")(x)  # type: ignore[no-untyped-call]
+    assert torch.equal(result, (x >= 0).to(x))
+    result.sum().backward()
+    torch.testing.assert_close(x.grad, torch.exp(-x.detach().abs()))
+
+
+def test_gradient_of_a_sum_must_be_linear() -> None:
+    class Clip(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, s: Tensor) -> Tensor:
+            return s * 1
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad.clamp(-1, 1)
+
+    kernel = pointwise(lambda x, s: x * Clip.apply(s), autograd=True)  # type: ignore[no-untyped-call]
+    with pytest.raises(UnsupportedOpError, match="without dimensions"):
+        kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
+
+
+def test_a_gradient_asked_of_a_kernel_without_is_an_error() -> None:
+    x = tensor(3).requires_grad_()
+    kernel = pointwise(torch.exp)
+    with pytest.raises(AutogradError, match="autograd=True"):
+        kernel(x)
+    with torch.no_grad():
+        assert torch.equal(kernel(x), torch.exp(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "match"),
+    [
+        (lambda x: x.sum(), UnsupportedOpError, "prims.sum"),
+        (lambda x: x.softmax(-1), UnsupportedOpError, "changes the shape"),
+        (lambda x: x.flip(0) + x, UnsupportedOpError, "prims.rev"),
+        (lambda x: x + torch.rand_like(x), UnsupportedOpError, "aten.rand_like"),
+        (lambda x: x * torch.complex(x, x), UnsupportedOpError, "complex"),
+        (lambda x: x.t(), TraceError, "common shape"),
+        (lambda x: x / x.shape[0], TraceError, "reads a shape"),
+        (lambda x: x + OUTSIDE, TraceError, "captures a tensor"),
+        (lambda x: x if x.mean() > 0 else -x, TraceError, "torch.where"),
+        (lambda x: x.relu_(), TraceError, "in place"),
+        (lambda x: 3, TraceError, "'int'"),
+    ],
+)
+def test_what_is_not_pointwise_is_refused(
+    function: Callable[[Tensor], Tensor], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        pointwise(function)(tensor(3, 3))
+
+
+def test_wrong_arguments() -> None:
+    kernel = pointwise(torch.add)
+    with pytest.raises(ArgumentError, match="a float, not a tensor"):
+        kernel(tensor(3), 2.0)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="without tensors"):
+        kernel()
+    with pytest.raises(ArgumentError, match=r"\[3\], \[4\] do not broadcast"):
+        kernel(tensor(3), tensor(4))
+    with pytest.raises(ArgumentError, match="complex64"):
+        kernel(torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(DeviceError, match="on"):
+        kernel(tensor(3), torch.empty(3, device="meta"))
+    assert issubclass(ArgumentError, TypeError)
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="the memory is a file with holes")
+def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
+    file = tmp_path / "holes"
+    memory = torch.from_file(str(file), shared=True, size=3 * 2**30 + 1, dtype=torch.uint8)
+    x = memory[:: 2**30]
+    x.copy_(torch.tensor([1, 2, 3, 4]))
+    assert torch.equal(pointwise(lambda x: x + 1)(x), torch.tensor([2, 3, 4, 5], dtype=torch.uint8))
+    assert "off = tl.program_id(0).to(tl.int64) * BLOCK" in pointwise(torch.neg).source(x).source
+
+
+def test_cpu_tensors_without_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flexsn_codegen import device
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+    with pytest.raises(DeviceError, match="TRITON_INTERPRET=1"):
+        pointwise(torch.neg)(torch.zeros(3))
