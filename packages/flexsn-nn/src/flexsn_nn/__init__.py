@@ -1,0 +1,79 @@
+"""Spiking neurons from step functions: what practitioners use."""
+
+from __future__ import annotations
+
+from flexsn_nn import encoding, functional, loss, monitor, neuron, nir_exchange, plot, surrogate
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._kernel import FlexSNKernel
+from flexsn_nn._over_time import OverTime
+from flexsn_nn._zoo_errors import InputDtypeError, MissingExtraError, NirError, ParameterError
+from flexsn_nn.errors import InputCountError, StateError, StepModeError, UnknownNameError
+from flexsn_nn.neuron import (
+    ALIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LI,
+    LIAF,
+    LIF,
+    PLIF,
+    QIF,
+    AdEx,
+    Alpha,
+    GatedLIF,
+    Izhikevich,
+    Lapicque,
+    Leaky,
+    NonSpikingLIF,
+    ParametricLIF,
+    Synaptic,
+)
+from flexsn_runtime import BackendUnavailableError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALIF",
+    "CUBALIF",
+    "EIF",
+    "IF",
+    "ILIF",
+    "KLIF",
+    "LI",
+    "LIAF",
+    "LIF",
+    "PLIF",
+    "QIF",
+    "AdEx",
+    "Alpha",
+    "BackendUnavailableError",
+    "FlexSN",
+    "FlexSNKernel",
+    "GatedLIF",
+    "InputCountError",
+    "InputDtypeError",
+    "Izhikevich",
+    "Lapicque",
+    "Leaky",
+    "MissingExtraError",
+    "NirError",
+    "NonSpikingLIF",
+    "OverTime",
+    "ParameterError",
+    "ParametricLIF",
+    "StateError",
+    "StepModeError",
+    "Synaptic",
+    "UnknownNameError",
+    "__version__",
+    "encoding",
+    "functional",
+    "loss",
+    "monitor",
+    "neuron",
+    "nir_exchange",
+    "plot",
+    "surrogate",
+]

@@ -1,0 +1,71 @@
+"""Checks of what a user passes to a constructor: ranges and names."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import UnknownNameError
+
+
+def check_number(
+    name: str,
+    value: float | Tensor,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+    below: float = math.inf,
+    hint: str = "",
+) -> None:
+    """Raises `ParameterError` unless `value`, or each element of it, is finite and in the range.
+
+    Args:
+        name: the parameter's name.
+        value: a number, or a floating-point tensor.
+        at_least, above, at_most, below: the range.
+        hint: what to do about it, a sentence.
+    """
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise ParameterError(f"{name} is a tensor of {value.dtype}; give a floating-point one.")
+        if value.is_meta or value.numel() == 0:
+            return
+        low, high = (float(bound) for bound in torch.aminmax(value.detach()))
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        low = high = float(value)
+    else:
+        raise ParameterError(f"{name} is {value!r}, a {type(value).__name__}; give a number or a tensor.")
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ParameterError(f"{name} is not finite: {value}.")
+    bounds = [
+        (low >= at_least, f"at least {at_least:g}"),
+        (low > above or above == -math.inf, f"above {above:g}"),
+        (high <= at_most, f"at most {at_most:g}"),
+        (high < below or below == math.inf, f"below {below:g}"),
+    ]
+    for kept, bound in bounds:
+        if not kept:
+            found = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
+            raise ParameterError(f"{name} is {found}; it must be {bound}.{' ' if hint else ''}{hint}")
+
+
+def check_count(name: str, value: int, *, at_least: int = 1) -> None:
+    """Raises `ParameterError` unless `value` is a whole number of at least `at_least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
+        raise ParameterError(f"{name} is {value!r}; it must be a whole number of at least {at_least}.")
+
+
+def check_name(what: str, name: str, known: Iterable[str]) -> None:
+    """Raises `UnknownNameError` with the nearest known name unless `name` is known."""
+    names = list(known)
+    if name in names:
+        return
+    near = difflib.get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise UnknownNameError(f"unknown {what} {name!r}; known: {', '.join(map(repr, names))}.{hint}")

@@ -1,0 +1,53 @@
+"""`FlexSNKernel`: a step function as a plain callable on sequences and states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_nn.errors import InputCountError
+from flexsn_runtime import ScanProgram, prepare, scan
+
+
+class FlexSNKernel:
+    """The compiled scan of a step function, without state of its own.
+
+    Args:
+        core, num_inputs, num_states, num_outputs, example_inputs, requires_grad: as in `FlexSN`.
+
+    Calling it: `(*input_seqs, *init_states) -> (*output_seqs, *state_seqs)`, sequences `[T, *step]`, states
+    `[*step]`; differentiable.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        ValueError: a wrong number of tensors, or shapes that do not belong together.
+        RuntimeError: tensors on several devices, or on one where compiled kernels cannot run.
+    """
+
+    def __init__(
+        self,
+        core: Callable[..., Any],
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        example_inputs: Sequence[Tensor] | None = None,
+        requires_grad: Sequence[bool] | None = None,
+    ) -> None:
+        self._program = ScanProgram(core, num_inputs, num_states, num_outputs, requires_grad)
+        if example_inputs is not None:
+            self._program.specialize_examples(example_inputs)
+
+    def __call__(self, *args: Tensor) -> tuple[Tensor, ...]:
+        program = self._program
+        for i, value in enumerate(args):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"argument {i} is a {type(value).__name__}; a kernel takes tensors.")
+        if len(args) != program.num_inputs + program.num_states:
+            raise InputCountError(
+                f"got {len(args)} tensors; num_inputs + num_states is {program.num_inputs} + "
+                f"{program.num_states} = {program.num_inputs + program.num_states}."
+            )
+        step, arguments = prepare(program, args)
+        return scan(step, arguments, state_seqs=True)

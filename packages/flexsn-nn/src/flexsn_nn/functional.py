@@ -1,0 +1,96 @@
+"""Functions for all neurons of a network at once: state, step mode, backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from torch import Tensor, nn
+
+from flexsn_nn._backends import check_backend, check_step_mode
+from flexsn_nn._checks import check_name
+from flexsn_nn._flexsn import FlexSN
+
+__all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode"]
+
+
+def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
+    """`(name, module)` of every `FlexSN` in `net`, and `net` itself, named like its class, if it is one."""
+    for name, module in net.named_modules():
+        if isinstance(module, FlexSN):
+            yield name or type(module).__name__, module
+
+
+def reset_net(net: nn.Module) -> None:
+    """Makes every neuron forget its state: call it between sequences that do not belong together.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), IF())
+        >>> _ = net(torch.ones(4, 1, 2))
+        >>> reset_net(net)
+        >>> net[1].states
+        []
+    """
+    for _, neuron in neurons(net):
+        neuron.reset()
+
+
+def detach_net(net: nn.Module) -> None:
+    """Cuts every neuron's state off from the graph that led to it, and keeps its value.
+
+    For truncated backpropagation through time: call it between the chunks of one sequence, after `backward`.
+    """
+    for _, neuron in neurons(net):
+        neuron.detach()
+
+
+def set_step_mode(net: nn.Module, step_mode: str) -> None:
+    """Sets the step mode of every neuron: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
+
+    Raises:
+        UnknownNameError: another step mode.
+        StepModeError: a neuron's backend cannot run in it. No neuron was changed then.
+    """
+    found = [neuron for _, neuron in neurons(net)]
+    mode = check_step_mode(step_mode)
+    for neuron in found:
+        check_backend(neuron.backend, mode)
+    for neuron in found:
+        neuron.step_mode = mode
+
+
+def set_backend(net: nn.Module, backend: str) -> None:
+    """Sets the backend of every neuron; see `FlexSN`.
+
+    Raises:
+        UnknownNameError: another backend.
+        StepModeError: it cannot run in a neuron's step mode. No neuron was changed then.
+    """
+    found = [neuron for _, neuron in neurons(net)]
+    for neuron in found:
+        check_backend(backend, neuron.step_mode)
+    for neuron in found:
+        neuron.backend = backend
+
+
+def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
+    """The states of every neuron by its name, each a list of `[*step]`; empty before the first call.
+
+    The tensors are the neurons' own, with their graph. Use it with `set_states` to leave a sequence and come
+    back to it.
+    """
+    return {name: list(neuron.states) for name, neuron in neurons(net)}
+
+
+def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
+    """Gives neurons the states that `get_states` returned; those without an entry keep theirs.
+
+    Raises:
+        UnknownNameError: a neuron that `net` does not have.
+    """
+    found = dict(neurons(net))
+    for name in states:
+        check_name("neuron", name, found)
+    for name, values in states.items():
+        found[name].states = list(values)

@@ -1,0 +1,136 @@
+"""Losses on spikes and on membranes. Sequences are `[T, B, C]`: steps, batch, classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, mse_loss, one_hot
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._zoo_errors import ParameterError
+
+__all__ = [
+    "ce_count_loss",
+    "ce_max_membrane_loss",
+    "ce_rate_loss",
+    "l1_rate_sparsity",
+    "mse_count_loss",
+    "mse_membrane_loss",
+]
+
+
+def ce_rate_loss(spikes: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of the spikes at every step, averaged over steps and batch.
+
+    Args:
+        spikes: `[T, B, C]`.
+        targets: `[B]`, class numbers.
+
+    Returns:
+        A scalar.
+    """
+    _check(spikes, targets)
+    return cross_entropy(spikes.flatten(0, 1), targets.repeat(len(spikes)))
+
+
+def ce_count_loss(spikes: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of the spike counts, averaged over the batch.
+
+    Args:
+        spikes: `[T, B, C]`.
+        targets: `[B]`, class numbers.
+
+    Returns:
+        A scalar.
+
+    Example:
+        >>> spikes = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
+        >>> round(ce_count_loss(spikes, torch.tensor([0])).item(), 4)
+        0.1269
+    """
+    _check(spikes, targets)
+    return cross_entropy(spikes.sum(0), targets)
+
+
+def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy of each membrane's maximum over time, averaged over the batch.
+
+    Args:
+        v: `[T, B, C]`, membranes.
+        targets: `[B]`, class numbers.
+
+    Returns:
+        A scalar.
+    """
+    _check(v, targets)
+    return cross_entropy(v.amax(0), targets)
+
+
+def mse_count_loss(
+    spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0
+) -> Tensor:
+    """Squared distance of the spike counts from `T` times the rate wanted, averaged, divided by `T`.
+
+    Args:
+        spikes: `[T, B, C]`.
+        targets: `[B]`, class numbers.
+        correct_rate: spikes per step that the target's neuron should have, in [0, 1].
+        incorrect_rate: the same for the others.
+
+    Returns:
+        A scalar.
+    """
+    _check(spikes, targets)
+    check_number("correct_rate", correct_rate, at_least=0, at_most=1)
+    check_number("incorrect_rate", incorrect_rate, at_least=0, at_most=1)
+    wanted = _levels(spikes[0], targets, correct_rate, incorrect_rate) * len(spikes)
+    return mse_loss(spikes.sum(0), wanted) / len(spikes)
+
+
+def mse_membrane_loss(
+    v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0
+) -> Tensor:
+    """Squared distance of the membranes from their targets, averaged over everything.
+
+    Args:
+        v: `[T, B, C]`, membranes.
+        targets: `[B]`, class numbers: the class's membrane should be at `on_target`, the others at
+            `off_target`, at every step. Or `[T, B, C]`, the membranes wanted.
+        on_target, off_target: see above.
+
+    Returns:
+        A scalar.
+    """
+    if targets.shape == v.shape:
+        return mse_loss(v, targets)
+    _check(v, targets)
+    return mse_loss(v, _levels(v[0], targets, on_target, off_target).expand_as(v))
+
+
+def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
+    """`Lambda` times the number of spikes: add it to a loss to have fewer of them.
+
+    Args:
+        spikes: any shape.
+        Lambda: at least 0.
+
+    Returns:
+        A scalar.
+    """
+    check_number("Lambda", Lambda, at_least=0)
+    return Lambda * spikes.sum()
+
+
+def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
+    """`[B, C]`: `on` for the target's class, `off` elsewhere."""
+    return off + (on - off) * one_hot(targets, like.shape[-1]).to(like.dtype)
+
+
+def _check(sequence: Tensor, targets: Tensor) -> None:
+    if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or len(sequence) == 0:
+        raise ParameterError(
+            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; "
+            "wanted [T, B, C] with T >= 1, and [B]."
+        )
+    if targets.dtype is not torch.int64:
+        raise ParameterError(f"targets are {targets.dtype}; wanted class numbers: targets.long().")

@@ -1,0 +1,55 @@
+"""Ready-made neurons; each is a `FlexSN`, and each file is an example of how to write one."""
+
+from __future__ import annotations
+
+from flexsn_nn.neuron._adex import AdEx
+from flexsn_nn.neuron._alif import ALIF
+from flexsn_nn.neuron._alpha import Alpha
+from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.neuron._cubalif import CUBALIF
+from flexsn_nn.neuron._eif import EIF
+from flexsn_nn.neuron._gated_lif import GatedLIF
+from flexsn_nn.neuron._if import IF
+from flexsn_nn.neuron._ilif import ILIF
+from flexsn_nn.neuron._izhikevich import Izhikevich
+from flexsn_nn.neuron._klif import KLIF
+from flexsn_nn.neuron._lapicque import Lapicque
+from flexsn_nn.neuron._leaky import Leaky
+from flexsn_nn.neuron._li import LI, NonSpikingLIF
+from flexsn_nn.neuron._liaf import LIAF
+from flexsn_nn.neuron._lif import LIF
+from flexsn_nn.neuron._plif import PLIF
+from flexsn_nn.neuron._qif import QIF
+from flexsn_nn.neuron._reset import DelayedReset, ImmediateReset, SpikeOptions
+from flexsn_nn.neuron._synaptic import Synaptic
+
+ParametricLIF = PLIF
+
+__all__ = [
+    "ALIF",
+    "CUBALIF",
+    "EIF",
+    "IF",
+    "ILIF",
+    "KLIF",
+    "LI",
+    "LIAF",
+    "LIF",
+    "PLIF",
+    "QIF",
+    "AdEx",
+    "Alpha",
+    "DelayedReset",
+    "GatedLIF",
+    "ImmediateReset",
+    "Izhikevich",
+    "Lapicque",
+    "Leaky",
+    "Neuron",
+    "NonSpikingLIF",
+    "ParametricLIF",
+    "RunOptions",
+    "SpikeOptions",
+    "Synaptic",
+    "fit",
+]

@@ -1,0 +1,77 @@
+"""Adaptive exponential integrate and fire."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._eif import EIF
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
+
+
+class AdEx(EIF):
+    """`EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike.
+
+        h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau
+        w' = w + (a (v - v_rest) - w) / tau_w + b s
+
+    Then `ImmediateReset` of `v`.
+
+    Args:
+        tau, delta_T, theta_rh, v_threshold, v_rest, v_reset: as in `EIF`.
+        tau_w: time constant of `w` in steps, above 0.
+        a: how much `w` follows the membrane.
+        b: how much a spike adds to `w`.
+        surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    All but `v_reset` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("v", "w")
+    tau_w: float | Tensor
+    a: float | Tensor
+    b: float | Tensor
+
+    def __init__(
+        self,
+        tau: float | Tensor = 2.0,
+        delta_T: float | Tensor = 1.0,
+        theta_rh: float | Tensor = 0.8,
+        v_threshold: float | Tensor = 1.0,
+        v_rest: float | Tensor = 0.0,
+        v_reset: float | None = -0.1,
+        tau_w: float | Tensor = 2.0,
+        a: float | Tensor = 0.0,
+        b: float | Tensor = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(
+            tau,
+            delta_T,
+            theta_rh,
+            v_threshold,
+            v_rest,
+            v_reset,
+            surrogate_function,
+            detach_reset,
+            **options,
+        )
+        check_number("tau_w", tau_w, above=0)
+        check_number("a", a)
+        check_number("b", b)
+        self.hold("tau_w", tau_w)
+        self.hold("a", a)
+        self.hold("b", b)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v, w)`."""
+        v, w = states
+        h = v + (self.current(x, v) - w) / fit(self.tau, v)
+        spike = self.fire(h)
+        follow = (fit(self.a, v) * (v - fit(self.v_rest, v)) - w) / fit(self.tau_w, v)
+        return spike, self.after(h, spike), w + follow + fit(self.b, v) * spike

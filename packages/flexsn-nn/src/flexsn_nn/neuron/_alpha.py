@@ -1,0 +1,80 @@
+"""snnTorch's neuron with an alpha-shaped membrane response."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.neuron._base import RunOptions
+from flexsn_nn.neuron._leaky import fraction
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+
+
+class Alpha(DelayedReset):
+    """Two exponential currents whose sum is the membrane: it rises, then falls, after each input.
+
+        e' = alpha e + x
+        i' = beta i - x
+        h = tau_alpha (e' + i'),  tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1
+
+    less the reset of the last step's spike `r`; fires at `h > threshold`. "zero": `e'`, `i'` and `h` are
+    multiplied by `1 - r`. "subtract": `e' - r threshold`, `(1 - r) i'` and `h + r i`.
+
+    Args:
+        alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
+        beta: decay of the inhibitory current, in `(0, 1)`.
+        threshold, spike_grad: as in `DelayedReset`.
+        learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
+        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
+    in `[0, 1]`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("e", "i", "v")
+    alpha: float | Tensor
+    beta: float | Tensor
+
+    def __init__(
+        self,
+        alpha: float | Tensor,
+        beta: float | Tensor,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_alpha: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        reset_mechanism: str = "zero",
+        strict: bool | None = True,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
+        check_number("alpha", alpha, above=0, below=1)
+        check_number("beta", beta, above=0, below=1)
+        if not bool((torch.as_tensor(alpha) > torch.as_tensor(beta)).all()):
+            raise ParameterError(f"alpha is {alpha} and beta {beta}: alpha must be the larger one.")
+        self.hold("alpha", alpha, learn=learn_alpha)
+        self.hold("beta", beta, learn=learn_beta)
+
+    def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, e, i, v)`."""
+        r = self.spiked(v)
+        alpha, beta = fraction(self.alpha, v), fraction(self.beta, v)
+        new_e = alpha * e + x
+        new_i = beta * i - x
+        log_alpha, log_beta = _log(alpha), _log(beta)
+        h = (log_alpha / (log_beta - log_alpha) + 1) * (new_e + new_i)
+        if self.reset_mechanism == "zero":
+            new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)
+        elif self.reset_mechanism == "subtract":
+            new_e, new_i, h = self.after(new_e, r), new_i - r * new_i, h + r * i
+        return self.fire(h), new_e, new_i, h
+
+
+def _log(value: float | Tensor) -> float | Tensor:
+    return torch.log(value) if isinstance(value, Tensor) else math.log(value)

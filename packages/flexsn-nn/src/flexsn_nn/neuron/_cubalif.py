@@ -1,0 +1,53 @@
+"""Current-based leaky integrate and fire."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import ImmediateReset, SpikeFunction, SpikeOptions
+from flexsn_nn.surrogate import Rect
+
+RECT = Rect()
+
+
+class CUBALIF(ImmediateReset):
+    """`i' = c_decay i + x`; `h = v_decay v + i'`; then `ImmediateReset`.
+
+    Args:
+        c_decay: what is left of the synaptic current `i` after a step, in `[0, 1]`.
+        v_decay: what is left of the membrane after a step, in `[0, 1]`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    Both decays are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("i", "v")
+    c_decay: float | Tensor
+    v_decay: float | Tensor
+
+    def __init__(
+        self,
+        c_decay: float | Tensor = 0.5,
+        v_decay: float | Tensor = 0.75,
+        v_threshold: float | Tensor = 0.5,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = RECT,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("c_decay", c_decay, at_least=0, at_most=1)
+        check_number("v_decay", v_decay, at_least=0, at_most=1)
+        self.hold("c_decay", c_decay)
+        self.hold("v_decay", v_decay)
+
+    def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, i, v)`."""
+        current = fit(self.c_decay, i) * i + x
+        h = fit(self.v_decay, v) * v + current
+        spike = self.fire(h)
+        return spike, current, self.after(h, spike)

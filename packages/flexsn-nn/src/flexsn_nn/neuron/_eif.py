@@ -1,0 +1,67 @@
+"""Exponential integrate and fire."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+
+
+class EIF(ImmediateReset):
+    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T)) / tau`; then `ImmediateReset`.
+
+    Args:
+        tau: time constant in steps, above 0.
+        delta_T: sharpness of the run-up to a spike, above 0.
+        theta_rh: the membrane at which it begins.
+        v_threshold: as in `ImmediateReset`.
+        v_rest: the membrane at rest.
+        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    `tau`, `delta_T`, `theta_rh` and `v_rest` are numbers, tensors that broadcast to the step, or
+    `nn.Parameter`s.
+    """
+
+    tau: float | Tensor
+    delta_T: float | Tensor
+    theta_rh: float | Tensor
+    v_rest: float | Tensor
+
+    def __init__(
+        self,
+        tau: float | Tensor = 2.0,
+        delta_T: float | Tensor = 1.0,
+        theta_rh: float | Tensor = 0.8,
+        v_threshold: float | Tensor = 1.0,
+        v_rest: float | Tensor = 0.0,
+        v_reset: float | None = -0.1,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("tau", tau, above=0)
+        check_number("delta_T", delta_T, above=0)
+        check_number("theta_rh", theta_rh)
+        check_number("v_rest", v_rest)
+        self.hold("tau", tau)
+        self.hold("delta_T", delta_T)
+        self.hold("theta_rh", theta_rh)
+        self.hold("v_rest", v_rest)
+
+    def current(self, x: Tensor, v: Tensor) -> Tensor:
+        """What drives the membrane: input, leak and the exponential run-up."""
+        delta_T = fit(self.delta_T, v)
+        run_up = delta_T * torch.exp((v - fit(self.theta_rh, v)) / delta_T)
+        return x + fit(self.v_rest, v) - v + run_up
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        h = v + self.current(x, v) / fit(self.tau, v)
+        spike = self.fire(h)
+        return spike, self.after(h, spike)

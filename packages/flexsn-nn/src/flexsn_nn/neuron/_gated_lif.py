@@ -1,0 +1,118 @@
+"""Gated leaky integrate and fire."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import StepModeError
+from flexsn_nn.neuron._base import Neuron, RunOptions
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, with_strictness
+
+
+class GatedLIF(Neuron):
+    """A neuron that learns, by gates, how to leak, how to weigh its input and how to reset.
+
+        x' = x (1 - beta (1 - conduct[t]))
+        keep = 1 - alpha (1 - tau)
+        v' = keep v - (1 - alpha) leak + x' - keep v gamma s - (1 - gamma) v_sub s
+        s' = step(v' - v_threshold)
+
+    `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned
+    parameters of these names.
+
+    Args:
+        T: number of steps, each with a `conduct` of its own; `None`: one for all, however many they are.
+        inplane: number of channels of `[T, B, C, H, W]`, with parameters for each; `None`: one of each.
+        init_linear_decay: where `leak` starts, in (0, 1); `None`: `init_v_threshold / (2 T)`.
+        init_v_subreset: where `v_sub` starts, in (0, 1); `None`: `init_v_threshold`.
+        init_tau, init_v_threshold, init_conduct: where these start, in (0, 1).
+        surrogate_function, strict: as in `ImmediateReset`.
+        options: as in `Neuron`.
+
+    The gates start at the sigmoid of a random number in [-0.1, 0.1] (PyTorch's global generator).
+
+    Source: Yao et al., "GLIF: a unified gated leaky integrate-and-fire neuron", NeurIPS 2022.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("v", "s")
+    alpha: nn.Parameter
+    beta: nn.Parameter
+    gamma: nn.Parameter
+    tau: nn.Parameter
+    leak: nn.Parameter
+    v_sub: nn.Parameter
+    v_threshold: nn.Parameter
+    conduct: nn.Parameter
+    T: int | None
+    surrogate_function: SpikeFunction
+
+    def __init__(
+        self,
+        T: int | None = None,
+        inplane: int | None = None,
+        init_linear_decay: float | None = None,
+        init_v_subreset: float | None = None,
+        init_tau: float = 0.25,
+        init_v_threshold: float = 0.5,
+        init_conduct: float = 0.5,
+        surrogate_function: SpikeFunction = SIGMOID,
+        strict: bool | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(num_inputs=2, **options)
+        for name, count in {"T": T, "inplane": inplane}.items():
+            if count is not None:
+                check_count(name, count)
+        if T is not None and self.step_mode == "s":
+            raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
+        if init_linear_decay is None:
+            if T is None:
+                raise ParameterError("init_linear_decay defaults to init_v_threshold / (2 T): give it, or T.")
+            init_linear_decay = init_v_threshold / (2 * T)
+        starts = {
+            "tau": init_tau,
+            "leak": init_linear_decay,
+            "v_sub": init_v_threshold if init_v_subreset is None else init_v_subreset,
+            "v_threshold": init_v_threshold,
+            "conduct": init_conduct,
+        }
+        channels = () if inplane is None else (inplane, 1, 1)
+        for gate in ("alpha", "beta", "gamma"):
+            self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
+        for name, start in starts.items():
+            check_number(name, start, above=0, below=1, hint="It is the sigmoid of what is learned.")
+            shape = (T or 1, *channels) if name == "conduct" else channels
+            self.hold(name, torch.full(shape, -math.log(1 / start - 1)), learn=True)
+        self.hold("T", T)
+        self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """As in `Neuron`; the sequence has `T` steps, if `T` was given."""
+        if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
+            return super().forward(*inputs)  # says what is wrong
+        x = inputs[0]
+        conduct = torch.sigmoid(self.conduct).to(x.dtype)
+        if self.step_mode == "s":
+            return super().forward(x, conduct[0])
+        if self.T is not None and x.shape[0] != self.T:
+            raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was made for T={self.T}.")
+        return super().forward(x, conduct.expand(x.shape[0], *conduct.shape[1:]))
+
+    def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v, spike)`."""
+        alpha, beta, gamma, tau, leak, v_sub, v_threshold = (
+            torch.sigmoid(p).to(v.dtype)
+            for p in (self.alpha, self.beta, self.gamma, self.tau, self.leak, self.v_sub, self.v_threshold)
+        )
+        weighted = x * (1 - beta * (1 - conduct))
+        keep = 1 - alpha * (1 - tau)
+        charged = keep * v - (1 - alpha) * leak + weighted
+        h = charged - keep * v * gamma * s - (1 - gamma) * v_sub * s
+        spike = self.surrogate_function(h - v_threshold)
+        return spike, h, spike

@@ -1,0 +1,79 @@
+"""Integer leaky integrate and fire."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_count, check_number
+from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.neuron._lif import TAU_HINT
+
+
+class ILIF(Neuron):
+    """`h = v - v / tau + x`; `s = round(clamp(h / v_threshold, 0, D))` spikes; `v' = h - s v_threshold`.
+
+    Halves are rounded to even. Backward, rounding counts as the identity.
+
+    Args:
+        tau: time constant in steps, at least 1.
+        D: the most spikes of one step.
+        v_threshold: above 0.
+        detach_reset: whether the reset lets no gradient through `s`.
+        options: as in `Neuron`.
+
+    `tau` and `v_threshold` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+
+    Source: Luo et al., "Integer-valued training and spike-driven inference spiking neural network for
+    high-performance and energy-efficient object detection", ECCV 2024.
+    """
+
+    tau: float | Tensor
+    D: int
+    v_threshold: float | Tensor
+    detach_reset: bool
+
+    def __init__(
+        self,
+        tau: float | Tensor = 4 / 3,
+        D: int = 4,
+        v_threshold: float | Tensor = 1.0,
+        detach_reset: bool = False,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_number("tau", tau, at_least=1, hint=TAU_HINT)
+        check_count("D", D)
+        check_number("v_threshold", v_threshold, above=0)
+        self.hold("tau", tau)
+        self.hold("D", D)
+        self.hold("v_threshold", v_threshold)
+        self.hold("detach_reset", detach_reset)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike count, v)`."""
+        threshold = fit(self.v_threshold, v)
+        h = v - v / fit(self.tau, v) + x
+        spikes: Tensor = _Round.apply((h / threshold).clamp(0, self.D))  # type: ignore[no-untyped-call]
+        subtracted = spikes.detach() if self.detach_reset else spikes
+        return spikes, h - subtracted * threshold
+
+
+class _Round(torch.autograd.Function):
+    """Rounds forward; the identity backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]

@@ -1,0 +1,57 @@
+"""Leaky integrate and fire with a learned slope."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._lif import LIF
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
+
+
+class KLIF(LIF):
+    """The charge of `LIF`, then `h = relu(k h)`, `k` learned; then `ImmediateReset`.
+
+    With `scale_reset`, the reset sees `h / k` and `v_threshold / k`, so that the membrane keeps its scale.
+
+    Args:
+        scale_reset: see above.
+        tau, decay_input: as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
+        init_k: where `k` starts, above 0; a tensor that broadcasts to the step for several.
+        options: as in `ImmediateReset`.
+
+    Source: Jiang and Zhang, "KLIF: an optimized spiking neuron unit", 2023.
+    """
+
+    scale_reset: bool
+    k: nn.Parameter
+
+    def __init__(
+        self,
+        scale_reset: bool = False,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        init_k: float | Tensor = 1.0,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("init_k", init_k, above=0)
+        self.hold("scale_reset", scale_reset)
+        self.hold("k", init_k, learn=True)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        k = self.k.to(v.dtype)
+        h = torch.relu(k * self.charge(x, v))
+        spike = self.fire(h)
+        if self.scale_reset:
+            return spike, self.after(h / k, spike, self._threshold(h, None) / k)
+        return spike, self.after(h, spike)

@@ -1,0 +1,87 @@
+"""snnTorch's RC circuit."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.neuron._base import RunOptions, fit
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+
+
+class Lapicque(DelayedReset):
+    """`h = (1 - dt / (R C)) v + dt / C x`, less the reset of the last step's spike `r`.
+
+    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`.
+
+    Resistance `R`, capacitance `C` and decay `beta = exp(-dt / (R C))` determine each other: give two of
+    them, or `beta` alone (then `R = 1`). `beta` and `R` are kept, and `dt / (R C)` is computed as
+    `-log(beta)`, so that `beta` can be learned.
+
+    Args:
+        beta: in `(0, 1)`.
+        R, C: above 0.
+        time_step: `dt`, above 0.
+        threshold, spike_grad: as in `DelayedReset`.
+        learn_beta: whether to make `beta` an `nn.Parameter`.
+        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+
+    Numbers, or tensors that broadcast to the step.
+
+    Raises:
+        ParameterError: none, too few or all three of `beta`, `R` and `C`.
+    """
+
+    beta: float | Tensor
+    R: float | Tensor
+
+    def __init__(
+        self,
+        beta: float | Tensor | None = None,
+        R: float | Tensor | None = None,
+        C: float | Tensor | None = None,
+        time_step: float = 1.0,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        reset_mechanism: str = "subtract",
+        strict: bool | None = True,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
+        check_number("time_step", time_step, above=0)
+        for name, value in {"R": R, "C": C}.items():
+            if value is not None:
+                check_number(name, value, above=0)
+        if beta is None:
+            if R is None or C is None:
+                raise ParameterError("give beta, or both R and C.")
+            beta = _exp(-time_step / (R * C))
+        elif R is not None and C is not None:
+            raise ParameterError("beta, R and C determine each other: give at most two of them.")
+        check_number("beta", beta, above=0, below=1)
+        if R is None:
+            R = 1.0 if C is None else time_step / (-_log(beta) * C)
+        self.hold("beta", beta, learn=learn_beta)
+        self.hold("R", R)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        rate = -_log(fit(self.beta, v))
+        h = (1 - rate) * v + rate * fit(self.R, v) * x
+        h = self.after(h, self.spiked(v))
+        return self.fire(h), h
+
+
+def _log(value: float | Tensor) -> float | Tensor:
+    return torch.log(value) if isinstance(value, Tensor) else math.log(value)
+
+
+def _exp(value: float | Tensor) -> float | Tensor:
+    return torch.exp(value) if isinstance(value, Tensor) else math.exp(value)

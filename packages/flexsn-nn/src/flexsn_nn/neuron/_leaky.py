@@ -1,0 +1,59 @@
+"""snnTorch's leaky neuron."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import RunOptions, fit
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+
+
+class Leaky(DelayedReset):
+    """`h = beta v + x`, less the reset of the last step's spike `r`; fires at `h > threshold`.
+
+    "subtract": `h = beta v + x - r threshold`; "zero": `h = beta (1 - r) v + x`.
+
+    Args:
+        beta: what is left of the membrane after a step, in `[0, 1]`: a number, a tensor that broadcasts to
+            the step (a value per neuron, say), or an `nn.Parameter`. Kept in `[0, 1]` when it is a tensor.
+        threshold, spike_grad: as in `DelayedReset`.
+        learn_beta: whether to make `beta` an `nn.Parameter`.
+        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+
+    Example:
+        >>> Leaky(beta=0.5)(torch.full((4, 1), 1.0)).flatten().tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
+
+    beta: float | Tensor
+
+    def __init__(
+        self,
+        beta: float | Tensor,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        reset_mechanism: str = "subtract",
+        strict: bool | None = True,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
+        check_number("beta", beta, at_least=0, at_most=1)
+        self.hold("beta", beta, learn=learn_beta)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        r = self.spiked(v)
+        beta = fraction(self.beta, v)
+        h = beta * self.after(v, r) + x if self.reset_mechanism == "zero" else self.after(beta * v + x, r)
+        return self.fire(h), h
+
+
+def fraction(value: float | Tensor, like: Tensor) -> float | Tensor:
+    """A decay in the dtype of `like`; a tensor, which learning may move, is kept in `[0, 1]`."""
+    value = fit(value, like)
+    return value.clamp(0, 1) if isinstance(value, Tensor) else value

@@ -1,0 +1,61 @@
+"""Leaky integrate and fire."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+
+TAU_HINT = "Time constants are counted in steps."
+
+
+class LIF(ImmediateReset):
+    """`h = v + (x - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x`.
+
+    `v_reset` is read as 0 for the soft reset. Then `ImmediateReset`.
+
+    Args:
+        tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
+            `nn.Parameter`.
+        decay_input: whether the input is divided by `tau` too.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    Example:
+        >>> LIF(tau=2.0)(torch.full((4, 1), 1.5)).flatten().tolist()
+        [0.0, 1.0, 0.0, 1.0]
+    """
+
+    tau: float | Tensor
+    decay_input: bool
+
+    def __init__(
+        self,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("tau", tau, at_least=1, hint=TAU_HINT)
+        self.hold("tau", tau)
+        self.hold("decay_input", decay_input)
+
+    def charge(self, x: Tensor, v: Tensor) -> Tensor:
+        """The charged membrane `h`."""
+        tau = fit(self.tau, v)
+        if self.decay_input:
+            return v + (x - (v - self.v_start)) / tau
+        return v - (v - self.v_start) / tau + x
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        h = self.charge(x, v)
+        spike = self.fire(h)
+        return spike, self.after(h, spike)

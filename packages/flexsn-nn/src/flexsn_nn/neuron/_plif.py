@@ -1,0 +1,63 @@
+"""Leaky integrate and fire with a learned time constant."""
+
+from __future__ import annotations
+
+import math
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._lif import TAU_HINT
+from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+
+
+class PLIF(ImmediateReset):
+    """`LIF` with `1 / tau = sigmoid(w)`, `w` learned: `h = v + (x - (v - v_reset)) sigmoid(w)`.
+
+    Without `decay_input`: `h = v - (v - v_reset) sigmoid(w) + x`.
+
+    Args:
+        init_tau: `w` starts at `-log(init_tau - 1)`; above 1. A number for one `w`, a tensor that broadcasts
+            to the step (`[C, 1, 1]`, say) for several.
+        decay_input: whether the input is divided by `tau` too.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    Source: Fang et al., "Incorporating learnable membrane time constant", ICCV 2021.
+    """
+
+    w: nn.Parameter
+    decay_input: bool
+
+    def __init__(
+        self,
+        init_tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("init_tau", init_tau, above=1, hint=TAU_HINT)
+        if isinstance(init_tau, Tensor):
+            w: float | Tensor = -torch.log(init_tau.detach() - 1)
+        else:
+            w = -math.log(init_tau - 1)
+        self.hold("w", w, learn=True)
+        self.hold("decay_input", decay_input)
+
+    @property
+    def tau(self) -> Tensor:
+        """The time constants now, in steps, shaped like `w`."""
+        return 1 / torch.sigmoid(self.w.detach())
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        rate = torch.sigmoid(self.w).to(v.dtype)
+        leak = v - self.v_start
+        h = v + (x - leak) * rate if self.decay_input else v - leak * rate + x
+        spike = self.fire(h)
+        return spike, self.after(h, spike)

@@ -1,0 +1,60 @@
+"""Quadratic integrate and fire."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+
+
+class QIF(ImmediateReset):
+    """`h = v + (x + a0 (v - v_rest) (v - v_c)) / tau`; then `ImmediateReset`.
+
+    Args:
+        tau: time constant in steps, above 0.
+        v_c: above this membrane the neuron runs up to a spike by itself.
+        a0: strength of that, above 0.
+        v_threshold: as in `ImmediateReset`.
+        v_rest: the membrane at rest.
+        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    `tau`, `v_c`, `a0` and `v_rest` are numbers, tensors that broadcast to the step, or `nn.Parameter`s.
+    """
+
+    tau: float | Tensor
+    v_c: float | Tensor
+    a0: float | Tensor
+    v_rest: float | Tensor
+
+    def __init__(
+        self,
+        tau: float | Tensor = 2.0,
+        v_c: float | Tensor = 0.8,
+        a0: float | Tensor = 1.0,
+        v_threshold: float | Tensor = 1.0,
+        v_rest: float | Tensor = 0.0,
+        v_reset: float | None = -0.1,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_number("tau", tau, above=0)
+        check_number("v_c", v_c)
+        check_number("a0", a0, above=0)
+        check_number("v_rest", v_rest)
+        self.hold("tau", tau)
+        self.hold("v_c", v_c)
+        self.hold("a0", a0)
+        self.hold("v_rest", v_rest)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        growth = fit(self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
+        h = v + (x + growth) / fit(self.tau, v)
+        spike = self.fire(h)
+        return spike, self.after(h, spike)

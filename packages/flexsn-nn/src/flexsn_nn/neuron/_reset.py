@@ -1,0 +1,168 @@
+"""Threshold and reset, in their two conventions: in the same step, or in the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_name, check_number
+from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
+
+SpikeFunction = Callable[[Tensor], Tensor]
+
+SIGMOID = Sigmoid()
+ATAN = ATan()
+RESET_MECHANISMS = ("subtract", "zero", "none")
+
+
+class SpikeOptions(RunOptions, total=False):
+    """`RunOptions`, and `strict`: fire at `>` (`True`), `>=` (`False`), or as the surrogate does (`None`)."""
+
+    strict: bool | None
+
+
+class ImmediateReset(Neuron):
+    """A neuron that fires at `h >= v_threshold` and resets in the same step.
+
+        s = step(h - v_threshold)
+        v' = s v_reset + (1 - s) h      hard reset
+        v' = h - s v_threshold          soft reset, `v_reset=None`
+
+    The membrane `v` starts at `v_reset`, at 0 for the soft reset; other states start at 0.
+
+    Args:
+        v_threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+        v_reset: `None` for the soft reset.
+        surrogate_function: spikes from `h - v_threshold`.
+        detach_reset: whether the reset lets no gradient through `s`.
+        num_inputs: how many inputs `dynamics` takes before its states.
+        strict: fire at `h > v_threshold` (`True`), `>=` (`False`), or as the surrogate does (`None`).
+        options: as in `Neuron`.
+
+    Raises:
+        ParameterError: a number that is not finite, or `strict` with a function of one's own.
+    """
+
+    v_threshold: float | Tensor
+    v_reset: float | None
+    surrogate_function: SpikeFunction
+    detach_reset: bool
+
+    def __init__(
+        self,
+        v_threshold: float | Tensor,
+        v_reset: float | None,
+        surrogate_function: SpikeFunction,
+        detach_reset: bool,
+        num_inputs: int = 1,
+        strict: bool | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(num_inputs, **options)
+        check_number("v_threshold", v_threshold)
+        if v_reset is not None:
+            check_number("v_reset", v_reset)
+        self.hold("v_threshold", v_threshold)
+        self.hold("v_reset", v_reset)
+        self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
+        self.hold("detach_reset", detach_reset)
+
+    @property
+    def v_start(self) -> float:
+        """Where the membrane starts, and what it leaks to: `v_reset`, read as 0 for the soft reset."""
+        return 0.0 if self.v_reset is None else self.v_reset
+
+    def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
+        """Spikes of the charged membrane; `threshold` defaults to `v_threshold`."""
+        return self.surrogate_function(h - self._threshold(h, threshold))
+
+    def after(self, h: Tensor, spike: Tensor, threshold: float | Tensor | None = None) -> Tensor:
+        """The membrane after the reset; `threshold` defaults to `v_threshold`."""
+        if self.detach_reset:
+            spike = spike.detach()
+        if self.v_reset is None:
+            return h - spike * self._threshold(h, threshold)
+        return spike * self.v_reset + (1 - spike) * h
+
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        """`v` at `v_start`, other states at 0."""
+        states = super().init_states(num_states, step_mode, *inputs)
+        if self.v_start != 0:
+            v = self.state_names.index("v")
+            states[v] = states[v] + self.v_start
+        return states
+
+    def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
+        return fit(self.v_threshold, h) if threshold is None else threshold
+
+
+class DelayedReset(Neuron):
+    """A neuron that fires at `h > threshold` and resets in the next step, as snnTorch's do.
+
+        r = step(v - threshold)         without gradient: whether the last step spiked
+        h = the charge, less `r threshold` ("subtract"), or zeroed where `r` ("zero"), or as it is ("none")
+        s = step(h - threshold)
+
+    Args:
+        threshold: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
+        spike_grad: spikes from `h - threshold`.
+        learn_threshold: whether to make the threshold an `nn.Parameter`.
+        reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
+        strict: whether to fire at `h > threshold` (`True`) or `>=` (`False`); `None`: as `spike_grad` does.
+        options: as in `Neuron`.
+
+    Raises:
+        UnknownNameError: another reset mechanism.
+        ParameterError: a threshold that is not finite, or `strict` with a function of one's own.
+    """
+
+    threshold: float | Tensor
+    spike_grad: SpikeFunction
+    reset_mechanism: str
+
+    def __init__(
+        self,
+        threshold: float | Tensor,
+        spike_grad: SpikeFunction,
+        learn_threshold: bool,
+        reset_mechanism: str,
+        strict: bool | None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(**options)
+        check_number("threshold", threshold)
+        check_name("reset_mechanism", reset_mechanism, RESET_MECHANISMS)
+        self.hold("threshold", threshold, learn=learn_threshold)
+        self.hold("spike_grad", with_strictness("spike_grad", spike_grad, strict))
+        self.hold("reset_mechanism", reset_mechanism)
+
+    def fire(self, h: Tensor) -> Tensor:
+        """Spikes of the charged membrane."""
+        return self.spike_grad(h - fit(self.threshold, h))
+
+    def spiked(self, v: Tensor) -> Tensor:
+        """`r`: 1 where the last step spiked, found again from its membrane; no gradient."""
+        return self.fire(v).detach()
+
+    def after(self, h: Tensor, r: Tensor) -> Tensor:
+        """The charge `h` after the reset of the last step's spikes."""
+        if self.reset_mechanism == "subtract":
+            return h - r * fit(self.threshold, h)
+        return h - r * h if self.reset_mechanism == "zero" else h
+
+
+def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:
+    """The spike function with `>` or `>=` as asked for."""
+    if strict is None:
+        return function
+    if not isinstance(function, Surrogate):
+        raise ParameterError(
+            f"strict={strict} sets the comparison of a flexsn_nn.surrogate; {name} is {function!r}, which "
+            "decides by itself: pass strict=None."
+        )
+    return replace(function, strict=strict)

@@ -1,0 +1,58 @@
+"""snnTorch's leaky neuron with a synaptic current."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import RunOptions
+from flexsn_nn.neuron._leaky import fraction
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+
+
+class Synaptic(DelayedReset):
+    """`i' = alpha i + x`; `h = beta v + i'`, less the reset of the last step's spike `r`.
+
+    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not reset.
+
+    Args:
+        alpha: what is left of the synaptic current after a step, in `[0, 1]`.
+        beta: what is left of the membrane after a step, in `[0, 1]`.
+        threshold, spike_grad: as in `DelayedReset`.
+        learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
+        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+
+    `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
+    in `[0, 1]`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("i", "v")
+    alpha: float | Tensor
+    beta: float | Tensor
+
+    def __init__(
+        self,
+        alpha: float | Tensor,
+        beta: float | Tensor,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_alpha: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        reset_mechanism: str = "subtract",
+        strict: bool | None = True,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
+        check_number("alpha", alpha, at_least=0, at_most=1)
+        check_number("beta", beta, at_least=0, at_most=1)
+        self.hold("alpha", alpha, learn=learn_alpha)
+        self.hold("beta", beta, learn=learn_beta)
+
+    def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, i, v)`."""
+        current = fraction(self.alpha, i) * i + x
+        h = self.after(fraction(self.beta, v) * v + current, self.spiked(v))
+        return self.fire(h), current, h

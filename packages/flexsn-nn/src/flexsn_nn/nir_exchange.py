@@ -1,0 +1,440 @@
+"""NIR, the exchange format of spiking networks, both ways; needs `pip install flexsn-nn[nir]`.
+
+NIR's neurons are differential equations. Here one step of `dt` seconds is one Euler step of them:
+
+    LIF      tau v' = v_leak - v + r x             tau in seconds; v > v_threshold: v = v_reset
+    IF       v' = r x
+    LI       tau v' = v_leak - v + r x
+    CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
+
+What NIR cannot express, or these neurons cannot, is refused. Networks are chains of layers on sequences
+`[T, B, ...]`.
+
+Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._over_time import OverTime
+from flexsn_nn._zoo_errors import MissingExtraError, NirError
+from flexsn_nn.functional import get_states, set_states
+from flexsn_nn.neuron import CUBALIF, IF, LI, LIF, PLIF, ImmediateReset, Leaky
+from flexsn_nn.surrogate import Surrogate
+
+__all__ = ["Scale", "from_nir", "to_nir"]
+
+
+class Scale(nn.Module):
+    """`x * scale`.
+
+    Args:
+        scale: broadcasts to the step.
+    """
+
+    scale: Tensor
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, B, *step] -> [T, B, *step]`."""
+        return x * self.scale
+
+
+def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality: bool = False) -> Any:
+    """The network as a `nir.NIRGraph`.
+
+    Args:
+        net: one layer, or layers in `nn.Sequential` and `OverTime`, nested at will: `nn.Linear`, `nn.Conv1d`,
+            `nn.Conv2d`, `nn.Flatten` of all but time and batch, `Scale`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`,
+            and `Leaky` that resets to zero.
+        sample: an input `[T, B, ...]`; the network runs on it once, for the shapes.
+        dt: seconds of one step.
+        ignore_equality: NIR fires at `v > v_threshold`. Whether a neuron that fires at `v >= v_threshold` too
+            is written down all the same, instead of refused.
+
+    Raises:
+        NirError: a layer that NIR cannot express; says what to do.
+        MissingExtraError: the package `nir` is not installed.
+    """
+    nir = _import_nir()
+    check_number("dt", dt, above=0)
+    nodes = [
+        _to_node(nir, name, layer, shape, dt, ignore_equality)
+        for name, layer, shape in _layers_with_shapes(net, sample)
+    ]
+    # The shapes are those of a run. nir 1.0's own check takes a kernel [3, 1] for [3, 3].
+    return nir.NIRGraph.from_list(*nodes, type_check=False)
+
+
+def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
+    """A network from a `nir.NIRGraph` that is a chain; layers have the names of its nodes.
+
+    A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
+
+    Neurons fire at `v > v_threshold`, as in NIR, with the surrogate that they have by default.
+
+    Args:
+        graph: from `nir.read(path)`, say.
+        dt: seconds of one step.
+        backend: of the neurons, as in `FlexSN`.
+
+    Returns:
+        Takes and gives sequences `[T, B, ...]`.
+
+    Raises:
+        NirError: no chain, or a node that these neurons cannot express.
+        MissingExtraError: the package `nir` is not installed.
+    """
+    nir = _import_nir()
+    check_number("dt", dt, above=0)
+    net = nn.Sequential()
+    for name, node in _chain(nir, graph):
+        # A dot would be a path to a submodule.
+        net.add_module(name.replace(".", "_"), _from_node(name, node, dt, backend))
+    return net
+
+
+# -- to NIR ----------------------------------------------------------------------------------------------
+
+
+def _layers_with_shapes(net: nn.Module, sample: Tensor) -> list[tuple[str, nn.Module, tuple[int, ...]]]:
+    """`(name, layer, shape of its input without time and batch)`, in order."""
+    layers = list(_flat(net, type(net).__name__))
+    shapes: dict[int, tuple[int, ...]] = {}
+
+    def look(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # Inside of OverTime, time and batch are one dimension.
+        shapes[id(layer)] = tuple(inputs[0].shape[1 if id(layer) in folded else 2 :])
+
+    folded = {id(m) for over in net.modules() if isinstance(over, OverTime) for m in over.modules()}
+    hooks = [layer.register_forward_pre_hook(look) for _, layer in layers]
+    states = get_states(net)
+    try:
+        with torch.no_grad():
+            net(sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        set_states(net, states)
+    return [(name, layer, shapes[id(layer)]) for name, layer in layers]
+
+
+def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    if type(module) in (nn.Sequential, OverTime):
+        for child_name, child in module.named_children():
+            yield from _flat(child, f"{name}.{child_name}")
+    else:
+        yield name, module
+
+
+def _to_node(
+    nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: float, ignore_equality: bool
+) -> Any:
+    if isinstance(layer, FlexSN):
+        return _neuron_to_node(nir, name, layer, shape, dt, ignore_equality)
+    if isinstance(layer, nn.Linear):
+        if len(shape) != 1:
+            raise NirError(f"{name} is a nn.Linear on {list(shape)}; NIR's takes vectors: nn.Flatten(2) first.")
+        if layer.bias is None:
+            return nir.Linear(weight=_array(layer.weight))
+        return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
+    if isinstance(layer, nn.Conv1d | nn.Conv2d):
+        return _conv_to_node(nir, name, layer, shape)
+    if isinstance(layer, nn.Flatten):
+        kept = shape[: layer.start_dim - 2] if layer.start_dim >= 2 else None
+        if kept is None or layer.end_dim not in (-1, len(shape) + 1):
+            raise NirError(
+                f"{name} flattens dimensions {layer.start_dim} to {layer.end_dim} of [T, B, ...]: use "
+                "nn.Flatten(2), which leaves time and batch alone."
+            )
+        return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
+    if isinstance(layer, Scale):
+        return nir.Scale(scale=_values(layer.scale, shape, name))
+    raise NirError(
+        f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
+        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, IF, LIF, PLIF, CUBALIF, LI, Leaky."
+    )
+
+
+def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tuple[int, ...]) -> Any:
+    if layer.padding_mode != "zeros":
+        raise NirError(f"{name} pads with {layer.padding_mode!r}; NIR's convolutions pad with zeros.")
+    bias = layer.weight.new_zeros(len(layer.weight)) if layer.bias is None else layer.bias
+    one = isinstance(layer, nn.Conv1d)
+    sizes = {
+        key: value[0] if one and isinstance(value, tuple) else value
+        for key, value in (
+            ("stride", layer.stride),
+            ("padding", layer.padding),
+            ("dilation", layer.dilation),
+        )
+    }
+    return (nir.Conv1d if one else nir.Conv2d)(
+        input_shape=shape[1] if one else shape[1:],
+        weight=_array(layer.weight),
+        groups=layer.groups,
+        bias=_array(bias),
+        **sizes,
+    )
+
+
+def _neuron_to_node(
+    nir: Any, name: str, neuron: FlexSN, shape: tuple[int, ...], dt: float, ignore_equality: bool
+) -> Any:
+    def array(value: float | Tensor) -> Any:
+        return _values(value, shape, name)
+
+    if isinstance(neuron, LI):
+        tau = array(neuron.tau)
+        return nir.LI(tau=tau * dt, r=tau**0 if neuron.decay_input else tau, v_leak=array(0.0))
+    if isinstance(neuron, Leaky):
+        _check_leaky(name, neuron)
+        _check_strict(name, neuron.spike_grad, ignore_equality)
+        steps = _steps(name, "beta", array(neuron.beta))
+        return nir.LIF(
+            tau=steps * dt,
+            r=steps,
+            v_leak=array(0.0),
+            v_threshold=array(neuron.threshold),
+            v_reset=array(0.0),
+        )
+    if type(neuron) not in (IF, LIF, PLIF, CUBALIF):
+        raise NirError(f"{name} is a {type(neuron).__name__}, which NIR does not have.")
+    assert isinstance(neuron, ImmediateReset)
+    if neuron.v_reset is None:
+        raise NirError(
+            f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with "
+            "v_reset=0.0."
+        )
+    _check_strict(name, neuron.surrogate_function, ignore_equality)
+    ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(neuron.v_reset)}
+    if isinstance(neuron, IF):
+        return nir.IF(r=array(1 / dt), **ends)
+    if isinstance(neuron, CUBALIF):
+        if neuron.v_reset != 0:
+            raise NirError(f"{name} starts at v_reset={neuron.v_reset} and leaks to 0: NIR has no such start.")
+        synapse = _steps(name, "c_decay", array(neuron.c_decay))
+        membrane = _steps(name, "v_decay", array(neuron.v_decay))
+        return nir.CubaLIF(
+            tau_syn=synapse * dt,
+            tau_mem=membrane * dt,
+            r=membrane,
+            v_leak=array(0.0),
+            w_in=synapse,
+            **ends,
+        )
+    assert isinstance(neuron, LIF | PLIF)
+    tau = array(neuron.tau)
+    r = tau**0 if neuron.decay_input else tau
+    return nir.LIF(tau=tau * dt, r=r, v_leak=array(neuron.v_start), **ends)
+
+
+def _check_leaky(name: str, neuron: Leaky) -> None:
+    if neuron.reset_mechanism != "zero":
+        raise NirError(
+            f"{name} has reset_mechanism={neuron.reset_mechanism!r}; NIR's neurons are set to v_reset: "
+            "train with reset_mechanism='zero'."
+        )
+
+
+def _check_strict(name: str, function: object, ignore_equality: bool) -> None:
+    if not ignore_equality and not (isinstance(function, Surrogate) and function.strict):
+        raise NirError(
+            f"{name} fires at v >= v_threshold, NIR at v > v_threshold: they differ where the membrane is "
+            "exactly at the threshold. Make it with strict=True, or pass ignore_equality=True."
+        )
+
+
+def _steps(name: str, parameter: str, decay: Any) -> Any:
+    """The time constant in steps of what keeps `decay` of itself in an Euler step."""
+    if not (decay < 1).all():
+        raise NirError(f"{name} has {parameter}=1: it never decays, and NIR has no infinite time constant.")
+    return 1 / (1 - decay)
+
+
+def _array(value: Tensor) -> Any:
+    return value.detach().cpu().numpy()
+
+
+def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
+    """One value per neuron, in float64, so that seconds and back are the same number of steps."""
+    tensor = torch.as_tensor(value).detach().cpu().double()
+    try:
+        return tensor.expand(shape).contiguous().numpy()
+    except RuntimeError as error:
+        raise NirError(
+            f"{name} has a parameter of shape {list(tensor.shape)} for neurons of shape {list(shape)}: NIR "
+            "has parameters per neuron, not per sample."
+        ) from error
+
+
+# -- from NIR --------------------------------------------------------------------------------------------
+
+
+def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any]]:
+    """The nodes between input and output, in order."""
+    following: dict[str, str] = {}
+    for source, target in graph.edges:
+        if source in following or target in following.values():
+            raise NirError(
+                f"the graph forks or joins at the edge {source!r} -> {target!r}; only chains can be read."
+            )
+        following[source] = target
+    starts = [name for name, node in graph.nodes.items() if isinstance(node, nir.Input)]
+    if len(starts) != 1:
+        raise NirError(f"the graph has {len(starts)} inputs; only chains with one can be read.")
+    name, count = following.get(starts[0]), 0
+    while name is not None and not isinstance(graph.nodes[name], nir.Output):
+        yield name, graph.nodes[name]
+        name, count = following.get(name), count + 1
+        if count > len(graph.nodes):
+            raise NirError("the graph has a loop; only chains can be read.")
+
+
+def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
+    kind = type(node).__name__
+    if kind in ("Linear", "Affine"):
+        weight = _tensor(node.weight)
+        if weight.dim() != 2:
+            raise NirError(f"{name} has a weight of shape {list(weight.shape)}; only matrices can be read.")
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=kind == "Affine")
+        return _filled(layer, weight, _tensor(node.bias) if kind == "Affine" else None)
+    if kind in ("Conv1d", "Conv2d"):
+        return OverTime(_conv_from_node(node, kind))
+    if kind == "Flatten":
+        if node.start_dim < 0 or node.end_dim not in (-1, len(node.input_type["input"]) - 1):
+            raise NirError(f"{name} flattens {node.start_dim} to {node.end_dim}; only up to the last.")
+        return nn.Flatten(node.start_dim + 2)
+    if kind == "Scale":
+        return Scale(_tensor(node.scale))
+    if kind == "LI":
+        tau, gain = _charge(name, node.tau, node.r, dt)
+        _same(name, "v_leak", node.v_leak, 0.0, "A leaky integrator leaks to 0.")
+        if gain is None:
+            return LI(tau, decay_input=False, backend=backend)
+        return _scaled(gain, LI(tau, backend=backend))
+    if kind in ("IF", "LIF", "CubaLIF"):
+        return _spiking_from_node(name, node, dt, backend)
+    raise NirError(
+        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, Flatten, Scale, "
+        "IF, LIF, CubaLIF, LI."
+    )
+
+
+def _conv_from_node(node: Any, kind: str) -> nn.Module:
+    weight = _tensor(node.weight)
+    make: Any = nn.Conv1d if kind == "Conv1d" else nn.Conv2d
+    layer: nn.Module = make(
+        weight.shape[1] * node.groups,
+        weight.shape[0],
+        tuple(weight.shape[2:]),
+        stride=node.stride,
+        padding=node.padding,
+        dilation=node.dilation,
+        groups=node.groups,
+    )
+    return _filled(layer, weight, _tensor(node.bias))
+
+
+def _spiking_from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
+    v_reset = _number(name, "v_reset", node.v_reset)
+    common: dict[str, Any] = {
+        "v_threshold": _compact(_tensor(node.v_threshold)),
+        "v_reset": v_reset,
+        "strict": True,
+        "backend": backend,
+    }
+    if type(node).__name__ == "IF":
+        return _scaled(_compact(_tensor(node.r, dt)), IF(**common))
+    if type(node).__name__ == "LIF":
+        _same(name, "v_leak", node.v_leak, v_reset, "Here a membrane leaks to its v_reset.")
+        tau, gain = _charge(name, node.tau, node.r, dt)
+        if gain is None:
+            return LIF(tau, decay_input=False, **common)
+        return _scaled(gain, LIF(tau, **common))
+    _same(name, "v_leak", node.v_leak, 0.0, "CUBALIF leaks to 0.")
+    _same(name, "v_reset", node.v_reset, 0.0, "CUBALIF would start there.")
+    synapse = _in_steps(name, "tau_syn", node.tau_syn, dt)
+    membrane = _in_steps(name, "tau_mem", node.tau_mem, dt)
+    gain = _compact((_double(node.w_in) / synapse * _double(node.r) / membrane).float())
+    neuron = CUBALIF(_compact((1 - 1 / synapse).float()), _compact((1 - 1 / membrane).float()), **common)
+    return _scaled(gain, neuron)
+
+
+def _in_steps(name: str, parameter: str, tau: Any, dt: float) -> Tensor:
+    """A time constant in steps."""
+    steps = _double(tau) / dt
+    if not bool((steps > 1 - 1e-6).all()):
+        raise NirError(
+            f"{name} has {parameter} of {float(steps.min() * dt):g} s; Euler steps of dt={dt:g} s need at "
+            "least dt. Choose a smaller dt."
+        )
+    return steps.clamp(min=1)
+
+
+def _charge(name: str, tau: Any, r: Any, dt: float) -> tuple[float | Tensor, float | Tensor | None]:
+    """`tau` in steps, and the gain of an input that decays; `None`: the gain is `tau`, so it does not."""
+    steps, gain = _in_steps(name, "tau", tau, dt), _double(r)
+    compact_gain = _compact(gain.float())
+    if (isinstance(compact_gain, Tensor) or compact_gain != 1) and torch.allclose(gain, steps, rtol=1e-6, atol=0):
+        return _compact(steps.float()), None
+    return _compact(steps.float()), compact_gain
+
+
+def _scaled(gain: float | Tensor, neuron: nn.Module) -> nn.Module:
+    if not isinstance(gain, Tensor) and gain == 1:
+        return neuron
+    return nn.Sequential(Scale(torch.as_tensor(gain)), neuron)
+
+
+def _filled(layer: Any, weight: Tensor, bias: Tensor | None) -> nn.Module:
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+        if bias is not None:
+            layer.bias.copy_(bias)
+    assert isinstance(layer, nn.Module)
+    return layer
+
+
+def _double(array: Any) -> Tensor:
+    return torch.as_tensor(array).double()
+
+
+def _tensor(array: Any, factor: float = 1.0) -> Tensor:
+    return (_double(array) * factor).float()
+
+
+def _compact(tensor: Tensor) -> float | Tensor:
+    """A number if all elements are one: it needs no memory traffic."""
+    first = tensor.flatten()[0]
+    return float(first) if bool((tensor == first).all()) else tensor
+
+
+def _number(name: str, parameter: str, array: Any) -> float:
+    value = _compact(_tensor(array))
+    if isinstance(value, Tensor):
+        raise NirError(f"{name} has several values of {parameter}; here a layer has one.")
+    return value
+
+
+def _same(name: str, parameter: str, array: Any, wanted: float, why: str) -> None:
+    if not bool((_tensor(array) == wanted).all()):
+        raise NirError(f"{name} has {parameter} other than {wanted:g}. {why}")
+
+
+def _import_nir() -> Any:
+    try:
+        return importlib.import_module("nir")
+    except ImportError as error:
+        raise MissingExtraError("NIR graphs need nir: pip install 'flexsn-nn[nir]'") from error

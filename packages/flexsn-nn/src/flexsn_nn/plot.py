@@ -1,0 +1,104 @@
+"""Plots of spikes and membranes; need matplotlib: `pip install flexsn-nn[plot]`.
+
+Each function draws into `ax`, or into a new figure, and returns the axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from flexsn_nn._zoo_errors import MissingExtraError, ParameterError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["firing_rates", "heatmap", "raster", "trace"]
+
+
+def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
+    """A dot for each spike: steps to the right, neurons upwards.
+
+    Args:
+        spikes: `[T, *step]`; the step's elements are numbered in order.
+        ax: where to draw; `None`: a new figure.
+    """
+    ax = _axes(ax)
+    fired = spikes.detach().flatten(1) != 0
+    steps, numbers = fired.nonzero().cpu().unbind(1)
+    ax.scatter(steps.numpy(), numbers.numpy(), s=4, marker="|" if len(spikes) <= 200 else ".", color="black")
+    ax.set(xlabel="step", ylabel="neuron", xlim=(-0.5, len(fired) - 0.5), ylim=(-0.5, fired.shape[1] - 0.5))
+    return ax
+
+
+def trace(
+    v: Tensor, spikes: Tensor | None = None, threshold: float | None = None, ax: Axes | None = None
+) -> Axes:
+    """One neuron's membrane over time, with its threshold and its spikes.
+
+    Args:
+        v: `[T]`.
+        spikes: `[T]`.
+        threshold: a horizontal line.
+        ax: where to draw; `None`: a new figure.
+
+    Raises:
+        ParameterError: more than one neuron.
+    """
+    if v.dim() != 1 or (spikes is not None and spikes.shape != v.shape):
+        shapes = [list(t.shape) for t in (v, spikes) if t is not None]
+        raise ParameterError(f"got shapes {shapes}; wanted [T] of one neuron: v[:, 0, 3], say.")
+    ax = _axes(ax)
+    values = v.detach().float().cpu()
+    ax.plot(values.numpy(), label="membrane")
+    if threshold is not None:
+        ax.axhline(threshold, linestyle="--", color="gray", label="threshold")
+    if spikes is not None:
+        top = float(values.max()) if threshold is None else max(float(values.max()), threshold)
+        times = spikes.detach().nonzero().flatten().cpu()
+        ax.scatter(times.numpy(), [top] * len(times), marker="v", color="black", label="spike")
+    ax.set(xlabel="step", ylabel="membrane")
+    ax.legend()
+    return ax
+
+
+def heatmap(v: Tensor, ax: Axes | None = None) -> Axes:
+    """Membranes as colours: steps to the right, neurons upwards.
+
+    Args:
+        v: `[T, *step]`; the step's elements are numbered in order.
+        ax: where to draw; `None`: a new figure.
+    """
+    ax = _axes(ax)
+    values = v.detach().flatten(1).T.float().cpu()
+    image = ax.imshow(values.numpy(), aspect="auto", origin="lower", interpolation="nearest")
+    ax.figure.colorbar(image, ax=ax, label="membrane")
+    ax.set(xlabel="step", ylabel="neuron")
+    return ax
+
+
+def firing_rates(rates: Mapping[str, float], ax: Axes | None = None) -> Axes:
+    """A bar per layer.
+
+    Args:
+        rates: spikes per neuron and step, as `RateMonitor.rates()` returns them.
+        ax: where to draw; `None`: a new figure.
+    """
+    ax = _axes(ax)
+    bars = ax.bar(list(rates), list(rates.values()))
+    ax.bar_label(bars, fmt="%.3f")
+    ax.margins(y=0.1)  # room for the labels
+    ax.set(ylabel="spikes per neuron and step")
+    return ax
+
+
+def _axes(ax: Axes | None) -> Axes:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise MissingExtraError("plots need matplotlib: pip install 'flexsn-nn[plot]'") from error
+    return pyplot.subplots()[1]

@@ -1,0 +1,95 @@
+"""Surrogate gradients: the exact step forward, a chosen derivative backward, in any step function.
+
+Each comes as a class, whose instances are functions of `x = membrane - threshold` with fixed parameters, and
+as a function that takes the parameters with `x`.
+"""
+
+from __future__ import annotations
+
+from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._bell import ATan, Erf, Sigmoid, Tanh, atan, erf, sigmoid, tanh
+from flexsn_nn.surrogate._endless import (
+    SquarewaveFourierSeries,
+    StraightThrough,
+    squarewave_fourier_series,
+    straight_through,
+)
+from flexsn_nn.surrogate._exponential import PiecewiseExp, SpikeRateEscape, piecewise_exp, spike_rate_escape
+from flexsn_nn.surrogate._one_sided import (
+    S2NN,
+    LeakyKReLU,
+    LogTailedReLU,
+    leaky_k_relu,
+    log_tailed_relu,
+    s2nn,
+)
+from flexsn_nn.surrogate._power import (
+    FakeNumericalGradient,
+    FastSigmoid,
+    NonzeroSignLogAbs,
+    QPseudoSpike,
+    SoftSign,
+    SuperSpike,
+    fake_numerical_gradient,
+    fast_sigmoid,
+    nonzero_sign_log_abs,
+    q_pseudo_spike,
+    soft_sign,
+    super_spike,
+)
+from flexsn_nn.surrogate._window import (
+    PiecewiseLeakyReLU,
+    PiecewiseQuadratic,
+    Rect,
+    Triangular,
+    piecewise_leaky_relu,
+    piecewise_quadratic,
+    rect,
+    triangular,
+)
+
+__all__ = [
+    "S2NN",
+    "ATan",
+    "Erf",
+    "FakeNumericalGradient",
+    "FastSigmoid",
+    "LeakyKReLU",
+    "LogTailedReLU",
+    "NonzeroSignLogAbs",
+    "PiecewiseExp",
+    "PiecewiseLeakyReLU",
+    "PiecewiseQuadratic",
+    "QPseudoSpike",
+    "Rect",
+    "Sigmoid",
+    "SoftSign",
+    "SpikeRateEscape",
+    "SquarewaveFourierSeries",
+    "StraightThrough",
+    "SuperSpike",
+    "Surrogate",
+    "Tanh",
+    "Triangular",
+    "atan",
+    "erf",
+    "fake_numerical_gradient",
+    "fast_sigmoid",
+    "leaky_k_relu",
+    "log_tailed_relu",
+    "nonzero_sign_log_abs",
+    "piecewise_exp",
+    "piecewise_leaky_relu",
+    "piecewise_quadratic",
+    "q_pseudo_spike",
+    "rect",
+    "s2nn",
+    "sigmoid",
+    "soft_sign",
+    "spike_rate_escape",
+    "squarewave_fourier_series",
+    "straight_through",
+    "super_spike",
+    "tanh",
+    "triangular",
+]

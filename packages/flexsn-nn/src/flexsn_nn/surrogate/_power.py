@@ -1,0 +1,122 @@
+"""Tails that fall like a power of `x`: a gradient also far from the threshold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.surrogate._base import Surrogate
+
+
+@dataclass(frozen=True)
+class SoftSign(Surrogate):
+    """`g'(x) = 1 / (2 alpha (1/alpha + abs(x))²)`, `alpha > 0`."""
+
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        distance = 1 / self.alpha + x.abs()
+        return 1 / (2 * self.alpha * distance * distance)
+
+
+@dataclass(frozen=True)
+class SuperSpike(Surrogate):
+    """`g'(x) = alpha / (1 + abs(x))²`, `alpha > 0`."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        distance = 1 + x.abs()
+        return self.alpha / (distance * distance)
+
+
+@dataclass(frozen=True)
+class FastSigmoid(Surrogate):
+    """`g'(x) = 1 / (1 + slope abs(x))²`, `slope > 0`."""
+
+    slope: float = 25.0
+
+    def __post_init__(self) -> None:
+        check_number("slope", self.slope, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        distance = 1 + self.slope * x.abs()
+        return 1 / (distance * distance)
+
+
+@dataclass(frozen=True)
+class NonzeroSignLogAbs(Surrogate):
+    """`g'(x) = 1 / (1/alpha + abs(x))`, `alpha > 0`."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return 1 / (1 / self.alpha + x.abs())
+
+
+@dataclass(frozen=True)
+class QPseudoSpike(Surrogate):
+    """`g'(x) = (1 + 2 abs(x) / (alpha - 1))^(-alpha)`, `alpha > 1`."""
+
+    alpha: float = 2.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=1)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return (1 + (2 / (self.alpha - 1)) * x.abs()) ** (-self.alpha)
+
+
+@dataclass(frozen=True)
+class FakeNumericalGradient(Surrogate):
+    """`g'(x) = min(sign(x) / x, alpha)`, `alpha > 0`: the slope of the chord from 0 to `x`."""
+
+    alpha: float = 0.3
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        # sign(x) / x is 1 / abs(x), and that is inf, not nan, at 0.
+        return (1 / x.abs()).clamp(max=self.alpha)
+
+
+def soft_sign(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
+    """`SoftSign(alpha, strict=strict)(x)`."""
+    return SoftSign(alpha, strict=strict)(x)
+
+
+def super_spike(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
+    """`SuperSpike(alpha, strict=strict)(x)`."""
+    return SuperSpike(alpha, strict=strict)(x)
+
+
+def fast_sigmoid(x: Tensor, slope: float = 25.0, *, strict: bool = False) -> Tensor:
+    """`FastSigmoid(slope, strict=strict)(x)`."""
+    return FastSigmoid(slope, strict=strict)(x)
+
+
+def nonzero_sign_log_abs(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
+    """`NonzeroSignLogAbs(alpha, strict=strict)(x)`."""
+    return NonzeroSignLogAbs(alpha, strict=strict)(x)
+
+
+def q_pseudo_spike(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
+    """`QPseudoSpike(alpha, strict=strict)(x)`."""
+    return QPseudoSpike(alpha, strict=strict)(x)
+
+
+def fake_numerical_gradient(x: Tensor, alpha: float = 0.3, *, strict: bool = False) -> Tensor:
+    """`FakeNumericalGradient(alpha, strict=strict)(x)`."""
+    return FakeNumericalGradient(alpha, strict=strict)(x)

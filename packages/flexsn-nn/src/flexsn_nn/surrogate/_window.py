@@ -1,0 +1,74 @@
+"""Windows around the threshold: zero, or a small constant, outside of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.surrogate._base import Surrogate
+
+
+@dataclass(frozen=True)
+class PiecewiseQuadratic(Surrogate):
+    """`g'(x) = max(0, alpha - alpha² abs(x))`, a triangle; `alpha > 0`."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return (self.alpha - self.alpha**2 * x.abs()).clamp(min=0)
+
+
+Triangular = PiecewiseQuadratic
+
+
+@dataclass(frozen=True)
+class Rect(Surrogate):
+    """`g'(x) = alpha` where `abs(x) < 0.5 / alpha`, else 0; `alpha > 0`."""
+
+    alpha: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("alpha", self.alpha, above=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.alpha * (x.abs() < 0.5 / self.alpha).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class PiecewiseLeakyReLU(Surrogate):
+    """`g'(x) = 1 / (2 w)` where `abs(x) <= w`, else `c`; `w > 0`, `c >= 0`."""
+
+    w: float = 1.0
+    c: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_number("w", self.w, above=0)
+        check_number("c", self.c, at_least=0)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        # `full_like`: `where` of two numbers would round them to the default dtype.
+        return torch.where(x.abs() <= self.w, 1 / (2 * self.w), torch.full_like(x, self.c))
+
+
+def piecewise_quadratic(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
+    """`PiecewiseQuadratic(alpha, strict=strict)(x)`."""
+    return PiecewiseQuadratic(alpha, strict=strict)(x)
+
+
+triangular = piecewise_quadratic
+
+
+def rect(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
+    """`Rect(alpha, strict=strict)(x)`."""
+    return Rect(alpha, strict=strict)(x)
+
+
+def piecewise_leaky_relu(x: Tensor, w: float = 1.0, c: float = 0.01, *, strict: bool = False) -> Tensor:
+    """`PiecewiseLeakyReLU(w, c, strict=strict)(x)`."""
+    return PiecewiseLeakyReLU(w, c, strict=strict)(x)

@@ -1,0 +1,530 @@
+"""Every neuron once more, as an equation of its own, and a plain loop to run it: the oracle of the tests.
+
+Nothing here comes from flexsn_nn but the constructors under test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_nn import (
+    ALIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LI,
+    LIAF,
+    LIF,
+    PLIF,
+    QIF,
+    AdEx,
+    Alpha,
+    GatedLIF,
+    Izhikevich,
+    Lapicque,
+    Leaky,
+    Synaptic,
+)
+from flexsn_nn.neuron import Neuron
+
+Params = Mapping[str, Tensor]
+Step = Callable[[Params, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+
+
+def with_gradient(hard: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    """`hard`, with the derivative `slope` with respect to `x`."""
+    return hard.detach() + (x - x.detach()) * slope.detach()
+
+
+def sigmoid_spike(x: Tensor, *, strict: bool = False) -> Tensor:
+    """A step whose derivative is that of `sigmoid(4 x)`, written with cosh: `1 / cosh²(2 x)`."""
+    hard = torch.where(x > 0 if strict else x >= 0, 1.0, 0.0).to(x.dtype)
+    return with_gradient(hard, x, torch.cosh(2 * x).square().reciprocal())
+
+
+def atan_spike(x: Tensor) -> Tensor:
+    """A step at `x > 0` whose derivative is that of `atan(pi x) / pi`."""
+    return with_gradient(torch.where(x > 0, 1.0, 0.0).to(x.dtype), x, 1 / (1 + (math.pi * x) ** 2))
+
+
+def rect_spike(x: Tensor) -> Tensor:
+    """A step whose derivative is 1 within a half of the threshold."""
+    inside = torch.where((x < 0.5) & (x > -0.5), 1.0, 0.0).to(x.dtype)
+    return with_gradient(torch.where(x >= 0, 1.0, 0.0).to(x.dtype), x, inside)
+
+
+def reset(
+    h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False
+) -> Tensor:
+    """The membrane after a reset in the same step."""
+    s = s.detach() if detach else s
+    return h - s * v_th if v_reset is None else s * v_reset + (1 - s) * h
+
+
+@dataclass(frozen=True)
+class Case:
+    """A neuron, its equation, and where its states start.
+
+    Attributes:
+        make: takes `backend` and the like.
+        step: `(parameters, x, states) -> (output, *new_states)`.
+        starts: one value per state.
+        scale, shift: of the input, so that some neurons fire and some do not.
+        fires: whether it can at all.
+        smooth: the same neuron with a smooth spike function, for gradcheck; `None`: there is none.
+    """
+
+    name: str
+    make: Callable[..., Neuron]
+    step: Step
+    starts: Sequence[float]
+    scale: float = 1.0
+    shift: float = 0.4
+    fires: bool = True
+    smooth: Mapping[str, Any] | None = field(default_factory=lambda: {"surrogate_function": smooth_spike})
+
+
+def smooth_spike(x: Tensor) -> Tensor:
+    """No threshold at all."""
+    return torch.sigmoid(2 * x)
+
+
+def _make(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
+    def make(**options: Any) -> Neuron:
+        torch.manual_seed(5)  # GatedLIF draws its gates
+        return kind(**{**fixed, **options}).double()
+
+    return make
+
+
+def _if(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + x
+    s = sigmoid_spike(h - 0.8)
+    return s, reset(h, s, 0.0, 0.8)
+
+
+def _lif(
+    tau: float, decay_input: bool, v_reset: float | None, *, detach: bool = False, strict: bool = False
+) -> Step:
+    rest = v_reset or 0.0
+
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (v,) = states
+        h = v + (x - (v - rest)) / tau if decay_input else v - (v - rest) / tau + x
+        s = sigmoid_spike(h - 1.0, strict=strict)
+        return s, reset(h, s, v_reset, 1.0, detach=detach)
+
+    return step
+
+
+def _plif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x - (v - 0.1)) / (1 + torch.exp(-p["w"]))
+    s = sigmoid_spike(h - p["v_threshold"])
+    return s, reset(h, s, 0.1, p["v_threshold"])
+
+
+def _plif_no_decay(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v - v / (1 + torch.exp(-p["w"])) + x
+    s = sigmoid_spike(h - 1.0)
+    return s, reset(h, s, None, 1.0)
+
+
+def _qif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x + 1.2 * (v - 0.05) * (v - 0.7)) / 3.0
+    s = sigmoid_spike(h - 0.9)
+    return s, reset(h, s, -0.1, 0.9)
+
+
+def _eif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x + 0.05 - v + 0.7 * torch.exp((v - 0.6) / 0.7)) / 3.0
+    s = sigmoid_spike(h - 1.0)
+    return s, reset(h, s, -0.1, 1.0)
+
+
+def _adex(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    v, w = states
+    h = v + (x + 0.05 - v + 0.7 * torch.exp((v - 0.6) / 0.7) - w) / p["tau"]
+    s = sigmoid_spike(h - 1.0)
+    return s, reset(h, s, -0.1, 1.0), w + (0.2 * (v - 0.05) - w) / 4.0 + 0.3 * s
+
+
+def _izhikevich(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    v, w = states
+    h = v + (x + 1.2 * (v + 0.1) * (v - 0.8) - w) / 2.0
+    s = sigmoid_spike(h - 1.0)
+    return s, reset(h, s, 0.0, 1.0, detach=True), w + (0.2 * (h + 0.1) - w) / 3.0 + 0.4 * s
+
+
+def _cubalif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    i, v = states
+    new_i = 0.5 * i + x
+    h = 0.75 * v + new_i
+    s = rect_spike(h - 0.5)
+    return s, new_i, reset(h, s, 0.0, 0.5)
+
+
+def _klif(*, scale_reset: bool, v_reset: float | None) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (v,) = states
+        h = torch.clamp(p["k"] * (v + (x - v) / 2.0), min=0)
+        s = sigmoid_spike(h - 1.0)
+        if not scale_reset:
+            return s, reset(h, s, v_reset, 1.0)
+        return s, reset(h / p["k"], s, v_reset, 1.0 / p["k"])
+
+    return step
+
+
+def _liaf(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x - v) / 2.0
+    s = sigmoid_spike(h - 0.7)
+    return torch.tanh(h - 0.7), reset(h, s, None, 0.7)
+
+
+def _alif(*, v_reset: float | None) -> Step:
+    rho = math.exp(-1 / 5.0)
+
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        v, a = states
+        beta = p.get("beta", 1.8)
+        threshold = 0.6 + beta * a
+        h = v + (x - v) / 2.0
+        s = sigmoid_spike(h - threshold)
+        return s, reset(h, s, v_reset, threshold), rho * a + s
+
+    return step
+
+
+def _ilif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v - v / (4 / 3) + x
+    u = h / 0.8
+    inside = torch.where((u >= 0) & (u <= 3), 1.0, 0.0).to(u.dtype)
+    # Python's round is half to even, too.
+    counts = [round(min(max(value, 0.0), 3.0)) for value in u.detach().flatten().tolist()]
+    s = with_gradient(torch.tensor(counts, dtype=u.dtype).reshape(u.shape), u, inside)
+    return s, h - 0.8 * s
+
+
+def _li(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x - v) / p["tau"]
+    return h, h
+
+
+def _li_no_decay(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v * (1 - 1 / 3.0) + x
+    return h, h
+
+
+def _gated_lif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    v, s = states
+    g = {name: 1 / (1 + torch.exp(-value)) for name, value in p.items()}
+    keep = 1 - g["alpha"] * (1 - g["tau"])
+    h = (
+        keep * v
+        - (1 - g["alpha"]) * g["leak"]
+        + x * (1 - g["beta"] * (1 - g["conduct"]))
+        - keep * v * g["gamma"] * s
+        - (1 - g["gamma"]) * g["v_sub"] * s
+    )
+    spike = sigmoid_spike(h - g["v_threshold"])
+    return spike, h, spike
+
+
+def _leaky(mechanism: str) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (v,) = states
+        beta, threshold = p["beta"], p["threshold"]
+        r = torch.where(v > threshold, 1.0, 0.0).to(v.dtype)
+        h = {
+            "subtract": beta * v + x - r * threshold,
+            "zero": beta * v * (1 - r) + x,
+            "none": beta * v + x,
+        }[mechanism]
+        return atan_spike(h - threshold), h
+
+    return step
+
+
+def _synaptic(mechanism: str) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        i, v = states
+        r = torch.where(v > 0.9, 1.0, 0.0).to(v.dtype)
+        new_i = p["alpha"] * i + x
+        h = p["beta"] * v + new_i
+        h = {"subtract": h - r * 0.9, "zero": h * (1 - r), "none": h}[mechanism]
+        return atan_spike(h - 0.9), new_i, h
+
+    return step
+
+
+def _alpha(mechanism: str) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        e, i, v = states
+        alpha, beta = p.get("alpha", torch.tensor(0.8, dtype=v.dtype)), torch.tensor(0.6, dtype=v.dtype)
+        r = torch.where(v > 0.5, 1.0, 0.0).to(v.dtype)
+        new_e, new_i = alpha * e + x, beta * i - x
+        h = (alpha.log() / (beta / alpha).log() + 1) * (new_e + new_i)
+        if mechanism == "zero":
+            new_e, new_i, h = new_e * (1 - r), new_i * (1 - r), h * (1 - r)
+        elif mechanism == "subtract":
+            new_e, new_i, h = new_e - 0.5 * r, new_i * (1 - r), h + r * i
+        return atan_spike(h - 0.5), new_e, new_i, h
+
+    return step
+
+
+def _lapicque(mechanism: str) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (v,) = states
+        # dt = 1, R = 2, and C from beta: dt / (R C) = -ln(beta).
+        inverse_rc = -p["beta"].log() if "beta" in p else torch.tensor(1 / (2 * 3), dtype=v.dtype)
+        r = torch.where(v > 0.6, 1.0, 0.0).to(v.dtype)
+        h = (1 - inverse_rc) * v + 2 * inverse_rc * x
+        h = {"subtract": h - r * 0.6, "zero": h * (1 - r), "none": h}[mechanism]
+        return atan_spike(h - 0.6), h
+
+    return step
+
+
+_SMOOTH = {"surrogate_function": smooth_spike}
+_DELAYED = {"spike_grad": smooth_spike, "strict": None}
+# One value per channel of a step [2, 35].
+_CHANNELS = torch.linspace(0.3, 0.8, 35)
+
+
+def _cases() -> list[Case]:
+    w = torch.nn.Parameter
+    synaptic = {"learn_alpha": True, "learn_beta": True}
+    cases = [
+        Case("if", _make(IF, v_threshold=0.8), _if, [0]),
+        Case("lif", _make(LIF, tau=2.5), _lif(2.5, True, 0.0), [0], shift=1.0),
+        Case("lif_soft", _make(LIF, tau=2.5, v_reset=None), _lif(2.5, True, None), [0], shift=1.0),
+        Case("lif_raw", _make(LIF, tau=2.5, decay_input=False), _lif(2.5, False, 0.0), [0]),
+        Case(
+            "lif_detached",
+            _make(LIF, tau=2.5, v_reset=-0.2, detach_reset=True, strict=True),
+            _lif(2.5, True, -0.2, detach=True, strict=True),
+            [-0.2],
+            shift=1.0,
+            smooth=None,
+        ),
+        Case(
+            "lif_soft_detached",
+            _make(LIF, tau=2.5, v_reset=None, detach_reset=True, decay_input=False),
+            _lif(2.5, False, None, detach=True),
+            [0],
+            smooth=None,
+        ),
+        Case(
+            "plif",
+            _make(PLIF, init_tau=1 + _CHANNELS, v_reset=0.1, v_threshold=w(torch.tensor(0.9))),
+            _plif,
+            [0.1],
+        ),
+        Case("plif_raw", _make(PLIF, init_tau=1.7, decay_input=False, v_reset=None), _plif_no_decay, [0]),
+        Case("qif", _make(QIF, tau=3.0, v_c=0.7, a0=1.2, v_rest=0.05, v_threshold=0.9), _qif, [-0.1], 2.0),
+        Case("eif", _make(EIF, tau=3.0, delta_T=0.7, theta_rh=0.6, v_rest=0.05), _eif, [-0.1], 2.0),
+        Case(
+            "adex",
+            _make(
+                AdEx,
+                tau=w(torch.tensor(3.0)),
+                delta_T=0.7,
+                theta_rh=0.6,
+                v_rest=0.05,
+                tau_w=4.0,
+                a=0.2,
+                b=0.3,
+            ),
+            _adex,
+            [-0.1, 0],
+            2.0,
+        ),
+        Case(
+            "izhikevich",
+            _make(Izhikevich, a0=1.2, tau_w=3.0, a=0.2, b=0.4, detach_reset=True),
+            _izhikevich,
+            [0, 0],
+            2.0,
+            smooth=None,
+        ),
+        Case("cubalif", _make(CUBALIF), _cubalif, [0, 0], 0.5, 0.1),
+        Case(
+            "klif",
+            _make(KLIF, init_k=1.3),
+            _klif(scale_reset=False, v_reset=0.0),
+            [0],
+            shift=1.0,
+            smooth=None,  # relu's corner
+        ),
+        Case(
+            "klif_scaled",
+            _make(KLIF, init_k=1 + _CHANNELS, scale_reset=True, v_reset=None),
+            _klif(scale_reset=True, v_reset=None),
+            [0],
+            shift=1.0,
+            smooth=None,
+        ),
+        Case(
+            "liaf",
+            _make(LIAF, act=torch.tanh, threshold_related=True, v_threshold=0.7, v_reset=None),
+            _liaf,
+            [0],
+        ),
+        Case("alif", _make(ALIF, tau_a=5.0, v_threshold=0.6), _alif(v_reset=0.0), [0, 0]),
+        Case(
+            "alif_soft",
+            _make(ALIF, tau_a=5.0, v_threshold=0.6, v_reset=None, beta=w(_CHANNELS.clone())),
+            _alif(v_reset=None),
+            [0, 0],
+        ),
+        Case("ilif", _make(ILIF, D=3, v_threshold=0.8), _ilif, [0], 2.0, smooth=None),
+        Case("li", _make(LI, tau=w(2 + _CHANNELS)), _li, [0], fires=False, smooth={}),
+        Case("li_raw", _make(LI, tau=3.0, decay_input=False), _li_no_decay, [0], fires=False, smooth={}),
+        Case("gated_lif", _make(GatedLIF, init_linear_decay=0.05), _gated_lif, [0, 0], smooth=_SMOOTH),
+        Case(
+            "lapicque_rc",
+            _make(Lapicque, R=2.0, C=3.0, threshold=0.6),
+            _lapicque("subtract"),
+            [0],
+            2.0,
+            smooth=None,
+        ),
+    ]
+    for mechanism in ("subtract", "zero", "none"):
+        named = {"reset_mechanism": mechanism}
+        # The reset's condition has no gradient, and no threshold is smooth.
+        smooth = _DELAYED if mechanism == "none" else None
+        cases += [
+            Case(
+                f"leaky_{mechanism}",
+                _make(Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, **named),
+                _leaky(mechanism),
+                [0],
+                smooth=smooth,
+            ),
+            Case(
+                f"synaptic_{mechanism}",
+                _make(Synaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, **synaptic, **named),
+                _synaptic(mechanism),
+                [0, 0],
+                smooth=smooth,
+            ),
+            Case(
+                f"alpha_{mechanism}",
+                _make(Alpha, alpha=0.8, beta=0.6, threshold=0.5, learn_alpha=True, **named),
+                _alpha(mechanism),
+                [0, 0, 0],
+                smooth=smooth,
+            ),
+            Case(
+                f"lapicque_{mechanism}",
+                _make(Lapicque, beta=0.7, R=2.0, threshold=0.6, learn_beta=True, **named),
+                _lapicque(mechanism),
+                [0],
+                2.0,
+                smooth=smooth,
+            ),
+        ]
+    return cases
+
+
+CASES = _cases()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave.
+
+    Attributes:
+        outputs, states: `[T, *step]`, and the last states.
+        gradients: by name: `x`, `state 0`, ..., and parameters.
+    """
+
+    outputs: Tensor
+    states: list[Tensor]
+    gradients: dict[str, Tensor]
+
+
+def draw_input(case: Case, steps: int, shape: Sequence[int], seed: int = 0) -> Tensor:
+    """An input sequence that makes some neurons fire."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn((steps, *shape), generator=generator, dtype=torch.float64)
+    return case.scale * drawn + case.shift
+
+
+def draw_states(case: Case, shape: Sequence[int]) -> list[Tensor]:
+    """States in the middle of a run."""
+    generator = torch.Generator().manual_seed(3)
+    return [0.3 * torch.randn(tuple(shape), generator=generator, dtype=torch.float64) for _ in case.starts]
+
+
+def run_oracle(case: Case, neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
+    """The equation in a loop, with copies of the neuron's parameters; `states=None`: where they start."""
+    params = {name: p.detach().clone().requires_grad_() for name, p in neuron.named_parameters()}
+    leaf = x.detach().clone().requires_grad_()
+    if states is None:
+        states = [torch.full(x.shape[1:], start, dtype=x.dtype) for start in case.starts]
+    starts = [state.detach().clone().requires_grad_() for state in states]
+    carried, outputs = list(starts), []
+    for t in range(len(x)):
+        output, *carried = case.step(params, leaf[t], carried)
+        outputs.append(output)
+    return _gradients(torch.stack(outputs), carried, leaf, starts, params)
+
+
+def run_neuron(neuron: Neuron, x: Tensor, states: Sequence[Tensor] | None = None) -> Result:
+    """The neuron under test; `states=None`: where it starts by itself."""
+    neuron.reset()
+    leaf = x.detach().clone().requires_grad_()
+    starts: list[Tensor] = []
+    if states is not None:
+        starts = [state.detach().clone().requires_grad_() for state in states]
+        neuron.states = list(starts)
+    outputs = neuron(leaf)
+    result = _gradients(outputs, neuron.states, leaf, starts, dict(neuron.named_parameters()))
+    neuron.reset()
+    return result
+
+
+def _gradients(
+    outputs: Tensor, states: Sequence[Tensor], x: Tensor, starts: Sequence[Tensor], params: Params
+) -> Result:
+    generator = torch.Generator().manual_seed(1)
+    loss = torch.zeros((), dtype=torch.float64)
+    for result in (outputs, *states):
+        weights = torch.randn(result.shape, generator=generator, dtype=torch.float64)
+        loss = loss + (result.double() * weights).sum()
+    leaves = {"x": x, **{f"state {i}": s for i, s in enumerate(starts)}, **params}
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return Result(
+        outputs.detach(), [s.detach() for s in states], dict(zip(leaves, gradients, strict=True))
+    )
+
+
+def assert_same(result: Result, wanted: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:
+    """Outputs, last states, and each gradient that both have."""
+    torch.testing.assert_close(result.outputs, wanted.outputs, rtol=rtol, atol=atol)
+    for state, other in zip(result.states, wanted.states, strict=True):
+        torch.testing.assert_close(state, other, rtol=rtol, atol=atol)
+    for name, gradient in result.gradients.items():
+        torch.testing.assert_close(
+            gradient, wanted.gradients[name], rtol=rtol, atol=atol, msg=f"the gradient of {name} differs"
+        )

@@ -1,0 +1,68 @@
+"""A neuron inside `torch.compile`: one graph with a loop or the operator, and honest about kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from flexsn_nn import FlexSN
+from torch import Tensor, nn
+
+
+def leaky(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    hard, soft = (h >= 1.0).to(h.dtype), torch.sigmoid(4.0 * (h - 1.0))
+    spike = hard.detach() + (soft - soft.detach())
+    return spike, h * (1.0 - spike)
+
+
+class Network(nn.Module):
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 5)
+        self.neuron = FlexSN(leaky, 1, 1, 1, backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.neuron.reset()
+        spikes: Tensor = self.neuron(3.0 * self.linear(x))
+        return 2.0 * spikes
+
+
+def gradient(network: Any, x: Tensor, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    result = network(x)
+    return result, torch.autograd.grad(result.sum(), parameters)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+# Dynamo looks at the gradients of what a graph hands over at its break.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
+def test_a_compiled_network_gives_what_the_plain_one_gives(
+    backend: str, fullgraph: bool, interpreted: None
+) -> None:
+    network = Network(backend)
+    x = torch.randn(4, 7, 6)
+    parameters = list(network.parameters())
+    compiled = torch.compile(network, backend="aot_eager", fullgraph=fullgraph)
+    result, grads = gradient(compiled, x, parameters)
+    expected, expected_grads = gradient(network, x, parameters)
+    assert torch.equal(result, expected)
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert other.abs().max() > 0
+        torch.testing.assert_close(grad, other)
+
+
+def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) -> None:
+    network = torch.compile(Network("triton"), backend="aot_eager", fullgraph=True)
+    with pytest.raises(RuntimeError, match="for one graph, use backend='hop'"):
+        network(torch.randn(4, 7, 6))

@@ -1,0 +1,95 @@
+"""Encoders against counts and hand-computed times."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import InputDtypeError, ParameterError, UnknownNameError, encoding
+
+
+def test_rate_draws_with_the_probability() -> None:
+    x = torch.tensor([-0.5, 0.0, 0.25, 0.9, 1.0, 2.0]).expand(50, -1)
+    spikes = encoding.rate(x, 400, generator=torch.Generator().manual_seed(0))
+    assert spikes.shape == (400, 50, 6)
+    assert set(spikes.flatten().tolist()) == {0.0, 1.0}
+    counts = spikes.sum((0, 1)) / (400 * 50)
+    assert counts[[0, 1]].tolist() == [0.0, 0.0]
+    assert counts[[4, 5]].tolist() == [1.0, 1.0]
+    # Four standard deviations of 20,000 draws.
+    for i, p in ((2, 0.25), (3, 0.9)):
+        assert abs(counts[i].item() - p) < 4 * math.sqrt(p * (1 - p) / 20_000)
+
+
+def test_the_smallest_draw_is_no_spike_of_probability_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.zeros(shape))
+    assert encoding.rate(torch.tensor([0.0, 1e-9]), 2).tolist() == [[0.0, 1.0], [0.0, 1.0]]
+
+
+def test_rate_is_the_generators() -> None:
+    x = torch.full((100,), 0.5)
+
+    def draw(seed: int) -> Tensor:
+        return encoding.rate(x, 5, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(draw(1), draw(1))
+    assert not torch.equal(draw(1), draw(2))
+    half = encoding.rate(x.half(), 5, generator=torch.Generator().manual_seed(1))
+    assert half.dtype == torch.float16
+    assert torch.equal(half.float(), draw(1))
+
+
+@pytest.mark.parametrize(
+    ("curve", "times"),
+    [
+        # 4 (1 - x), half to even
+        ("linear", [4, 4, 3, 2, 1, 0, 0]),
+        # 4 - ln((e⁴ - 1) x + 1)
+        ("log", [4, 4, 1, 1, 0, 0, 0]),
+    ],
+)
+def test_latency(curve: str, times: list[int]) -> None:
+    values = [-1.0, 0.0, 0.25, 0.5, 0.75, 1.0, 3.0]
+    if curve == "log":
+        alpha = math.exp(4) - 1
+        inside = [min(max(x, 0.0), 1.0) for x in values]
+        assert times == [round(4 - math.log(alpha * x + 1)) for x in inside]
+    spikes = encoding.latency(torch.tensor(values), 5, curve=curve)
+    assert spikes.argmax(0).tolist() == times
+    assert spikes.sum(0).tolist() == [1.0] * len(values)
+
+
+@pytest.mark.parametrize("curve", ["linear", "log"])
+def test_latency_of_long_and_short_trains(curve: str) -> None:
+    """Where exp(T - 1) overflows, and where there is one step."""
+    x = torch.tensor([0.0, 1.0])
+    assert encoding.latency(x, 1000, curve=curve).argmax(0).tolist() == [999, 0]
+    assert encoding.latency(x, 1, curve=curve).tolist() == [[1.0, 1.0]]
+
+
+def test_direct_repeats_without_memory() -> None:
+    x = torch.rand(3, 2, requires_grad=True)
+    sequence = encoding.direct(x, 7)
+    assert sequence.shape == (7, 3, 2)
+    assert sequence.data_ptr() == x.data_ptr()
+    (gradient,) = torch.autograd.grad(sequence.sum(), x)
+    assert gradient.tolist() == [[7.0, 7.0]] * 3
+
+
+@pytest.mark.parametrize("encoder", [encoding.rate, encoding.latency, encoding.direct])
+def test_bad_arguments(encoder: Callable[[Tensor, int], Tensor]) -> None:
+    with pytest.raises(InputDtypeError, match=r"torch\.uint8.*x\.float\(\) / 255"):
+        encoder(torch.zeros(3, dtype=torch.uint8), 4)
+    with pytest.raises(ParameterError, match="num_steps is 0; it must be a whole number of at least 1"):
+        encoder(torch.zeros(3), 0)
+
+
+def test_an_unknown_curve() -> None:
+    options: dict[str, Any] = {"curve": "lin"}
+    with pytest.raises(UnknownNameError, match="Did you mean 'linear'"):
+        encoding.latency(torch.zeros(3), 4, **options)

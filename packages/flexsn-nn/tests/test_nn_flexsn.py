@@ -1,0 +1,585 @@
+"""`FlexSN`: every backend gives the same, and the state is kept, reset, detached, copied and moved."""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import (
+    BackendUnavailableError,
+    FlexSN,
+    InputCountError,
+    StateError,
+    StepModeError,
+    UnknownNameError,
+)
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+BACKENDS = ("torch", "hop", "triton", "inductor", "auto")
+backends = pytest.mark.parametrize("backend", BACKENDS)
+# Two of the interpreter's blocks of 512 elements, and a part of one.
+STEP = (3, 371)
+
+
+def soft_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    s = (h - 0.25).clamp(0.0, 1.0)
+    return s, h * (1.0 - s)
+
+
+def two_in_two_out(x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    current = 0.5 * i + x * y
+    h = 0.75 * v + current
+    return h - y, h * h, current, h
+
+
+class Decay(nn.Module):
+    """A core with a parameter and a buffer, that does something else in evaluation."""
+
+    bias: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(0.1, 0.9, STEP[1]))
+        self.register_buffer("bias", torch.linspace(-1.0, 1.0, STEP[1]))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * self.decay + x + self.bias
+        return (h * h if self.training else h), h
+
+
+class StartsAtHalf(FlexSN):
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        return [state + 0.5 for state in super().init_states(num_states, step_mode, *inputs)]
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
+
+
+def neuron(backend: str = "torch", **options: Any) -> FlexSN:
+    return FlexSN(soft_lif, 1, 1, 1, backend=backend, **options)
+
+
+def tensor(result: Tensor | list[Tensor]) -> Tensor:
+    assert isinstance(result, Tensor)
+    return result
+
+
+# -- the same on all backends --------------------------------------------------------------------------
+
+
+@backends
+@pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
+def test_results_and_gradients(backend: str, store: bool) -> None:
+    results = []
+    for name in ("torch", backend):
+        core = Decay().to(DEVICE)
+        layer = FlexSN(core, 1, 1, 1, backend=name, store_state_seqs=store)
+        x = random(5, *STEP).requires_grad_()
+        first = tensor(layer(x))
+        second = tensor(layer(x * 0.5))  # from the state that the first left
+        total = first.sum() + second.square().sum() + layer.states[0].sum()
+        if store:
+            total = total + layer.state_seqs[0][1].sum()
+        grads = torch.autograd.grad(total, [x, core.decay])
+        results.append((first, second, layer.states[0], *layer.state_seqs, *grads))
+    assert len(results[0]) == len(results[1]) == (6 if store else 5)
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@backends
+def test_several_outputs_are_a_list(backend: str) -> None:
+    x, y = random(4, *STEP).requires_grad_(), random(4, *STEP, seed=1).requires_grad_()
+    expected = FlexSN(two_in_two_out, 2, 2, 2, backend="torch")(x, y)
+    got = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
+    assert isinstance(got, list)
+    assert len(got) == 2
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    weights = [torch.rand_like(t) for t in expected]
+    found = torch.autograd.grad(got, [x, y], weights)
+    for a, b in zip(found, torch.autograd.grad(expected, [x, y], weights), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@backends
+def test_inputs_that_broadcast(backend: str) -> None:
+    x, y = random(4, *STEP), random(4, 1, STEP[1], seed=1).requires_grad_()
+    got = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)(x, y)
+    expected = FlexSN(two_in_two_out, 2, 2, 2, backend="torch")(x, y)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    grads = [torch.autograd.grad(outputs[1].sum(), y)[0] for outputs in (got, expected)]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+@backends
+def test_without_states(backend: str) -> None:
+    layer = FlexSN(lambda x: x * 2.0 + 1.0, 1, 0, 1, backend=backend)
+    x = random(4, *STEP)
+    assert torch.equal(tensor(layer(x)), x * 2.0 + 1.0)
+    assert layer.states == []
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop", "auto"])
+def test_single_steps_equal_a_sequence(backend: str) -> None:
+    x = random(5, *STEP).requires_grad_()
+    whole, steps = neuron(), neuron(backend, step_mode="s")
+    expected = tensor(whole(x))
+    got = torch.stack([tensor(steps(step)) for step in x])
+    assert torch.equal(got, expected)
+    assert torch.equal(steps.states[0], whole.states[0])
+    (a,), (b,) = (torch.autograd.grad(t.square().sum(), x) for t in (got, expected))
+    torch.testing.assert_close(a, b)
+
+
+@backends
+def test_requires_grad_masks(backend: str) -> None:
+    """A mask blocks the gradient of an input, and of the state from call to call."""
+    x = random(3, *STEP).requires_grad_()
+    y = random(3, *STEP, seed=1).requires_grad_()
+    layer = FlexSN(two_in_two_out, 2, 2, 2, backend=backend, requires_grad=(True, False, False, True))
+    layer(x, y)
+    layer(x.detach(), y)[1].sum().backward()
+    assert y.grad is None
+    assert x.grad is not None, "through the second state"
+    blocked = FlexSN(two_in_two_out, 2, 2, 2, backend=backend, requires_grad=(True, True, False, False))
+    x.grad = None
+    blocked(x, y.detach())
+    blocked(x.detach(), y)[1].sum().backward()
+    assert x.grad is None
+    assert y.grad is not None
+
+
+def test_requires_grad_of_the_wrong_length() -> None:
+    with pytest.raises(ValueError, match=r"requires_grad has 1 entries .* give 2"):
+        neuron(requires_grad=(True,))
+
+
+# -- no steps ------------------------------------------------------------------------------------------
+
+
+@backends
+@pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
+def test_no_steps(backend: str, store: bool) -> None:
+    layer = neuron(backend, store_state_seqs=store, example_outputs=[torch.zeros(STEP)])
+    output = tensor(layer(random(0, *STEP)))
+    assert output.shape == (0, *STEP)
+    assert output.dtype == torch.float32
+    assert torch.equal(layer.states[0], torch.zeros(STEP, device=DEVICE))
+    assert [s.shape for s in layer.state_seqs] == ([(0, *STEP)] if store else [])
+    layer(random(2, *STEP))
+    before = layer.states[0]
+    layer(random(0, *STEP))
+    assert torch.equal(layer.states[0], before)
+    assert layer.states[0].data_ptr() != before.data_ptr()
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop"])
+def test_no_steps_and_no_example_outputs(backend: str) -> None:
+    with pytest.raises(ValueError, match="T == 0"):
+        neuron(backend)(random(0, *STEP))
+
+
+# -- state ---------------------------------------------------------------------------------------------
+
+
+@backends
+def test_state_goes_on_until_reset(backend: str) -> None:
+    x = random(6, *STEP)
+    layer = neuron(backend)
+    assert layer.states == []
+    expected = tensor(layer(x))
+    final = layer.states[0]
+    layer.reset()
+    assert layer.states == []
+    assert layer.state_seqs == []
+    halves = torch.cat([tensor(layer(x[:2])), tensor(layer(x[2:]))])
+    assert torch.equal(halves, expected)
+    assert torch.equal(layer.states[0], final)
+
+
+@backends
+def test_detach_cuts_the_graph(backend: str) -> None:
+    x = random(3, *STEP).requires_grad_()
+    layer = neuron(backend, store_state_seqs=True)
+    layer(x)
+    assert layer.states[0].requires_grad
+    layer.detach()
+    assert not layer.states[0].requires_grad
+    assert not layer.state_seqs[0].requires_grad
+    output = tensor(layer(x.detach()))
+    assert not output.requires_grad
+
+
+@backends
+def test_state_sequences_end_in_the_state(backend: str) -> None:
+    layer = neuron(backend, store_state_seqs=True)
+    x = random(4, *STEP)
+    layer(x)
+    assert layer.state_seqs[0].shape == (4, *STEP)
+    assert torch.equal(layer.state_seqs[0][-1], layer.states[0])
+    layer.store_state_seqs = False
+    layer(x)
+    assert layer.state_seqs == []
+
+
+@backends
+def test_overridden_initial_states(backend: str) -> None:
+    x = random(3, *STEP)
+    layer = StartsAtHalf(soft_lif, 1, 1, 1, backend=backend)
+    expected = neuron()
+    expected.states = [torch.full(STEP, 0.5, device=DEVICE)]
+    assert torch.equal(tensor(layer(x)), tensor(expected(x)))
+
+
+@backends
+def test_init_states_of_the_wrong_number(backend: str) -> None:
+    class Wrong(FlexSN):
+        def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+            return [inputs[0][0]] * 3
+
+    with pytest.raises(StateError, match="init_states returned 3 tensors; num_states is 1"):
+        Wrong(soft_lif, 1, 1, 1, backend=backend)(random(3, *STEP))
+
+
+@backends
+def test_another_batch_size_without_reset(backend: str) -> None:
+    layer = neuron(backend)
+    layer(random(2, 4, 5))
+    with pytest.raises(StateError, match=r"state 0 has shape \[4, 5\].*\[3, 5\].*Call reset\(\)"):
+        layer(random(2, 3, 5))
+    layer.reset()
+    assert tensor(layer(random(2, 3, 5))).shape == (2, 3, 5)
+
+
+@backends
+def test_truncated_backpropagation_trains(backend: str) -> None:
+    """Two calls, one optimiser step between them: the second backward must not reach the first."""
+    core = Decay().to(DEVICE)
+    layer = FlexSN(core, 1, 1, 1, backend=backend)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
+    for i in range(2):
+        layer.detach()
+        optimizer.zero_grad()
+        tensor(layer(random(3, *STEP, seed=i))).mean().backward()
+        optimizer.step()
+    assert core.decay.grad is not None
+    assert core.decay.grad.any()
+
+
+def test_modified_state_is_noticed() -> None:
+    layer = neuron("auto" if HAS_GPU else "triton")
+    x = random(3, *STEP).requires_grad_()
+    layer(x)
+    output = tensor(layer(x))
+    with torch.no_grad():
+        x.mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+# -- as a module ---------------------------------------------------------------------------------------
+
+
+def test_a_module_core_registers_its_parameters() -> None:
+    layer = FlexSN(Decay(), 1, 1, 1)
+    assert dict(layer.named_parameters()).keys() == {"core.decay"}
+    assert dict(layer.named_buffers()).keys() == {"core.bias"}
+
+
+@backends
+def test_state_dict_round_trip(backend: str) -> None:
+    x = random(3, *STEP)
+    one, other = (FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend) for _ in range(2))
+    other(x)  # the kernels are there already
+    other.reset()
+    with torch.no_grad():
+        one.core.decay.mul_(0.5)  # type: ignore[attr-defined]
+        one.core.bias.add_(1.0)  # type: ignore[attr-defined]
+    other.load_state_dict(one.state_dict())
+    assert torch.equal(tensor(one(x)), tensor(other(x)))
+    third = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
+    third(x)
+    third.reset()
+    third.load_state_dict(one.state_dict(), assign=True)
+    tensor(third(x)).sum().backward()
+    assert third.core.decay.grad is not None  # type: ignore[attr-defined]
+    one.reset()
+    third.reset()
+    assert torch.equal(tensor(one(x)), tensor(third(x)))
+
+
+@backends
+def test_to_dtype_moves_core_and_state(backend: str) -> None:
+    layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend, store_state_seqs=True)
+    layer(random(3, *STEP))
+    layer.to(torch.float64)
+    assert layer.states[0].dtype == torch.float64
+    assert layer.state_seqs[0].dtype == torch.float64
+    x = random(3, *STEP, dtype=torch.float64)
+    output = tensor(layer(x))
+    assert output.dtype == torch.float64
+    assert layer.core.decay.dtype == torch.float64  # type: ignore[attr-defined]
+
+
+@backends
+def test_train_and_eval(backend: str) -> None:
+    layer, x = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend), random(3, *STEP)
+    for training in (True, False, True):
+        layer.train(training)
+        layer.reset()
+        output = tensor(layer(x))
+        state = layer.core(x[0], torch.zeros_like(x[0]))[0]
+        assert torch.equal(output[0], state)
+
+
+def copies() -> list[Callable[[FlexSN], FlexSN]]:
+    def by_torch_save(layer: FlexSN) -> FlexSN:
+        buffer = io.BytesIO()
+        torch.save(layer, buffer)
+        buffer.seek(0)
+        loaded: FlexSN = torch.load(buffer, weights_only=False)
+        return loaded
+
+    def by_pickle(layer: FlexSN) -> FlexSN:
+        loaded: FlexSN = pickle.loads(pickle.dumps(layer))
+        return loaded
+
+    return [copy.deepcopy, by_pickle, by_torch_save]
+
+
+@backends
+@pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
+def test_copies_go_on_by_themselves(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
+    layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend)
+    x = random(3, *STEP)
+    layer(x)
+    other = make(layer)
+    assert torch.equal(other.states[0], layer.states[0])
+    assert not other.states[0].requires_grad
+    assert other.core is not layer.core
+    assert torch.equal(tensor(other(x)), tensor(layer(x)))
+    with torch.no_grad():
+        layer.core.decay.zero_()  # type: ignore[attr-defined]
+    other.reset()
+    layer.reset()
+    assert not torch.equal(tensor(other(x)), tensor(layer(x)))
+    tensor(other(x)).sum().backward()
+    assert other.core.decay.grad is not None  # type: ignore[attr-defined]
+    assert layer.core.decay.grad is None  # type: ignore[attr-defined]
+
+
+def test_a_copy_before_the_first_call() -> None:
+    other = copy.deepcopy(neuron("triton"))
+    x = random(3, *STEP)
+    assert torch.equal(tensor(other(x)), tensor(neuron()(x)))
+
+
+def run_in_child(layer: FlexSN, x: Tensor) -> Tensor:
+    return tensor(layer(x)).detach().cpu()
+
+
+def test_spawned_processes() -> None:
+    layer = neuron("torch" if HAS_GPU else "triton")
+    x = random(3, 5)
+    layer(x)
+    # The core of this module is found by its name in the child, so this file is imported there.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    code = (
+        "import pickle, sys, torch\n"
+        "if __name__ == '__main__':\n"
+        "    import multiprocessing, test_nn_flexsn as t\n"
+        "    layer, x = t.neuron(sys.argv[1]), t.random(3, 5)\n"
+        "    layer(x)\n"
+        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "        got = pool.apply(t.run_in_child, (layer, x))\n"
+        "    assert torch.equal(got, t.run_in_child(layer, x))\n"
+        "    print('equal')\n"
+    )
+    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"flexsn_spawn_{os.getpid()}.py")
+    with open(path, "w") as file:
+        file.write(code)
+    try:
+        result = subprocess.run(
+            [sys.executable, path, layer.backend],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+    finally:
+        os.remove(path)
+    assert result.stdout == "equal\n", result.stderr
+    assert multiprocessing.active_children() == []
+
+
+@backends
+def test_two_modules_share_a_core(backend: str) -> None:
+    core = Decay().to(DEVICE)
+    one, other = (FlexSN(core, 1, 1, 1, backend=backend) for _ in range(2))
+    x = random(3, *STEP)
+    assert torch.equal(tensor(one(x)), tensor(other(x)))
+    (tensor(one(x)).sum() + tensor(other(x)).sum()).backward()
+    got, core.decay.grad = core.decay.grad, None
+    one.reset()
+    one(x)
+    (2 * tensor(one(x)).sum()).backward()
+    assert got is not None
+    assert core.decay.grad is not None
+    torch.testing.assert_close(got, core.decay.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_repr() -> None:
+    assert repr(neuron("hop")) == (
+        "FlexSN(core=soft_lif, num_inputs=1, num_states=1, num_outputs=1, step_mode='m', backend='hop')"
+    )
+
+
+# -- the choice of a backend ---------------------------------------------------------------------------
+
+
+def test_explain() -> None:
+    layer = neuron("auto")
+    assert layer.explain() == "backend='auto': nothing has run yet."
+    layer(random(2, 3))
+    expected = (
+        "triton: the tensors are on 'cuda', where compiled kernels run"
+        if HAS_GPU
+        else "torch: Triton's interpreter is on, which is for tests and slower than the loop"
+    )
+    assert layer.explain() == expected
+    for backend, runs in (("hop", "hop"), ("torch", "torch"), ("triton", "triton"), ("inductor", "triton")):
+        layer = neuron(backend)
+        layer(random(2, 3))
+        assert layer.explain() == f"{runs}: asked for as backend={backend!r}"
+    layer = neuron("auto", step_mode="s")
+    layer(random(3))
+    assert layer.explain() == "torch: single steps have no loop to compile"
+
+
+def test_names_that_do_not_exist() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown backend 'tritn'; known: .*Did you mean 'triton'\?"):
+        neuron("tritn")
+    with pytest.raises(UnknownNameError, match="unknown step_mode 'x'; known: 's', 'm'"):
+        neuron(step_mode="x")
+    layer = neuron()
+    with pytest.raises(UnknownNameError, match="unknown backend 'cuda'"):
+        layer.backend = "cuda"
+    with pytest.raises(UnknownNameError, match="unknown step_mode 'multi'"):
+        layer.step_mode = "multi"
+    assert (layer.backend, layer.step_mode) == ("torch", "m")
+
+
+@pytest.mark.parametrize("backend", ["triton", "inductor"])
+def test_kernels_need_sequences(backend: str) -> None:
+    message = f"backend='{backend}' compiles the loop over time and needs step_mode='m'.*backend='torch'"
+    with pytest.raises(StepModeError, match=message):
+        neuron(backend, step_mode="s")
+    layer = neuron(backend)
+    with pytest.raises(StepModeError, match=message):
+        layer.step_mode = "s"
+    layer = neuron("torch", step_mode="s")
+    with pytest.raises(StepModeError, match=message):
+        layer.backend = backend
+
+
+def test_kernels_without_gpu_and_interpreter() -> None:
+    code = (
+        "import torch, flexsn_nn\n"
+        "layer = flexsn_nn.FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1, backend='triton')\n"
+        "try:\n    layer(torch.zeros(2, 3))\n"
+        "except flexsn_nn.BackendUnavailableError as error:\n    print(error)\n"
+        "layer.backend = 'auto'\nlayer(torch.zeros(2, 3))\nprint(layer.explain())\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=200, check=True
+    )
+    refused, chosen = result.stdout.strip().split("\n")
+    assert refused.startswith("backend='triton' cannot run: the tensors are on the CPU")
+    for remedy in (".to('cuda')", "backend='torch'", "TRITON_INTERPRET=1"):
+        assert remedy in refused
+    assert chosen.startswith("torch: compiled kernels cannot run: the tensors are on the CPU")
+    assert issubclass(BackendUnavailableError, RuntimeError)
+
+
+# -- mistakes ------------------------------------------------------------------------------------------
+
+
+@backends
+def test_wrong_inputs(backend: str) -> None:
+    layer = FlexSN(two_in_two_out, 2, 2, 2, backend=backend)
+    x = random(3, *STEP)
+    with pytest.raises(InputCountError, match="got 1 inputs; num_inputs is 2"):
+        layer(x)
+    with pytest.raises(InputCountError, match="got 0 inputs; num_inputs is 2"):
+        layer()
+    with pytest.raises(TypeError, match="input 1 is a float; a neuron takes tensors"):
+        layer(x, 1.0)
+    with pytest.raises(ValueError, match=r"3.* 2|2.* 3"):
+        layer(x, x[:2])
+    with pytest.raises(ValueError, match=r"\[3, 37[01]\], \[3, 37[01]\], which do not broadcast to one"):
+        layer(x, x[..., 1:])
+    with pytest.raises(ValueError, match=r"\[T, \*step\]"):
+        layer(x[0, 0, 0], x)
+    assert layer.states == []
+
+
+@backends
+def test_a_core_that_returns_another_number_of_values(backend: str) -> None:
+    layer = FlexSN(soft_lif, 1, 1, 2, backend=backend)
+    with pytest.raises(ValueError, match=r"returned 2 values; num_outputs \+ num_states is .*3"):
+        layer(random(3, *STEP))
+
+
+@backends
+def test_a_state_that_changes_dtype(backend: str) -> None:
+    layer = FlexSN(lambda x, v: (x, (v + x).double()), 1, 1, 1, backend=backend)
+    with pytest.raises(ValueError, match=r"state 0 .*float32.*float64.*keeps its shape"):
+        layer(random(3, *STEP))
+
+
+@backends
+def test_a_state_that_changes_shape(backend: str) -> None:
+    layer = FlexSN(lambda x, v: (x, (v + x)[:1]), 1, 1, 1, backend=backend)
+    with pytest.raises(ValueError, match=r"state 0 .*\[3, 371\].*\[1, 371\].*keeps its shape"):
+        layer(random(3, *STEP))
+
+
+def test_examples_bring_errors_to_construction() -> None:
+    examples = (torch.zeros(STEP), torch.zeros(STEP))
+    with pytest.raises(ValueError, match="returned 2 values"):
+        FlexSN(soft_lif, 1, 1, 2, example_inputs=examples)
+    with pytest.raises(ValueError, match="1 example inputs for 1 inputs and 1 states: give 2"):
+        FlexSN(soft_lif, 1, 1, 1, example_inputs=examples[:1])
+    assert neuron("triton", example_inputs=examples).states == []
+
+
+def test_an_op_without_a_rule_names_op_and_line() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + x
+        return torch.igamma(h.abs(), h.abs()), h
+
+    x = random(2, 3)
+    with pytest.raises(NotImplementedError, match=r"(?s)igamma.*no rule.*test_nn_flexsn\.py.*torch\.igamma\(h"):
+        FlexSN(core, 1, 1, 1, backend="triton")(x)
+    expected = torch.igamma(x[0].abs(), x[0].abs())
+    assert torch.equal(tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)

@@ -1,0 +1,100 @@
+"""Helpers for whole networks: state, step mode, backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from flexsn_nn import IF, LIF, FlexSN, StepModeError, UnknownNameError, functional
+
+
+def make_net() -> nn.Sequential:
+    torch.manual_seed(0)
+    first = LIF(tau=2.0, backend="torch")
+    second = FlexSN(lambda x, v: (x + 0.5 * v, x + 0.5 * v), 1, 1, 1, backend="torch")
+    return nn.Sequential(nn.Linear(3, 4), first, nn.Sequential(nn.Linear(4, 2), second))
+
+
+X = torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(1)) * 3
+
+
+def test_neurons_are_found_by_name() -> None:
+    net = make_net()
+    assert [name for name, _ in functional.neurons(net)] == ["1", "2.1"]
+    neuron = IF()
+    assert list(functional.neurons(neuron)) == [("IF", neuron)]
+
+
+def test_reset_starts_again() -> None:
+    net = make_net()
+    first = net(X)
+    assert not torch.equal(net(X), first)
+    functional.reset_net(net)
+    assert torch.equal(net(X), first)
+
+
+def test_truncated_backpropagation() -> None:
+    """`detach_net` keeps values, and cuts the gradient: each chunk's gradient is its own."""
+    net = make_net()
+    whole = net(X)
+    functional.reset_net(net)
+    parts, gradients = [], []
+    for chunk in torch.split(X, 3):
+        leaf = chunk.clone().requires_grad_()
+        output = net(leaf)
+        parts.append(output.detach())
+        gradients.append(torch.autograd.grad(output.sum(), leaf)[0])
+        functional.detach_net(net)
+        states = [state for kept in functional.get_states(net).values() for state in kept]
+        assert [state.requires_grad for state in states] == [False, False]
+    assert torch.equal(torch.cat(parts), whole)
+    leaf = X.clone().requires_grad_()
+    functional.reset_net(net)
+    (full,) = torch.autograd.grad(net(leaf).sum(), leaf)
+    assert torch.equal(gradients[1], full[3:]), "the last chunk has no later one"
+    assert not torch.equal(gradients[0], full[:3]), "the first one misses what it did to the second"
+
+
+def test_step_mode_and_backend_of_all() -> None:
+    net = make_net()
+    whole = net(X)
+    functional.reset_net(net)
+    functional.set_step_mode(net, "s")
+    assert torch.allclose(torch.stack([net(x) for x in X]), whole, rtol=1e-5, atol=1e-6)
+    functional.set_step_mode(net, "m")
+    functional.set_backend(net, "hop")
+    functional.reset_net(net)
+    assert torch.equal(net(X), whole)
+    assert all(neuron.explain().startswith("hop") for _, neuron in functional.neurons(net))
+
+
+def test_a_refused_change_changes_nothing() -> None:
+    net = make_net()
+    first, second = (neuron for _, neuron in functional.neurons(net))
+    second.step_mode = "s"
+    with pytest.raises(StepModeError, match="needs step_mode='m'"):
+        functional.set_backend(net, "triton")
+    assert first.backend == "torch"
+    second.step_mode = "m"
+    second.backend = "triton"
+    with pytest.raises(StepModeError, match="needs step_mode='m'"):
+        functional.set_step_mode(net, "s")
+    assert first.step_mode == "m"
+    with pytest.raises(UnknownNameError, match="'M'"):
+        functional.set_step_mode(net, "M")
+    with pytest.raises(UnknownNameError, match="Did you mean 'triton'"):
+        functional.set_backend(net, "triton2")
+
+
+def test_states_out_and_in() -> None:
+    net = make_net()
+    assert functional.get_states(net) == {"1": [], "2.1": []}
+    net(X[:3])
+    states = functional.get_states(net)
+    wanted = net(X[3:])
+    net(X)
+    functional.set_states(net, states)
+    assert torch.equal(net(X[3:]), wanted)
+    with pytest.raises(UnknownNameError, match=r"neuron '2\.2'.*Did you mean '2\.1'"):
+        functional.set_states(net, {"2.2": []})

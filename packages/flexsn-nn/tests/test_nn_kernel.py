@@ -1,0 +1,89 @@
+"""`FlexSNKernel`: a step function as a callable without state."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_hop import eager_scan
+from flexsn_nn import FlexSNKernel, InputCountError
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+STEP = (3, 371)
+
+
+def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    h = v * 0.5 + x * y
+    return h - y, h * h, h
+
+
+def problem() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((5, *STEP), (5, *STEP), STEP)
+    x, y, v = (torch.randn(s, generator=generator).to(DEVICE).requires_grad_() for s in shapes)
+    return x, y, v
+
+
+def test_results_and_gradients() -> None:
+    args = problem()
+    got, expected = FlexSNKernel(core, 2, 1, 2)(*args), eager_scan(core, 2, 1, 2, *args)
+    assert isinstance(got, tuple)
+    assert len(got) == 3
+    weights = [torch.rand_like(t) - 0.4 for t in expected]
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+    found = torch.autograd.grad(got, args, weights)
+    for a, b in zip(found, torch.autograd.grad(expected, args, weights), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+def test_it_keeps_no_state() -> None:
+    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+    for a, b in zip(kernel(*args), kernel(*args), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_steps() -> None:
+    x, y, v = problem()
+    for result in FlexSNKernel(core, 2, 1, 2)(x[:0], y[:0], v):
+        assert result.shape == (0, *STEP)
+
+
+def test_requires_grad_masks() -> None:
+    x, y, v = problem()
+    FlexSNKernel(core, 2, 1, 2, requires_grad=(True, False, True))(x, y, v)[1].sum().backward()
+    assert x.grad is not None
+    assert y.grad is None
+    assert v.grad is not None
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda k: pickle.loads(pickle.dumps(k))])
+def test_copies_compile_for_themselves(make: Any) -> None:
+    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+    expected = kernel(*args)
+    for a, b in zip(make(kernel)(*args), expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_wrong_arguments() -> None:
+    kernel, (x, y, v) = FlexSNKernel(core, 2, 1, 2), problem()
+    with pytest.raises(InputCountError, match=r"got 2 tensors; num_inputs \+ num_states is 2 \+ 1 = 3"):
+        kernel(x, y)
+    with pytest.raises(ValueError, match="got 4 tensors"):
+        kernel(x, y, v, v)
+    not_a_tensor: Any = None
+    with pytest.raises(TypeError, match="argument 2 is a NoneType; a kernel takes tensors"):
+        kernel(x, y, not_a_tensor)
+    with pytest.raises(RuntimeError, match=r"are on .* and meta: move them to one device"):
+        kernel(x, y.to("meta"), v)
+    with pytest.raises(RuntimeError, match="there are no compiled kernels for 'meta' tensors"):
+        kernel(x.to("meta"), y.to("meta"), v.to("meta"))
+    with pytest.raises(ValueError, match="requires_grad has 2 entries for 2 inputs and 1 states: give 3"):
+        FlexSNKernel(core, 2, 1, 2, requires_grad=(True, False))
+    with pytest.raises(ValueError, match=r"returned 3 values; .* 1 \+ 1 = 2"):
+        FlexSNKernel(core, 2, 1, 1, (torch.zeros(3),) * 3)

@@ -1,0 +1,251 @@
+"""NIR both ways: equal spikes after a round trip, NIR's own equations, and refusals in words."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import (
+    ALIF,
+    CUBALIF,
+    IF,
+    LI,
+    LIF,
+    PLIF,
+    Leaky,
+    MissingExtraError,
+    NirError,
+    OverTime,
+    functional,
+    surrogate,
+)
+from flexsn_nn.nir_exchange import Scale, from_nir, to_nir
+
+nir = pytest.importorskip("nir")
+DT = 1e-3
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def runs_alike(net: nn.Module, other: nn.Module, x: Tensor) -> None:
+    functional.reset_net(net)
+    functional.reset_net(other)
+    with torch.no_grad():
+        wanted = net(x)
+        assert (wanted != 0).double().mean() > 0.02, "some should fire"
+        assert torch.equal(other(x), wanted)
+
+
+TAUS = torch.linspace(1.5, 4.0, 6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: IF(strict=True, v_threshold=0.75),
+        lambda: IF(strict=True, v_reset=-0.25),
+        lambda: LIF(tau=2.0, strict=True),
+        lambda: LIF(tau=2.1, strict=True, v_reset=-0.1),
+        lambda: LIF(tau=1.0, strict=True),
+        lambda: LIF(tau=3.0, strict=True, decay_input=False),
+        lambda: LIF(tau=TAUS.clone(), v_threshold=TAUS / 4, strict=True),
+        lambda: LIF(tau=TAUS.clone(), decay_input=False, surrogate_function=surrogate.ATan(strict=True)),
+        lambda: CUBALIF(strict=True),
+        lambda: CUBALIF(c_decay=TAUS / 5, v_decay=1 - TAUS / 5, strict=True),
+        lambda: LI(tau=2.5),
+        lambda: LI(tau=TAUS.clone(), decay_input=False),
+    ],
+)
+def test_round_trip_of_a_neuron(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), make())
+    x = 3 * drawn(30, 5, 4)
+    graph = to_nir(net, x, dt=DT)
+    # Through a file, as another simulator would get it.
+    nir.write(tmp_path / "net.nir", graph)
+    runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
+
+
+def test_round_trip_of_a_convolutional_network() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        OverTime(nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2), nn.Conv2d(4, 3, (1, 2), bias=False)),
+        LIF(tau=torch.tensor([1.5, 2.0, 3.0]).view(3, 1, 1), strict=True, v_threshold=0.3),
+        nn.Flatten(2),
+        Scale(torch.full((48,), 2.0)),
+        nn.Linear(48, 5, bias=False),
+        IF(strict=True, v_threshold=0.3),
+    )
+    x = 3 * drawn(20, 2, 2, 7, 9)
+    functional.reset_net(net)
+    graph = to_nir(net, x, dt=DT)
+    kinds = [type(node).__name__ for node in graph.nodes.values()]
+    assert kinds == ["Input", "Conv2d", "Conv2d", "LIF", "Flatten", "Scale", "Linear", "IF", "Output"]
+    assert functional.get_states(net) == {"1": [], "5": []}, "the run for the shapes leaves no state"
+    runs_alike(net, from_nir(graph, dt=DT), x)
+
+
+def test_a_convolutional_network_through_a_file(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(OverTime(nn.Conv2d(2, 3, 3, padding="same")), IF(strict=True), nn.Flatten(2), LI())
+    x = 3 * drawn(10, 2, 2, 5, 6)
+    nir.write(tmp_path / "net.nir", to_nir(net, x, dt=DT))
+    runs_alike(net, from_nir(nir.read(tmp_path / "net.nir"), dt=DT), x)
+
+
+def test_round_trip_of_a_convolution_in_one_dimension() -> None:
+    net = nn.Sequential(OverTime(nn.Conv1d(2, 3, 3, padding=1)), IF(strict=True))
+    x = drawn(10, 2, 2, 8)
+    runs_alike(net, from_nir(to_nir(net, x)), x)
+
+
+def test_learned_and_delayed_neurons_become_lif() -> None:
+    x = 2 * drawn(30, 5, 6)
+    for net in (PLIF(init_tau=2.5, strict=True), Leaky(0.75, reset_mechanism="zero")):
+        graph = to_nir(net, x, dt=DT)
+        assert [type(node).__name__ for node in graph.nodes.values()] == ["Input", "LIF", "Output"]
+        runs_alike(net, from_nir(graph, dt=DT), x)
+
+
+def arrays(*values: float) -> list[Any]:
+    return [np.full((3,), value) for value in values]
+
+
+def test_nodes_of_others_step_by_their_equations() -> None:
+    """NIR's differential equations, Euler, in NumPy and seconds, with gains that are none of ours."""
+    x = 2 * drawn(25, 1, 3).double() + 1
+    dt = 5e-3
+
+    def scan(step: Callable[[Any, Any], tuple[Any, Any]], state: Any) -> Any:
+        outputs = []
+        for t in range(len(x)):
+            output, state = step(x[t].numpy(), state)
+            outputs.append(output)
+        return np.stack(outputs)
+
+    def lif(x: Any, v: Any) -> tuple[Any, Any]:
+        v = v + dt / 20e-3 * (0.0 - v + 1.7 * x)
+        z = (v > 0.9).astype(float)
+        return z, np.where(z == 1, 0.0, v)
+
+    def integrate(x: Any, v: Any) -> tuple[Any, Any]:
+        v = v + dt * 40.0 * x
+        z = (v > 0.9).astype(float)
+        return z, np.where(z == 1, -0.5, v)
+
+    def leak(x: Any, v: Any) -> tuple[Any, Any]:
+        v = v + dt / 20e-3 * (0.0 - v + 1.7 * x)
+        return v, v
+
+    def cuba(x: Any, state: Any) -> tuple[Any, Any]:
+        i, v = state
+        i = i + dt / 10e-3 * (-i + 1.3 * x)
+        v = v + dt / 20e-3 * (0.0 - v + 2.0 * i)
+        z = (v > 0.9).astype(float)
+        return z, (i, np.where(z == 1, 0.0, v))
+
+    zeros = np.zeros((1, 3))
+    cases = [
+        (nir.LIF(*arrays(20e-3, 1.7, 0.0, 0.9, 0.0)), scan(lif, zeros)),
+        (nir.IF(*arrays(40.0, 0.9, -0.5)), scan(integrate, zeros - 0.5)),
+        (nir.LI(*arrays(20e-3, 1.7, 0.0)), scan(leak, zeros)),
+        (nir.CubaLIF(*arrays(10e-3, 20e-3, 2.0, 0.0, 0.9, 0.0, 1.3)), scan(cuba, (zeros, zeros))),
+    ]
+    for node, wanted in cases:
+        net = from_nir(nir.NIRGraph.from_list(node), dt=dt).double()
+        with torch.no_grad():
+            result = net(x)
+        assert (wanted != 0).mean() > 0.05
+        torch.testing.assert_close(result, torch.from_numpy(wanted), rtol=1e-6, atol=1e-6)
+
+
+X = torch.ones(2, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LIF(), "fires at v >= v_threshold, NIR at v > v_threshold.*strict=True"),
+        (lambda: LIF(surrogate_function=torch.sigmoid), "fires at v >= v_threshold"),
+        (lambda: LIF(v_reset=None, strict=True), "resets softly.*Train with v_reset=0.0"),
+        (lambda: Leaky(0.5), "reset_mechanism='subtract'.*train with reset_mechanism='zero'"),
+        (lambda: Leaky(0.5, strict=None, reset_mechanism="zero"), "fires at v >= v_threshold"),
+        (lambda: Leaky(1.0, reset_mechanism="zero"), "beta=1: it never decays"),
+        (lambda: CUBALIF(c_decay=1.0, strict=True), "c_decay=1: it never decays"),
+        (lambda: CUBALIF(v_reset=-0.5, strict=True), "starts at v_reset=-0.5 and leaks to 0"),
+        (lambda: LIF(tau=torch.full((2, 3), 2.0), strict=True), r"shape \[2, 3\] for neurons of shape \[3\]"),
+        (lambda: ALIF(strict=True), "is a ALIF, which NIR does not have"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.ReLU()), r"Sequential\.1 is a ReLU"),
+        (lambda: nn.Flatten(), r"flattens dimensions 1 to -1.*nn\.Flatten\(2\)"),
+        (
+            lambda: nn.Sequential(nn.Unflatten(2, (1, 3)), nn.Linear(3, 2)),
+            "Sequential.0 is a Unflatten",
+        ),
+        (
+            lambda: OverTime(nn.Conv1d(1, 1, 3, padding=1, padding_mode="circular")),
+            "pads with 'circular'",
+        ),
+    ],
+)
+def test_what_nir_cannot_express_is_refused(make: Callable[[], nn.Module], message: str) -> None:
+    x = torch.ones(2, 2, 1, 3) if "pads" in message else torch.ones(2, 2, 3)
+    with pytest.raises(NirError, match=message):
+        to_nir(make(), x)
+
+
+def test_a_linear_layer_on_more_than_vectors() -> None:
+    with pytest.raises(NirError, match=r"nn\.Linear on \[4, 3\].*nn\.Flatten\(2\) first"):
+        to_nir(nn.Linear(3, 2), torch.ones(2, 1, 4, 3))
+
+
+def test_equality_can_be_ignored_by_name() -> None:
+    graph = to_nir(LIF(tau=2.0), X, dt=DT, ignore_equality=True)
+    assert graph.nodes["lif"].tau.tolist() == [2 * DT] * 3
+
+
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (lambda: nir.LIF(*arrays(1e-2, 1.0, 0.5, 1.0, 0.0)), "v_leak other than 0. Here a membrane leaks"),
+        (lambda: nir.LIF(*arrays(1e-5, 1.0, 0.0, 1.0)), "tau of 1e-05 s; Euler steps of dt=0.001 s"),
+        (
+            lambda: nir.IF(*arrays(1.0, 1.0), v_reset=np.array([0.0, 0.0, 0.1])),
+            "several values of v_reset",
+        ),
+        (lambda: nir.CubaLIF(*arrays(1e-2, 1e-2, 1.0, 0.1, 1.0)), "v_leak other than 0. CUBALIF"),
+        (lambda: nir.CubaLIF(*arrays(1e-2, 1e-2, 1.0, 0.0, 1.0, 0.1)), "v_reset other than 0"),
+        (lambda: nir.LI(*arrays(1e-2, 1.0, 0.1)), "v_leak other than 0. A leaky integrator"),
+        (lambda: nir.I(*arrays(1.0)), "i is a I, which cannot be read. Known: Linear"),
+    ],
+)
+def test_a_node_that_cannot_be_read_is_refused(node: Callable[[], Any], message: str) -> None:
+    with pytest.raises(NirError, match=message):
+        from_nir(nir.NIRGraph.from_list(node()), dt=DT)
+
+
+def test_a_graph_that_is_no_chain_is_refused() -> None:
+    nodes = {
+        "input": nir.Input(np.array([3])),
+        "a": nir.IF(*arrays(1.0, 1.0)),
+        "b": nir.IF(*arrays(1.0, 1.0)),
+        "output": nir.Output(np.array([3])),
+    }
+    forked = [("input", "a"), ("input", "b"), ("a", "output"), ("b", "output")]
+    with pytest.raises(NirError, match="forks or joins at the edge 'input' -> 'b'"):
+        from_nir(nir.NIRGraph(nodes, forked))
+
+
+def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nir", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'flexsn-nn\[nir\]'"):
+        to_nir(IF(), X)
+    with pytest.raises(MissingExtraError, match=r"pip install 'flexsn-nn\[nir\]'"):
+        from_nir(None)

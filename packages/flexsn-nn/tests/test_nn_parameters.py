@@ -1,0 +1,163 @@
+"""What neurons refuse, and what they say; parameters as numbers, tensors and learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+
+from flexsn_nn import (
+    ALIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LI,
+    LIAF,
+    LIF,
+    PLIF,
+    QIF,
+    AdEx,
+    Alpha,
+    FlexSN,
+    GatedLIF,
+    InputDtypeError,
+    Izhikevich,
+    Lapicque,
+    Leaky,
+    ParameterError,
+    StepModeError,
+    Synaptic,
+    UnknownNameError,
+)
+from flexsn_nn.neuron import Neuron
+
+nan = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: IF(v_threshold=nan), "v_threshold is not finite"),
+        (lambda: IF(v_threshold=torch.tensor([1, 2])), "v_threshold is a tensor of torch.int64"),
+        (lambda: IF(v_threshold=cast(float, "1")), "v_threshold is '1', a str; give a number or a tensor"),
+        (lambda: IF(v_reset=float("inf")), "v_reset is not finite"),
+        (lambda: LIF(tau=0.0), "tau is 0; it must be at least 1. Time constants are counted in steps"),
+        (lambda: LIF(tau=-2.0), "tau is -2"),
+        (lambda: LIF(tau=torch.tensor([2.0, 0.5])), "tau is from 0.5 to 2; it must be at least 1"),
+        (lambda: LIF(tau=torch.tensor([2.0, nan])), "tau is not finite"),
+        (lambda: LIF(tau=True), "tau is True, a bool"),
+        (lambda: PLIF(init_tau=1.0), "init_tau is 1; it must be above 1"),
+        (lambda: KLIF(tau=0.5), "tau is 0.5"),
+        (lambda: KLIF(init_k=0.0), "init_k is 0"),
+        (lambda: LIAF(torch.relu, False, tau=0.0), "tau is 0"),
+        (lambda: ALIF(tau_a=0.0), "tau_a is 0; it must be above 0"),
+        (lambda: ALIF(beta=-1.0), "beta is -1; it must be at least 0"),
+        (lambda: LI(tau=0.9), "tau is 0.9"),
+        (lambda: ILIF(tau=0.0), "tau is 0"),
+        (lambda: ILIF(D=0), "D is 0; it must be a whole number of at least 1"),
+        (lambda: ILIF(D=cast(int, 2.5)), "D is 2.5; it must be a whole number"),
+        (lambda: ILIF(v_threshold=0.0), "v_threshold is 0"),
+        (lambda: QIF(tau=0.0), "tau is 0; it must be above 0"),
+        (lambda: QIF(a0=0.0), "a0 is 0"),
+        (lambda: EIF(delta_T=0.0), "delta_T is 0"),
+        (lambda: EIF(tau=-1.0), "tau is -1"),
+        (lambda: AdEx(tau_w=0.0), "tau_w is 0"),
+        (lambda: AdEx(b=nan), "b is not finite"),
+        (lambda: Izhikevich(tau=0.0), "tau is 0"),
+        (lambda: Izhikevich(v_c=nan), "v_c is not finite"),
+        (lambda: CUBALIF(c_decay=1.1), "c_decay is 1.1; it must be at most 1"),
+        (lambda: CUBALIF(v_decay=-0.1), "v_decay is -0.1"),
+        (lambda: GatedLIF(T=4, init_tau=1.0), "tau is 1; it must be below 1"),
+        (lambda: GatedLIF(T=0), "T is 0"),
+        (lambda: GatedLIF(), "init_linear_decay defaults to .* give it, or T"),
+        (lambda: Leaky(1.2), "beta is 1.2; it must be at most 1"),
+        (lambda: Leaky(torch.tensor([0.5, -0.5])), "beta is from -0.5 to 0.5; it must be at least 0"),
+        (lambda: Leaky(0.5, threshold=nan), "threshold is not finite"),
+        (lambda: Synaptic(1.2, 0.5), "alpha is 1.2"),
+        (lambda: Synaptic(0.5, -1.0), "beta is -1"),
+        (lambda: Alpha(0.5, 0.8), "alpha must be the larger one"),
+        (lambda: Alpha(1.0, 0.8), "alpha is 1; it must be below 1"),
+        (lambda: Lapicque(), "give beta, or both R and C"),
+        (lambda: Lapicque(R=1.0), "give beta, or both R and C"),
+        (lambda: Lapicque(0.5, 1.0, 1.0), "at most two of them"),
+        (lambda: Lapicque(1.0), "beta is 1; it must be below 1"),
+        (lambda: Lapicque(R=0.0, C=1.0), "R is 0"),
+        (lambda: Lapicque(0.5, time_step=0.0), "time_step is 0"),
+        (lambda: IF(surrogate_function=torch.sigmoid, strict=True), "decides by itself: pass strict=None"),
+        (lambda: Leaky(0.5, spike_grad=torch.sigmoid), "spike_grad is .*pass strict=None"),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        make()
+
+
+def test_unknown_names_are_answered_with_the_nearest_known() -> None:
+    with pytest.raises(UnknownNameError, match=r"reset_mechanism 'substract'.*Did you mean 'subtract'"):
+        Leaky(0.5, reset_mechanism="substract")
+    with pytest.raises(UnknownNameError, match=r"backend 'tritron'.*Did you mean 'triton'"):
+        LIF(backend="tritron")
+    with pytest.raises(UnknownNameError, match=r"state 'vv'; known: 'v'.*Did you mean 'v'"):
+        LIF().state("vv")
+    with pytest.raises(StepModeError, match="T gives each step its own conduct"):
+        GatedLIF(T=4, step_mode="s")
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integer_input_is_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(InputDtypeError, match=rf"the input is {dtype}; .*x\.float\(\)"):
+        LIF()(torch.ones(2, 3, dtype=dtype))
+
+
+def test_a_number_is_a_constant_a_tensor_a_buffer_and_a_parameter_learned() -> None:
+    shapes: list[tuple[Any, list[str], list[str]]] = [
+        (2.0, [], []),
+        (torch.tensor([2.0, 3.0]), [], ["tau"]),
+        (torch.nn.Parameter(torch.tensor([2.0, 3.0])), ["tau"], []),
+    ]
+    for tau, parameters, buffers in shapes:
+        neuron = LIF(tau=tau)
+        assert [name for name, _ in neuron.named_parameters()] == parameters
+        assert [name for name, _ in neuron.named_buffers()] == buffers
+    learned = Leaky(0.5, learn_beta=True)
+    assert isinstance(learned.beta, torch.nn.Parameter)
+    given = torch.nn.Parameter(torch.tensor(0.5))
+    assert Leaky(given, learn_beta=True).beta is given
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_value_per_channel(backend: str) -> None:
+    """Channels of an image: each runs like a neuron with its value alone."""
+    tau = torch.tensor([1.5, 2.0, 4.0])
+    x = torch.randn(4, 2, 3, 5, 4, generator=torch.Generator().manual_seed(0)) + 1
+    whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
+    for channel, value in enumerate(tau.tolist()):
+        assert torch.equal(whole[:, :, channel], LIF(tau=value, backend="torch")(x[:, :, channel]))
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_learned_decays_stay_in_range(backend: str) -> None:
+    """As in snnTorch, a learned beta that moved out of [0, 1] counts as the nearest end."""
+    neuron = Leaky(0.5, learn_beta=True, backend=backend)
+    assert isinstance(neuron.beta, torch.nn.Parameter)
+    neuron.beta.data.fill_(1.5)
+    x = torch.full((3, 1), 0.25)
+    neuron(x)
+    assert neuron.states[0].item() == 0.75
+
+
+def test_repr_tells_the_parameters() -> None:
+    text = repr(LIF(tau=torch.nn.Parameter(torch.tensor(2.0)), v_threshold=torch.ones(3)))
+    for part in ("tau=2 (Parameter)", "v_threshold=Tensor[3]", "v_reset=0.0", "backend='auto'"):
+        assert part in text
+
+
+def test_neurons_are_flexsn_modules() -> None:
+    neuron = PLIF()
+    assert isinstance(neuron, Neuron)
+    assert isinstance(neuron, FlexSN)
+    assert [name for name, _ in neuron.named_parameters()] == ["w"]

@@ -1,0 +1,174 @@
+"""Reset and threshold conventions, against traces computed by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flexsn_nn import (
+    ALIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LIF,
+    QIF,
+    Alpha,
+    GatedLIF,
+    Izhikevich,
+    Leaky,
+    ParameterError,
+    Synaptic,
+    surrogate,
+)
+from flexsn_nn.neuron import Neuron
+
+BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
+
+
+def run(neuron: Neuron, *values: float) -> tuple[list[float], list[float]]:
+    """Output and `v` of one neuron after each step."""
+    neuron.store_state_seqs = True
+    output = neuron(torch.tensor(values, dtype=torch.float64).reshape(-1, 1))
+    v = neuron.state_seq("v")
+    assert v is not None
+    return output.flatten().tolist(), v.flatten().tolist()
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("options", "spikes", "v"),
+    [
+        # v: 0.75, 1.5 fires, 0.75, 2.75 fires, 0.25
+        ({"v_reset": 0.0}, [0, 1, 0, 1, 0], [0.75, 0, 0.75, 0, 0.25]),
+        # v: 0.75, 1.5 fires, 0.5 + 0.75 fires, 0.25 + 2 fires, 1.25 + 0.25 fires
+        ({"v_reset": None}, [0, 1, 1, 1, 1], [0.75, 0.5, 0.25, 1.25, 0.5]),
+        # from -0.5: 0.25, 1 fires, 0.25, 2.25 fires, -0.25
+        ({"v_reset": -0.5}, [0, 1, 0, 1, 0], [0.25, -0.5, 0.25, -0.5, -0.25]),
+    ],
+)
+def test_hard_and_soft_reset(
+    backend: str, options: dict[str, Any], spikes: list[float], v: list[float]
+) -> None:
+    assert run(IF(backend=backend, **options), 0.75, 0.75, 0.75, 2.0, 0.25) == (spikes, v)
+
+
+@pytest.mark.parametrize("detach", [False, True])
+@BACKENDS
+def test_gradient_through_the_reset(backend: str, detach: bool) -> None:
+    """Two steps of IF with g' = 1: v1 = (1 - s1) h1, s2 = step(v1 + x2 - 1)."""
+    chosen = surrogate.StraightThrough()
+    for v_reset, slope in ((0.0, (1 - 1) - 1.25), (None, 1 - 1)):
+        x = torch.tensor([[1.25], [0.5]], dtype=torch.float64, requires_grad=True)
+        neuron = IF(v_reset=v_reset, surrogate_function=chosen, detach_reset=detach, backend=backend)
+        (gradient,) = torch.autograd.grad(neuron(x)[1].sum(), x)
+        # d v1 / d x1 is 1 - s1 - h1 g' (hard) or 1 - g' v_threshold (soft), without the g' if detached.
+        wanted = slope if not detach else (0.0 if v_reset == 0.0 else 1.0)
+        assert gradient.flatten().tolist() == [wanted, 1.0]
+
+
+@BACKENDS
+def test_at_the_threshold(backend: str) -> None:
+    """`>=` by default, `>` when asked for, in snnTorch's neurons `>` by default."""
+    exactly = (1.0, 0.0)
+    assert run(IF(backend=backend), *exactly)[0] == [1, 0]
+    assert run(IF(strict=True, backend=backend), *exactly)[0] == [0, 0]
+    above = surrogate.ATan(strict=True)
+    assert run(IF(surrogate_function=above, backend=backend), *exactly)[0] == [0, 0]
+    assert run(IF(surrogate_function=above, strict=False, backend=backend), *exactly)[0] == [1, 0]
+    assert run(Leaky(0.5, backend=backend), *exactly)[0] == [0, 0]
+    assert run(Leaky(0.5, strict=False, backend=backend), *exactly)[0] == [1, 0]
+    assert run(Leaky(0.5, spike_grad=surrogate.Sigmoid(), backend=backend), *exactly)[0] == [0, 0]
+
+
+@BACKENDS
+def test_lif_leaks_to_its_reset(backend: str) -> None:
+    # h = v + (x - (v + 1)) / 2 from v = -1: 0 -> -1 + 0; then 6 -> -1 + 3 = 2 fires
+    assert run(LIF(v_reset=-1.0, backend=backend), 0.0, 6.0, 2.0) == ([0, 1, 0], [-1, -1, 0])
+    # h = v - (v + 1) / 2 + x: -1 + 0.5; -0.5 - 0.25 + 2 = 1.25 fires; -1 + 2 = 1 fires
+    raw = LIF(v_reset=-1.0, decay_input=False, backend=backend)
+    assert run(raw, 0.5, 2.0, 2.0) == ([0, 1, 1], [-0.5, -1, -1])
+    # soft reset leaks to 0: h = v / 2 + x / 2
+    assert run(LIF(v_reset=None, backend=backend), 3.0, 1.0, 0.0) == ([1, 0, 0], [0.5, 0.75, 0.375])
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("mechanism", "spikes", "v"),
+    [
+        # The membrane of the step that fires is not yet reset: 1.5 fires; 0.75 + 1.5 - 1 = 1.25 fires;
+        # 0.625 + 0.5 - 1 = 0.125
+        ("subtract", [1, 1, 0], [1.5, 1.25, 0.125]),
+        # 1.5 fires; 0 + 1.5 fires; 0 + 0.5
+        ("zero", [1, 1, 0], [1.5, 1.5, 0.5]),
+        # 1.5; 0.75 + 1.5; 1.125 + 0.5
+        ("none", [1, 1, 1], [1.5, 2.25, 1.625]),
+    ],
+)
+def test_delayed_reset_of_leaky(backend: str, mechanism: str, spikes: list[float], v: list[float]) -> None:
+    assert run(Leaky(0.5, reset_mechanism=mechanism, backend=backend), 1.5, 1.5, 0.5) == (spikes, v)
+
+
+def test_delayed_reset_of_synaptic_keeps_the_current() -> None:
+    # i: 1.5, 0.75, 0.375.  v: 1.5 fires; "zero": (0.5 * 1.5 + 0.75) * 0; 0.375
+    zero = Synaptic(0.5, 0.5, reset_mechanism="zero")
+    assert run(zero, 1.5, 0.0, 0.0) == ([1, 0, 0], [1.5, 0, 0.375])
+    # 1.5 fires; 1.5 - 1 = 0.5; 0.25 + 0.375
+    assert run(Synaptic(0.5, 0.5), 1.5, 0.0, 0.0) == ([1, 0, 0], [1.5, 0.5, 0.625])
+
+
+def test_alpha_membrane_rises_and_falls() -> None:
+    _, v = run(Alpha(0.9, 0.5, threshold=100.0), 1.0, *[0.0] * 30)
+    peak = v.index(max(v))
+    assert v[0] == 0
+    assert 0 < peak < 10
+    assert v[1:peak] == sorted(v[1:peak])
+    assert v[peak:] == sorted(v[peak:], reverse=True)
+
+
+def test_whole_spikes() -> None:
+    # tau = 1: h = x. Counts are rounded half to even and kept in 0 to D; the rest stays.
+    spikes, v = run(ILIF(tau=1.0, D=3), 0.5, 1.5, 2.5, -1.0, 7.0)
+    assert spikes == [0, 2, 2, 0, 3]
+    assert v == [0.5, -0.5, 0.5, -1.0, 4.0]
+
+
+def test_adaptive_threshold_rises_with_spikes() -> None:
+    # tau = 1, so h = x; thresholds: 1, then 1 + a with a = 1, then a = rho
+    neuron = ALIF(tau_a=1.0, beta=1.0, tau=1.0)
+    spikes, _ = run(neuron, 1.0, 1.5, 1.5)
+    assert spikes == [1, 0, 1]
+
+
+def test_klif_scales_its_reset() -> None:
+    # tau = 1: h = relu(2 x) = 1.5 fires. Soft: 1.5 - 1; scaled: 1.5 / 2 - 1 / 2
+    options: dict[str, Any] = {"tau": 1.0, "v_reset": None, "init_k": 2.0}
+    assert run(KLIF(**options).double(), 0.75) == ([1], [0.5])
+    assert run(KLIF(scale_reset=True, **options).double(), 0.75) == ([1], [0.25])
+
+
+def test_where_the_membrane_starts() -> None:
+    """At `v_reset`, also in the second of several states and in single steps; others at 0."""
+    for neuron in (QIF(), EIF(), Izhikevich(v_reset=-0.1), CUBALIF(v_reset=-0.1)):
+        v = neuron.state_names.index("v")
+        for mode, x in (("m", torch.zeros(3, 2)), ("s", torch.zeros(2))):
+            states = neuron.init_states(neuron.num_states, mode, x)
+            assert [state.shape for state in states] == [(2,)] * neuron.num_states
+            for i, state in enumerate(states):
+                assert torch.equal(state, torch.full((2,), -0.1 if i == v else 0.0))
+
+
+def test_gated_lif_has_a_conductance_per_step() -> None:
+    neuron = GatedLIF(T=3)
+    assert neuron.conduct.shape == (3,)
+    assert neuron.leak.sigmoid().item() == pytest.approx(0.5 / 6)
+    (gradient,) = torch.autograd.grad(neuron(torch.ones(3, 2)).sum(), neuron.conduct)
+    assert gradient.count_nonzero() == 3
+    with pytest.raises(ParameterError, match="the input has 4 steps; the neuron was made for T=3"):
+        neuron(torch.ones(4, 2))
+    images = GatedLIF(T=2, inplane=5)
+    assert images(torch.ones(2, 3, 5, 4, 4)).shape == (2, 3, 5, 4, 4)
+    assert images.tau.shape == (5, 1, 1)

@@ -1,0 +1,228 @@
+"""Every surrogate: an exact step forward, its table's formula backward, on every path."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_graph import trace_step
+from flexsn_nn import FlexSN, ParameterError, surrogate
+from flexsn_nn.surrogate import Surrogate
+
+Formula = Callable[[float], float]
+
+
+def _logistic(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def _sigmoid(a: float) -> Formula:
+    return lambda x: a * _logistic(a * x) * _logistic(-a * x)
+
+
+def _s2nn(a: float, b: float) -> Formula:
+    return lambda x: _sigmoid(a)(x) if x < 0 else b / (x + 1)
+
+
+def _tailed(a: float) -> Formula:
+    return lambda x: a if x <= 0 else 1 if x <= 1 else 1 / x
+
+
+def _fake(a: float) -> Formula:
+    return lambda x: a if x == 0 else min(math.copysign(1, x) / x, a)
+
+
+def _waves(n: int, t: float) -> Formula:
+    return lambda x: 4 / t * sum(math.cos((2 * i - 1) * 2 * math.pi * x / t) for i in range(1, n + 1))
+
+
+# Name of the function, surrogate, formula in plain Python: defaults first, then other parameters.
+TABLE: list[tuple[str, Surrogate, Formula]] = [
+    ("sigmoid", surrogate.Sigmoid(), _sigmoid(4.0)),
+    ("sigmoid", surrogate.Sigmoid(1.5), _sigmoid(1.5)),
+    ("atan", surrogate.ATan(), lambda x: 1 / (1 + (math.pi * x) ** 2)),
+    ("atan", surrogate.ATan(3.0), lambda x: 1.5 / (1 + (math.pi / 2 * 3 * x) ** 2)),
+    ("piecewise_quadratic", surrogate.PiecewiseQuadratic(), lambda x: max(0, 1 - abs(x))),
+    ("piecewise_quadratic", surrogate.PiecewiseQuadratic(2.0), lambda x: max(0, 2 - 4 * abs(x))),
+    ("triangular", surrogate.Triangular(0.5), lambda x: max(0, 0.5 - 0.25 * abs(x))),
+    ("piecewise_exp", surrogate.PiecewiseExp(), lambda x: 0.5 * math.exp(-abs(x))),
+    ("piecewise_exp", surrogate.PiecewiseExp(3.0), lambda x: 1.5 * math.exp(-3 * abs(x))),
+    ("soft_sign", surrogate.SoftSign(), lambda x: 1 / (4 * (0.5 + abs(x)) ** 2)),
+    ("soft_sign", surrogate.SoftSign(5.0), lambda x: 1 / (10 * (0.2 + abs(x)) ** 2)),
+    ("super_spike", surrogate.SuperSpike(), lambda x: 1 / (1 + abs(x)) ** 2),
+    ("super_spike", surrogate.SuperSpike(3.0), lambda x: 3 / (1 + abs(x)) ** 2),
+    ("fast_sigmoid", surrogate.FastSigmoid(), lambda x: 1 / (1 + 25 * abs(x)) ** 2),
+    ("fast_sigmoid", surrogate.FastSigmoid(2.0), lambda x: 1 / (1 + 2 * abs(x)) ** 2),
+    ("erf", surrogate.Erf(), lambda x: 2 / math.sqrt(math.pi) * math.exp(-4 * x * x)),
+    ("erf", surrogate.Erf(0.5), lambda x: 0.5 / math.sqrt(math.pi) * math.exp(-0.25 * x * x)),
+    ("nonzero_sign_log_abs", surrogate.NonzeroSignLogAbs(), lambda x: 1 / (1 + abs(x))),
+    ("nonzero_sign_log_abs", surrogate.NonzeroSignLogAbs(4.0), lambda x: 1 / (0.25 + abs(x))),
+    ("piecewise_leaky_relu", surrogate.PiecewiseLeakyReLU(), lambda x: 0.5 if abs(x) <= 1 else 0.01),
+    (
+        "piecewise_leaky_relu",
+        surrogate.PiecewiseLeakyReLU(0.5, 0.1),
+        lambda x: 1.0 if abs(x) <= 0.5 else 0.1,
+    ),
+    ("squarewave_fourier_series", surrogate.SquarewaveFourierSeries(), _waves(2, 8)),
+    ("squarewave_fourier_series", surrogate.SquarewaveFourierSeries(4, 3.0), _waves(4, 3.0)),
+    ("s2nn", surrogate.S2NN(), _s2nn(4.0, 1.0)),
+    ("s2nn", surrogate.S2NN(2.0, 0.5), _s2nn(2.0, 0.5)),
+    ("q_pseudo_spike", surrogate.QPseudoSpike(), lambda x: (1 + 2 * abs(x)) ** -2),
+    ("q_pseudo_spike", surrogate.QPseudoSpike(3.5), lambda x: (1 + 2 * abs(x) / 2.5) ** -3.5),
+    ("leaky_k_relu", surrogate.LeakyKReLU(), lambda x: 1 if x >= 0 else 0),
+    ("leaky_k_relu", surrogate.LeakyKReLU(0.1, 2.0), lambda x: 2 if x >= 0 else 0.1),
+    ("log_tailed_relu", surrogate.LogTailedReLU(), _tailed(0.0)),
+    ("log_tailed_relu", surrogate.LogTailedReLU(0.2), _tailed(0.2)),
+    ("fake_numerical_gradient", surrogate.FakeNumericalGradient(), _fake(0.3)),
+    ("fake_numerical_gradient", surrogate.FakeNumericalGradient(2.0), _fake(2.0)),
+    ("rect", surrogate.Rect(), lambda x: 1 if abs(x) < 0.5 else 0),
+    ("rect", surrogate.Rect(2.0), lambda x: 2 if abs(x) < 0.25 else 0),
+    ("straight_through", surrogate.StraightThrough(), lambda x: 1),
+    ("tanh", surrogate.Tanh(), lambda x: 1 - math.tanh(x) ** 2),
+    ("tanh", surrogate.Tanh(2.5), lambda x: 1 - math.tanh(2.5 * x) ** 2),
+    ("spike_rate_escape", surrogate.SpikeRateEscape(), lambda x: 25 * math.exp(-abs(x - 1))),
+    ("spike_rate_escape", surrogate.SpikeRateEscape(2.0, 3.0), lambda x: 3 * math.exp(-2 * abs(x - 1))),
+]
+EACH = pytest.mark.parametrize(("name", "chosen", "formula"), TABLE, ids=[repr(row[1]) for row in TABLE])
+DEFAULTS = [row for row in TABLE if row[1] == type(row[1])()]
+
+# The corners of the windows, both sides of them, and far away.
+POINTS = [-40.0, -3.0, -1.0, -0.5, -0.25, -0.1, -0.0, 0.0, 1e-9, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 3.0, 40.0]
+
+
+def test_every_surrogate_is_in_the_table() -> None:
+    public = {name for name in surrogate.__all__ if name != "Surrogate"}
+    functions = {row[0] for row in TABLE}
+    classes = {type(row[1]) for row in TABLE}
+    assert {name for name in public if name[0].islower()} == functions
+    assert {getattr(surrogate, name) for name in public if name[0].isupper()} == classes
+    assert {type(row[1]) for row in DEFAULTS} == classes
+
+
+@EACH
+def test_forward_is_the_step_and_backward_the_formula(name: str, chosen: Surrogate, formula: Formula) -> None:
+    x = torch.tensor(POINTS, dtype=torch.float64, requires_grad=True)
+    spikes = chosen(x)
+    assert spikes.tolist() == [1.0 if point >= 0 else 0.0 for point in POINTS]
+    weights = torch.linspace(0.5, 2.0, len(POINTS), dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((spikes * weights).sum(), x)
+    wanted = torch.tensor([formula(point) for point in POINTS], dtype=torch.float64)
+    torch.testing.assert_close(gradient, weights * wanted, rtol=1e-12, atol=1e-12)
+    parameters = {k: v for k, v in vars(chosen).items() if k != "strict"}
+    called = getattr(surrogate, name)(x, **parameters)
+    (called_gradient,) = torch.autograd.grad((called * weights).sum(), x)
+    assert torch.equal(called, spikes)
+    assert torch.equal(called_gradient, gradient)
+
+
+@pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[row[0] for row in DEFAULTS])
+def test_strict_dtypes_and_identity(name: str, chosen: Surrogate, formula: Formula) -> None:
+    strict = type(chosen)(strict=True)
+    x = torch.tensor(POINTS, requires_grad=True)
+    assert strict(x).tolist() == [1.0 if point > 0 else 0.0 for point in POINTS]
+    assert torch.equal(getattr(surrogate, name)(x, strict=True), strict(x))
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        narrow = x.detach().to(dtype).requires_grad_()
+        spikes = chosen(narrow)
+        assert spikes.dtype == dtype
+        assert chosen.gradient(narrow).dtype == dtype
+        (gradient,) = torch.autograd.grad(spikes.sum(), narrow)
+        wanted = torch.tensor([formula(point) for point in narrow.tolist()], dtype=torch.float64)
+        precision = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(gradient.double(), wanted, rtol=40 * precision, atol=precision)
+    assert chosen != strict
+    assert hash(chosen) == hash(type(chosen)())
+    assert pickle.loads(pickle.dumps(strict)) == strict
+
+
+def _core(chosen: Surrogate) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x
+        s = chosen(h - 0.25)
+        return s, h - s
+
+    return core
+
+
+@pytest.mark.parametrize(("name", "chosen", "formula"), DEFAULTS, ids=[row[0] for row in DEFAULTS])
+def test_it_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formula) -> None:
+    core = _core(chosen)
+    example = (torch.zeros(3), torch.zeros(3))
+    vjp = trace_step(core, 1, 1, 1, example).vjp((True, True), (True, True))
+    assert None not in vjp.gradients
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
+    # The corners too, through the first step: h - 0.25 is one of the points.
+    x[0, : len(POINTS)] = torch.tensor(POINTS, dtype=torch.float64) + 0.25
+    weights = torch.randn(4, 40, generator=generator, dtype=torch.float64)
+
+    def run(backend: str) -> tuple[Tensor, Tensor]:
+        leaf = x.clone().requires_grad_()
+        neuron = FlexSN(core, 1, 1, 1, backend=backend)
+        spikes = neuron(leaf)
+        assert isinstance(spikes, Tensor)
+        (gradient,) = torch.autograd.grad((spikes * weights).sum(), leaf)
+        return spikes.detach(), gradient
+
+    spikes, gradient = run("torch")
+    assert 0.1 < spikes.mean() < 0.9
+    for backend in ("hop", "triton"):
+        other, other_gradient = run(backend)
+        assert torch.equal(other, spikes)
+        torch.testing.assert_close(other_gradient, gradient, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+def test_under_torch_compile_and_functional_transforms() -> None:
+    chosen = surrogate.Sigmoid()
+    x = torch.linspace(-1, 1, 8, dtype=torch.float64, requires_grad=True)
+    compiled: Any = torch.compile(chosen, backend="aot_eager", fullgraph=True)
+    (wanted,) = torch.autograd.grad(chosen(x).sum(), x)
+    (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
+    assert torch.equal(gradient, wanted)
+    plain = x.detach()
+    assert torch.equal(torch.func.grad(lambda x: chosen(x).sum())(plain), wanted)
+    assert torch.equal(torch.func.vmap(torch.func.grad(chosen))(plain), wanted)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: surrogate.Sigmoid(0.0), "alpha is 0; it must be above 0"),
+        (lambda: surrogate.ATan(-1.0), "alpha is -1; it must be above 0"),
+        (lambda: surrogate.Erf(math.inf), "alpha is not finite"),
+        (lambda: surrogate.Tanh(0.0), "k is 0"),
+        (lambda: surrogate.PiecewiseQuadratic(0.0), "alpha is 0"),
+        (lambda: surrogate.PiecewiseExp(math.nan), "alpha is not finite"),
+        (lambda: surrogate.SoftSign(0.0), "alpha is 0"),
+        (lambda: surrogate.SuperSpike(-2.0), "alpha is -2"),
+        (lambda: surrogate.FastSigmoid(0.0), "slope is 0"),
+        (lambda: surrogate.NonzeroSignLogAbs(0.0), "alpha is 0"),
+        (lambda: surrogate.PiecewiseLeakyReLU(w=0.0), "w is 0"),
+        (lambda: surrogate.PiecewiseLeakyReLU(c=-0.1), "c is -0.1; it must be at least 0"),
+        (lambda: surrogate.SquarewaveFourierSeries(0), "n is 0; it must be a whole number of at least 1"),
+        (lambda: surrogate.SquarewaveFourierSeries(T=0.0), "T is 0"),
+        (lambda: surrogate.S2NN(alpha=0.0), "alpha is 0"),
+        (lambda: surrogate.S2NN(beta=0.0), "beta is 0"),
+        (lambda: surrogate.QPseudoSpike(1.0), "alpha is 1; it must be above 1"),
+        (lambda: surrogate.LeakyKReLU(leak=-1.0), "leak is -1"),
+        (lambda: surrogate.LeakyKReLU(k=-1.0), "k is -1"),
+        (lambda: surrogate.LogTailedReLU(-0.1), "alpha is -0.1"),
+        (lambda: surrogate.FakeNumericalGradient(0.0), "alpha is 0"),
+        (lambda: surrogate.Rect(0.0), "alpha is 0"),
+        (lambda: surrogate.SpikeRateEscape(beta=0.0), "beta is 0"),
+        (lambda: surrogate.SpikeRateEscape(slope=0.0), "slope is 0"),
+        (lambda: surrogate.Sigmoid(cast(float, "4")), "alpha is '4', a str; give a number"),
+        (lambda: surrogate.sigmoid(torch.zeros(1), alpha=0.0), "alpha is 0"),
+    ],
+)
+def test_a_parameter_out_of_range_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ParameterError, match=message):
+        make()
