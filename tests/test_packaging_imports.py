@@ -42,9 +42,7 @@ def imported_by(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names)
 
 
-def undeclared(
-    modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]
-) -> set[str]:
+def undeclared(modules: set[str], declared: set[str], distributions: Mapping[str, Sequence[str]]) -> set[str]:
     """Return those of `modules` that no declared distribution provides."""
     return {
         module

@@ -50,9 +50,7 @@ def needed(lines: Iterable[str]) -> Iterator[Requirement]:
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     # As a user has it: the interpreter that conftest.py turns on needs more than Triton declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    finished = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, check=False
-    )
+    finished = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, f"{command}\n{finished.stdout}\n{finished.stderr}"
     return finished.stdout
 
@@ -123,14 +121,9 @@ def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[s
         names -= {"triton"}  # some builds of torch ask for it; the package does not
     link_distributions(names, links)
     script = ROOT / "tests" / "isolated_import.py"
-    output = run(
-        sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder
-    )
+    output = run(sys.executable, "-I", "-S", script, name.replace("-", "_"), target, links, cwd=folder)
     report: dict[str, Any] = json.loads(output)
-    origins = {
-        member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py")
-        for member in members
-    }
+    origins = {member.replace("-", "_"): str(target / member.replace("-", "_") / "__init__.py") for member in members}
     assert report["visible"] == origins, "not the declared flexsn packages, or not from there"
     return report
 
@@ -152,9 +145,7 @@ def test_package_needs_no_sibling(name: str, wheels: dict[str, Wheel]) -> None:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_wheel_imports_with_its_declared_dependencies_only(
-    name: str, wheels: dict[str, Wheel], tmp_path: Path
-) -> None:
+def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: dict[str, Wheel], tmp_path: Path) -> None:
     report = import_isolated(name, wheels, tmp_path)
     if name in WITHOUT_TRITON:
         assert not report["triton_imported"]
@@ -182,9 +173,7 @@ def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, W
     needs = tuple(needed([requires] if requires else []))
     return {
         "flexsn-graph": Wheel(make_wheel(folder, "flexsn_graph", ""), ()),
-        "flexsn-runtime": Wheel(
-            make_wheel(folder, "flexsn_runtime", runtime_source, requires), needs
-        ),
+        "flexsn-runtime": Wheel(make_wheel(folder, "flexsn_runtime", runtime_source, requires), needs),
     }
 
 

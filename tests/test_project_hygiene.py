@@ -46,11 +46,7 @@ def traces_in(content: bytes) -> list[str]:
 def test_no_file_names_a_machine_or_a_registry() -> None:
     files = project_files()
     assert ROOT / "LICENSE" in files, "git listed no project files"
-    found = {
-        str(path.relative_to(ROOT)): traces
-        for path in files
-        if (traces := traces_in(path.read_bytes()))
-    }
+    found = {str(path.relative_to(ROOT)): traces for path in files if (traces := traces_in(path.read_bytes()))}
     assert found == {}
 
 

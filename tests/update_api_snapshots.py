@@ -51,9 +51,7 @@ def describe_class(cls: type) -> Description:
         # An enumeration's constructor is Python's own, and changes with Python.
         "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
         "members": {
-            name: describe_member(member)
-            for name, member in sorted(vars(cls).items())
-            if not name.startswith("_")
+            name: describe_member(member) for name, member in sorted(vars(cls).items()) if not name.startswith("_")
         },
     }
 

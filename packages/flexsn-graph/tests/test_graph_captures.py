@@ -167,12 +167,12 @@ def test_gradient_hooks_are_left_for_the_real_gradient() -> None:
         calls.append(grad)
         return grad * 2.0
 
-    w.register_hook(hook)  # type: ignore[no-untyped-call]
+    w.register_hook(hook)
     trace = trace_step(lambda x, v: (x * w, v), 1, 1, 1, arguments())
     graph = trace.vjp([True, True], [True] * 3).graph
     assert calls == []
     assert not [n for n in graph.nodes if 2.0 in n.args], "the hook is in the graph"
-    (w * 1.0).sum().backward()  # type: ignore[no-untyped-call]
+    (w * 1.0).sum().backward()
     assert len(calls) == 1, "the hook was lost"
 
 

@@ -121,7 +121,7 @@ def test_scripted_and_traced() -> None:
     cores: list[Any] = [
         torch.jit.script(scripted),
         torch.jit.script(ScriptedNeuron()),
-        torch.jit.trace(ScriptedNeuron(), arguments()),  # type: ignore[no-untyped-call]
+        torch.jit.trace(ScriptedNeuron(), arguments()),
     ]
     for core in cores:
         check_step(core, arguments(), (1, 1, 1))
@@ -173,7 +173,7 @@ def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
 @pytest.mark.filterwarnings("ignore:flexsn_graph_tests_opaque..twice. an autograd kernel was not registered")
 def test_an_op_of_another_library_stays_as_it_is() -> None:
     """Whoever defines it without a Python body may have a kernel rule for it."""
-    library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("flexsn_graph_tests_opaque", "DEF")
     library.define("twice(Tensor x) -> Tensor")
     library.impl("twice", lambda x: x * 2.0, "CPU")
     library.impl("twice", torch.empty_like, "Meta")

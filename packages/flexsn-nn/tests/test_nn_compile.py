@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch._dynamo
-from flexsn_nn import FlexSN
 from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
 
 
 def leaky(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +33,7 @@ class Network(nn.Module):
         return 2.0 * spikes
 
 
-def gradient(network: Any, x: Tensor, parameters: list[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+def gradient(network: Any, x: Tensor, parameters: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
     result = network(x)
     return result, torch.autograd.grad(result.sum(), parameters)
 

@@ -117,7 +117,7 @@ class ValueReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class CaptureMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CaptureMode(TorchDispatchMode):
     """Runs a core on fake tensors: swaps captured tensors, refuses what a scan cannot honour.
 
     Args:

@@ -383,7 +383,7 @@ def _replay(node: fx.Node, seen: Tensor) -> Any:
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
     """The shape that `shapes` broadcast to, or `None`."""
     try:
-        return tuple(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+        return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         return None
 

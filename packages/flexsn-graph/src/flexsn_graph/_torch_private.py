@@ -121,7 +121,7 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
 
 def custom_op_body(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """The Python function of a `torch.library.custom_op` that is the same on all devices."""
-    definition = OPDEFS.get(op.name())  # type: ignore[no-untyped-call]
+    definition = OPDEFS.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None
     return definition._init_fn if set(definition._backend_fns) == {None} else None

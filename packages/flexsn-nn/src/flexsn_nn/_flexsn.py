@@ -72,12 +72,8 @@ class FlexSN(nn.Module):
         self._step_mode = check_step_mode(step_mode)
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
-        self._output_specs = (
-            None if example_outputs is None else [(tuple(t.shape), t.dtype) for t in example_outputs]
-        )
-        self._program: ScanProgram | None = ScanProgram(
-            core, num_inputs, num_states, num_outputs, requires_grad
-        )
+        self._output_specs = None if example_outputs is None else [(tuple(t.shape), t.dtype) for t in example_outputs]
+        self._program: ScanProgram | None = ScanProgram(core, num_inputs, num_states, num_outputs, requires_grad)
         self._choice: Choice | None = None
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
@@ -206,22 +202,16 @@ class FlexSN(nn.Module):
         """Inputs and states, detached where `requires_grad` says so. (Kernels do it by themselves.)"""
         if self.requires_grad is None:
             return primals
-        return tuple(
-            t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True)
-        )
+        return tuple(t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True))
 
-    def _initial_states(
-        self, inputs: tuple[Tensor, ...], *, zeros_are_none: bool = False
-    ) -> list[Tensor]:
+    def _initial_states(self, inputs: tuple[Tensor, ...], *, zeros_are_none: bool = False) -> list[Tensor]:
         """The states that the scan begins with; empty with `zeros_are_none` if they are the default ones."""
         if not self.states:
             if zeros_are_none and type(self).init_states is FlexSN.init_states:
                 return []  # kernels start at zero without reading zeros
             states = list(self.init_states(self.num_states, self._step_mode, *inputs))
             if len(states) != self.num_states:
-                raise StateError(
-                    f"init_states returned {len(states)} tensors; num_states is {self.num_states}."
-                )
+                raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
             return states
         shape = _step_shape(inputs, self._step_mode)
         for i, state in enumerate(self.states):

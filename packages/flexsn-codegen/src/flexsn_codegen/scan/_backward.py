@@ -14,9 +14,7 @@ from flexsn_codegen.scan._spec import BackwardSpec, KernelSource, Param, Role
 from flexsn_codegen.scan._writer import ScanWriter
 
 
-def backward_source(
-    name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec
-) -> KernelSource:
+def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
     """Writes the backward kernel of a step.
 
     Args:
@@ -73,23 +71,17 @@ class _Backward:
             if f"input_{i}" in self._used
         }
         self._lifted = {
-            i: w.add(Role.LIFTED, i, layout)
-            for i, layout in enumerate(spec.lifted)
-            if f"lifted_{i}" in self._used
+            i: w.add(Role.LIFTED, i, layout) for i, layout in enumerate(spec.lifted) if f"lifted_{i}" in self._used
         }
         for i, param in self._lifted.items():
             w.load(f"lifted_{i}", param)
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if f"state_{i}" in self._used]
         self._states = {
-            i: w.add(Role.STATE, i, layout)
-            for i in self._needed_states
-            if (layout := spec.states[i]) is not None
+            i: w.add(Role.STATE, i, layout) for i in self._needed_states if (layout := spec.states[i]) is not None
         }
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
-        self._saved = {
-            i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used
-        }
+        self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used}
         self._grad_outputs = self._add(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = self._add(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
         grad_finals = self._add(Role.GRAD_FINAL_STATE, spec.grad_final_states)

@@ -62,9 +62,7 @@ class _Forward:
                 self._compute(1, in_chunk=False)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
-        return w.finish(
-            name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T."
-        )
+        return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec
@@ -74,13 +72,9 @@ class _Forward:
             if f"input_{i}" in self._used
         }
         self._lifted = {
-            i: w.add(Role.LIFTED, i, layout)
-            for i, layout in enumerate(spec.lifted)
-            if f"lifted_{i}" in self._used
+            i: w.add(Role.LIFTED, i, layout) for i, layout in enumerate(spec.lifted) if f"lifted_{i}" in self._used
         }
-        states = {
-            i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None
-        }
+        states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
         for i, dtype in enumerate(spec.state_dtypes):
             if i in states:
                 w.load(f"state_{i}", states[i])

@@ -106,8 +106,7 @@ class ScanWriter:
         functions = "\n\n".join(core.source for core in cores)
         # T is not specialised on: one binary serves every T.
         kernel = (
-            f'@triton.jit(do_not_specialize=["T"])\ndef {full_name}(\n    {signature},\n):\n'
-            f'    """{doc}"""\n{body}\n'
+            f'@triton.jit(do_not_specialize=["T"])\ndef {full_name}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
         )
         source = f"{HEADER}\n\n{functions}\n\n{kernel}"
         return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes))

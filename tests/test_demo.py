@@ -1,0 +1,92 @@
+"""The main job, as a newcomer runs it: it learns, draws, and says in one line what is wrong."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
+
+
+def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    # Without the interpreter that the tests turn on: a newcomer has not set it.
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    return subprocess.run(
+        [sys.executable, str(DEMO), *options],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def accuracy(output: str) -> float:
+    found = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
+    assert found is not None, output
+    return float(found[1])
+
+
+def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
+    begun = time.perf_counter()
+    done = run("--device", "cpu", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= 95.0
+    assert time.perf_counter() - begun < 60
+    assert "backend torch: compiled kernels cannot run" in done.stdout
+    assert done.stdout.count("held-out accuracy") == 26  # a line per epoch, and the last one
+    assert "epoch  1/25" in done.stderr  # the progress bar
+    assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    options = ("--device", "cpu", "--epochs", "2", "--seed", "5", "--out", "a.png")
+    lines = [run(*options, folder=tmp_path).stdout.splitlines()[:3] for _ in range(2)]
+    assert lines[0] == lines[1]
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop"])
+def test_backends_agree(tmp_path: Path, backend: str) -> None:
+    done = run("--device", "cpu", "--epochs", "3", "--backend", backend, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"backend {backend}: asked for" in done.stdout
+    reference = run("--device", "cpu", "--epochs", "3", folder=tmp_path)
+    assert abs(accuracy(done.stdout) - accuracy(reference.stdout)) < 1.0
+
+
+@pytest.mark.gpu
+def test_the_compiled_kernels_reach_the_same_accuracy(tmp_path: Path) -> None:
+    done = run("--device", "cuda", "--backend", "triton", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "backend triton" in done.stdout
+    assert accuracy(done.stdout) >= 95.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--backend", "tirton"), "tirton"),
+        (("--device", "gpu"), "--device: 'gpu' cannot be used"),
+        (("--steps", "0"), "--steps: '0' is not a whole number above 0"),
+        (("--epochs", "many"), "--epochs: 'many' is not a whole number above 0"),
+        (("--seed", "x"), "--seed"),
+        (("--out", "nowhere/a.png"), "--out: there is no folder 'nowhere'"),
+        (("--out", "a.jpg"), "--out: 'a.jpg' does not end in .png"),
+        (("--device", "cpu", "--backend", "triton"), "set TRITON_INTERPRET=1"),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, tuple) else "",
+)
+def test_wrong_options_get_one_line(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    done = run(*options, folder=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("digits: ")
+    assert words in done.stderr

@@ -1,0 +1,152 @@
+"""The compiled scan equals the eager loop: values to the last bit in float32, gradients to rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from scan_cores import CASES, Case, Problem, problem, soft_spike
+from torch import Tensor
+
+from flexsn_hop import eager_scan, eager_scan_final_state
+from flexsn_runtime import ScanProgram, prepare, scan
+
+# Three of the interpreter's blocks of 512 elements and a part of one; two of the GPU's smallest and a part.
+STEP = (41, 37)
+# Several blocks of every size class on the GPU, no multiple of a block or of 16 bytes.
+GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
+
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+smooth_cases = pytest.mark.parametrize("case", [c for c in CASES if c.smooth], ids=lambda case: case.name)
+
+
+def compiled(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
+    return scan(step, arguments, state_seqs=state_seqs)
+
+
+def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    function = eager_scan if state_seqs else eager_scan_final_state
+    return function(p.core, *p.counts, *p.inputs, *p.states)
+
+
+def assert_parity(p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True) -> None:
+    got, expected = compiled(p, state_seqs=state_seqs), reference(p, state_seqs=state_seqs)
+    assert len(got) == len(expected)
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.dtype == b.dtype
+        if exact:
+            assert torch.equal(a, b), f"result {i}: {int((a != b).sum())} of {a.numel()} differ"
+        else:
+            torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
+    weights = [torch.rand_like(t) - 0.3 for t in expected]
+    assert_gradients(
+        torch.autograd.grad(got, p.leaves, weights), torch.autograd.grad(expected, p.leaves, weights), rtol
+    )
+
+
+def assert_gradients(got: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.shape == b.shape, i
+        assert a.dtype == b.dtype, i
+        # Relative to the largest entry: a parameter's gradient is a long sum with cancellation.
+        error = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-30)
+        assert error < rtol, f"gradient {i} differs by {error:.2e} of its largest entry"
+
+
+@cases
+@pytest.mark.parametrize("steps", [1, 2, 7, 33])
+@pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
+def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, interpreted: None) -> None:
+    assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=lambda case: case.name)
+def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted: None) -> None:
+    assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
+
+
+@smooth_cases
+@pytest.mark.timeout(60)  # where it fails, gradcheck goes on to its slow mode
+def test_gradcheck_in_the_interpreter(case: Case, interpreted: None) -> None:
+    # Fast mode compares random projections, so that the size may span several blocks.
+    assert gradcheck(case, "cpu", STEP, steps=6)
+
+
+@cases
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [1, 2, 7, 33])
+@pytest.mark.parametrize("step", GPU_STEPS, ids=str)
+def test_parity_on_the_gpu(case: Case, steps: int, step: tuple[int, ...]) -> None:
+    for state_seqs in (False, True):
+        assert_parity(problem(case, steps, step, device="cuda"), state_seqs=state_seqs, rtol=3e-5)
+
+
+@cases
+@pytest.mark.gpu
+def test_parity_over_a_thousand_steps_on_the_gpu(case: Case) -> None:
+    assert_parity(problem(case, 1000, GPU_STEPS[1], device="cuda"), state_seqs=False, rtol=1e-4)
+
+
+@smooth_cases
+@pytest.mark.gpu
+@pytest.mark.timeout(60)
+def test_gradcheck_on_the_gpu(case: Case) -> None:
+    assert gradcheck(case, "cuda", GPU_STEPS[1], steps=6)
+
+
+def gradcheck(case: Case, device: str, step: tuple[int, ...], steps: int) -> bool:
+    p = problem(case, steps, step, dtype=torch.float64, device=device, spike=soft_spike)
+    program = ScanProgram(p.core, *p.counts)
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        first = len(p.inputs) + len(p.states)
+        # The core captures the parameters themselves: perturb them in place of others.
+        for parameter, value in zip(p.parameters, leaves[first:], strict=True):
+            parameter.data = value.detach()
+        step_, arguments = prepare(program, (*leaves[:first], *leaves[first:]))
+        return scan(step_, arguments, state_seqs=True)
+
+    leaves = [leaf.detach().clone().requires_grad_() for leaf in p.leaves]
+    return torch.autograd.gradcheck(function, leaves, fast_mode=True)
+
+
+@cases
+def test_gradients_in_float64(case: Case, interpreted: None) -> None:
+    p = problem(case, 9, STEP, dtype=torch.float64)
+    assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu)
+
+
+@cases
+def test_no_steps(case: Case, interpreted: None) -> None:
+    p = problem(case, 0, (5, 7))
+    outputs = p.counts[2]
+    results = compiled(p, state_seqs=False)
+    for sequence in results[:outputs]:
+        assert sequence.shape == (0, 5, 7)
+    for final, initial in zip(results[outputs:], p.states, strict=True):
+        assert torch.equal(final, initial)
+        assert final.data_ptr() != initial.data_ptr()
+    weights = [torch.rand_like(final) for final in results[outputs:]]
+    grads = torch.autograd.grad(results[outputs:], p.leaves, weights, allow_unused=True)
+    count = len(p.inputs)
+    for weight, grad in zip(weights, grads[count : count + len(p.states)], strict=True):
+        assert torch.equal(grad, weight)
+    for leaf, grad in zip(p.leaves[:count], grads[:count], strict=True):
+        assert grad.shape == leaf.shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("steps", [1, 10])
+def test_no_mismatched_spike_on_the_gpu(steps: int) -> None:
+    """10^8 element-steps of LIF, float32, against the eager loop."""
+    case = CASES[1]
+    elements = 10**8 // steps + 7
+    p = problem(case, steps, (elements,), device="cuda")
+    with torch.no_grad():
+        got, expected = compiled(p, state_seqs=False), reference(p, state_seqs=False)
+    assert got[0].numel() >= 10**8
+    assert 0.1 < got[0].mean().item() < 0.9
+    assert int((got[0] != expected[0]).sum()) == 0
+    assert torch.equal(got[1], expected[1])
