@@ -1,0 +1,93 @@
+"""Builds and launches scan kernels, and gives them to torch: autograd, custom ops, handles."""
+
+from __future__ import annotations
+
+from flexsn_runtime._arguments import prepare
+from flexsn_runtime._autograd import scan
+from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._buckets import LaunchConfig, flexsn_backward_ncl_bucket
+from flexsn_runtime._handles import (
+    FlexSNKernelHandle,
+    attach_flexsn_handle_finalizer,
+    get_flexsn_kernel_handle,
+    register_flexsn_kernel_handle,
+    release_active_flexsn_kernel_handle,
+    release_flexsn_kernel_handle,
+    retain_flexsn_kernel_handle,
+    retain_owner_flexsn_kernel_handle,
+)
+from flexsn_runtime._kernels import (
+    ScanKernel,
+    build_inference_final_state_kernel,
+    build_inference_kernel,
+    build_training_kernels,
+)
+from flexsn_runtime._ops import (
+    flexsn_inductor_backward,
+    flexsn_inductor_inference,
+    flexsn_inductor_inference_final_state,
+    flexsn_inductor_training,
+    flexsn_inductor_training_final_state,
+)
+from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._scan import Arguments
+from flexsn_runtime._wrappers import (
+    flexsn_backward,
+    flexsn_forward,
+    flexsn_inference,
+    flexsn_inference_final_state,
+)
+from flexsn_runtime.errors import (
+    BackendUnavailableError,
+    CapturedTensorError,
+    DeviceError,
+    DoubleBackwardError,
+    ShapeError,
+    TemplateNeededError,
+    TensorCountError,
+    UnknownHandleError,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Arguments",
+    "BackendUnavailableError",
+    "CapturedTensorError",
+    "DeviceError",
+    "DoubleBackwardError",
+    "FlexSNKernelHandle",
+    "LaunchConfig",
+    "ScanKernel",
+    "ScanProgram",
+    "ShapeError",
+    "Specialization",
+    "TemplateNeededError",
+    "TensorCountError",
+    "UnknownHandleError",
+    "__version__",
+    "attach_flexsn_handle_finalizer",
+    "build_inference_final_state_kernel",
+    "build_inference_kernel",
+    "build_training_kernels",
+    "flexsn_backward",
+    "flexsn_backward_ncl_bucket",
+    "flexsn_forward",
+    "flexsn_inductor_backward",
+    "flexsn_inductor_inference",
+    "flexsn_inductor_inference_final_state",
+    "flexsn_inductor_training",
+    "flexsn_inductor_training_final_state",
+    "flexsn_inference",
+    "flexsn_inference_final_state",
+    "get_flexsn_kernel_handle",
+    "prepare",
+    "register_flexsn_kernel_handle",
+    "release_active_flexsn_kernel_handle",
+    "release_flexsn_kernel_handle",
+    "retain_flexsn_kernel_handle",
+    "retain_owner_flexsn_kernel_handle",
+    "scan",
+    "triton_interpreted",
+    "why_unavailable",
+]

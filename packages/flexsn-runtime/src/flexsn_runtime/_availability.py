@@ -1,0 +1,39 @@
+"""Whether compiled kernels can run on a device, and if not, why and what to do."""
+
+from __future__ import annotations
+
+import torch
+
+try:
+    # Decided when triton is imported, and read on every call: a constant, which costs nothing, in eager mode
+    # and under torch.compile alike.
+    from flexsn_codegen.device import INTERPRETED as _INTERPRETED
+
+    _INSTALLED = True
+except ImportError:
+    _INTERPRETED = _INSTALLED = False
+
+
+def triton_interpreted() -> bool:
+    """Whether Triton runs in its interpreter, on CPU tensors."""
+    return _INTERPRETED
+
+
+def why_unavailable(device: torch.device) -> str | None:
+    """Why compiled kernels cannot run on `device` and what to do about it; `None` when they can."""
+    if not _INSTALLED:
+        return "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
+    if device.type == "cpu" and not triton_interpreted():
+        return (
+            "the tensors are on the CPU, and compiled kernels run on a GPU. Move them (`.to('cuda')`), use "
+            "backend='torch', or, to test kernels without a GPU, set TRITON_INTERPRET=1 before triton is "
+            "imported."
+        )
+    if device.type == "cuda" and triton_interpreted():
+        return (
+            "Triton's interpreter is on, which runs kernels on CPU tensors only. Unset TRITON_INTERPRET, or "
+            "move the tensors to the CPU."
+        )
+    if device.type not in ("cpu", "cuda"):
+        return f"there are no compiled kernels for {device.type!r} tensors. Use backend='torch'."
+    return None

@@ -1,0 +1,109 @@
+"""Launch choices by size of the step."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+
+_LIMITS = (2**12, 2**17, 2**20, 2**23)
+
+
+def flexsn_backward_ncl_bucket(ncl: int) -> int:
+    """The size class of a step of `ncl` elements: 0 up to 2**12, 1 to 2**17, 2 to 2**20, 3 to 2**23, else 4.
+
+    Example:
+        >>> [flexsn_backward_ncl_bucket(n) for n in (1, 4096, 4097, 2**23 + 1)]
+        [0, 0, 1, 4]
+    """
+    return sum(ncl > limit for limit in _LIMITS)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchConfig:
+    """How a kernel is generated and launched.
+
+    Attributes:
+        chunk: time steps whose loads are issued together.
+        block: elements per program.
+        num_warps: warps per program.
+        prefetch: whether the next chunk is loaded before this one is computed (forward only).
+    """
+
+    chunk: int
+    block: int
+    num_warps: int
+    prefetch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """The launches of one size class.
+
+    Attributes:
+        inference: the forward when no gradient is needed.
+        forward: the forward that writes checkpoints; its chunk is a multiple of the backward's.
+        backward: its chunk is the distance of the checkpoints.
+    """
+
+    inference: LaunchConfig
+    forward: LaunchConfig
+    backward: LaunchConfig
+
+
+# Measured by benchmarks/tune_launch.py on an H200, LIF, float32. Small steps leave most of the GPU idle: what
+# counts is the latency of one element's chain of steps, so one element per thread, and many loads in flight.
+# Large steps wait for memory: 16-byte loads and few registers.
+_SMALL = LaunchPlan(
+    inference=LaunchConfig(chunk=32, block=64, num_warps=1, prefetch=True),
+    forward=LaunchConfig(chunk=32, block=32, num_warps=1, prefetch=True),
+    backward=LaunchConfig(chunk=16, block=32, num_warps=1),
+)
+_MEDIUM = LaunchPlan(
+    inference=LaunchConfig(chunk=4, block=1024, num_warps=4),
+    forward=LaunchConfig(chunk=8, block=1024, num_warps=4),
+    backward=LaunchConfig(chunk=8, block=512, num_warps=8),
+)
+_LARGE = LaunchPlan(
+    inference=LaunchConfig(chunk=4, block=512, num_warps=4),
+    forward=LaunchConfig(chunk=8, block=512, num_warps=4),
+    backward=LaunchConfig(chunk=8, block=512, num_warps=8),
+)
+_PLANS = (_SMALL, _SMALL, _MEDIUM, _LARGE, _LARGE)
+
+# Triton's interpreter runs programs one after the other: larger blocks, and chunks that small T still fill.
+_INTERPRETED = LaunchPlan(
+    inference=LaunchConfig(chunk=4, block=512, num_warps=1, prefetch=True),
+    forward=LaunchConfig(chunk=8, block=512, num_warps=1, prefetch=True),
+    backward=LaunchConfig(chunk=4, block=512, num_warps=1),
+)
+
+
+# Unrolled steps cost registers and compile time, the latter more than linearly. In ops of the step's forward
+# graph (LIF: 8); a step of the backward counts four times, for recomputation and a VJP of thrice the size.
+_MAX_UNROLLED = 512
+_BACKWARD_FACTOR = 4
+
+
+@functools.cache
+def launch_plan(ncl: int, num_ops: int, *, interpreted: bool) -> LaunchPlan:
+    """The launches for a step of `ncl` elements and `num_ops` ops.
+
+    They do not depend on T: one binary serves every T.
+    """
+    if interpreted:
+        return _INTERPRETED
+    plan = _PLANS[flexsn_backward_ncl_bucket(ncl)]
+    segment = _limited(plan.backward.chunk, num_ops * _BACKWARD_FACTOR)
+    chunk = max(segment, _limited(plan.forward.chunk, num_ops))
+    return LaunchPlan(
+        inference=replace(plan.inference, chunk=_limited(plan.inference.chunk, num_ops)),
+        forward=replace(plan.forward, chunk=chunk),
+        backward=replace(plan.backward, chunk=segment),
+    )
+
+
+def _limited(chunk: int, ops_per_step: int) -> int:
+    """`chunk`, halved until its ops are few enough."""
+    while chunk > 1 and chunk * ops_per_step > _MAX_UNROLLED:
+        chunk //= 2
+    return chunk

@@ -1,0 +1,79 @@
+"""From a tensor's strides to the layout that a kernel reads it with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from flexsn_codegen import DENSE, StepLayout
+from flexsn_runtime.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The offset of element `off` of a step: `Σ (off // inner % size) * stride`, or `off` if dense.
+
+    Attributes:
+        layout: what the kernel is specialised on.
+        numbers: `inner, size, stride` of each term: arguments of the kernel.
+    """
+
+    layout: StepLayout
+    numbers: tuple[int, ...]
+
+
+_DENSE = Terms(DENSE, ())
+
+
+def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
+    """Describes a tensor over a step.
+
+    Args:
+        shape: the step's shape.
+        strides: the tensor's stride along each of its dimensions, 0 where it broadcasts.
+    """
+    groups: list[tuple[int, int, int]] = []  # inner, size, stride, from the last dimension to the first
+    inner = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1:
+            if groups and _continues(groups[-1], inner, stride):
+                first, so_far, unit = groups[-1]
+                groups[-1] = (first, so_far * size, unit)
+            else:
+                groups.append((inner, size, stride))
+        inner *= size
+    terms = [group for group in groups if group[2] != 0]
+    if inner == 1 or terms == [(1, inner, 1)]:
+        return _DENSE
+    return Terms(len(terms), tuple(number for term in terms for number in term))
+
+
+def _continues(group: tuple[int, int, int], inner: int, stride: int) -> bool:
+    """Whether a dimension goes on where the ones after it end, so that one term serves both."""
+    first, size, unit = group
+    return first * size == inner and stride == unit * size
+
+
+def broadcast_strides(shape: Sequence[int], strides: Sequence[int], step: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor of `shape` when it is expanded to `step`."""
+    missing = len(step) - len(shape)
+    expanded = [0] * missing
+    for size, stride in zip(shape, strides, strict=True):
+        expanded.append(0 if size == 1 else stride)
+    return tuple(expanded)
+
+
+def broadcast_shape(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The shape of a step whose inputs have these. `ShapeError` when they do not broadcast."""
+    first = tuple(shapes[0])
+    if all(tuple(shape) == first for shape in shapes):  # torch's own takes longer than the whole call
+        return first
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise ShapeError(
+            f"the inputs have steps of shape {', '.join(str(list(s)) for s in shapes)}, which do not "
+            "broadcast to one: give all of them the shape of the step behind T, or sizes of 1."
+        ) from None

@@ -1,0 +1,311 @@
+"""A step function, specialised on shapes and dtypes, and its kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import (
+    BackwardSpec,
+    CoreSource,
+    ForwardSpec,
+    KernelSource,
+    Param,
+    backward_source,
+    compile_triton_code_str,
+    emit_core,
+    forward_source,
+    register_dtype,
+    tl_name,
+)
+from flexsn_graph import StepTrace, StepValue, StepVjp, trace_step
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._buckets import _LIMITS, LaunchPlan, launch_plan
+from flexsn_runtime._captured import Captured
+from flexsn_runtime._layout import broadcast_shape
+from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountError
+
+Core = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel and its calling convention."""
+
+    function: Any  # triton.JITFunction, or what stands for it in the interpreter
+    params: tuple[Param, ...]
+    sizes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a step is traced for."""
+
+    device: str
+    inputs: tuple[StepValue, ...]
+    states: tuple[StepValue, ...]
+
+
+class Specialization:
+    """A traced step and the kernels made of it so far."""
+
+    def __init__(self, trace: StepTrace, name: str, device: torch.device) -> None:
+        self.trace = trace
+        self.name = name
+        self.device = device
+        self._captured = Captured(trace.core, trace.lifted)
+        self.state_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.states)
+        self.lifted_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.lifted_values)
+        self._num_ops = sum(node.op == "call_function" for node in trace.forward.graph.nodes)
+        self._core: CoreSource | None = None
+        self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
+        self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
+        self._lock = threading.RLock()
+
+    def plan(self, ncl: int) -> LaunchPlan:
+        """How the kernels are launched over a step of `ncl` elements."""
+        if isinstance(ncl, torch.SymInt):
+            # A compiler's symbol: comparing it guards its size class, not its value.
+            ncl = next((limit for limit in _LIMITS if ncl <= limit), _LIMITS[-1] + 1)
+        return launch_plan(ncl, self._num_ops, interpreted=triton_interpreted())
+
+    def captured(self) -> tuple[Tensor, ...] | None:
+        """The captured tensors as they are now; `None` when the step has to be traced again for them."""
+        tensors = self._captured.fetch()
+        if tensors is None or any(
+            t.dtype != value.dtype or t.shape != value.shape
+            for t, value in zip(tensors, self.trace.lifted_values, strict=True)
+        ):
+            return None
+        return tensors
+
+    def core(self) -> CoreSource:
+        """The source of the step."""
+        with self._lock:
+            if self._core is None:
+                self._core = self._emit(self.trace)
+            return self._core
+
+    def _emit(self, trace: StepTrace) -> CoreSource:
+        return emit_core(trace.forward.graph, f"{self.name}_step", prune=True)
+
+    def vjp(
+        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> tuple[StepVjp, CoreSource | None]:
+        """The step's VJP and its source; no source when every gradient is zero."""
+        key = (cotangents, wanted)
+        with self._lock:
+            if key not in self._vjps:
+                self._renew_trace()
+                with as_outside():
+                    vjp = self.trace.vjp(cotangents, wanted)
+                present = any(position is not None for position in vjp.gradients)
+                name = f"{self.name}_vjp"
+                source = emit_core(vjp.graph, name, prune=True, fast_division=True) if present else None
+                self._vjps[key] = (vjp, source)
+            return self._vjps[key]
+
+    def _renew_trace(self) -> None:
+        """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
+        now = self.captured()
+        if now is not None and all(a is b for a, b in zip(now, self.trace.lifted, strict=True)):
+            return
+        old = self.trace
+        counts = (old.num_inputs, old.num_states, old.num_outputs)
+        new = _trace(old.core, counts, (*old.inputs, *old.states), self.device)
+        same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
+        if now is None or not same or self._emit(new).name != self.core().name:
+            raise CapturedTensorError(
+                "the core computes something else now than in the forward whose gradient is asked for: what "
+                "it captures was assigned anew meanwhile. Call backward() before that."
+            )
+        self.trace = new
+
+    def forward_kernel(self, spec: ForwardSpec) -> CompiledKernel:
+        return self._kernel((spec, None), lambda: forward_source(f"{self.name}_forward", self.core(), spec))
+
+    def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
+        name = f"{self.name}_backward"
+        return self._kernel((spec, vjp.name), lambda: backward_source(name, self.core(), vjp, spec))
+
+    def close(self) -> None:
+        """Drops the compiled kernels."""
+        with self._lock:
+            self._kernels.clear()
+
+    def _kernel(
+        self, key: tuple[ForwardSpec | BackwardSpec, Any], write: Callable[[], KernelSource]
+    ) -> CompiledKernel:
+        kernel = self._kernels.get(key)
+        if kernel is not None:
+            return kernel
+        with self._lock:
+            if key not in self._kernels:
+                source = write()
+                function = compile_triton_code_str(source.source, source.name)
+                self._kernels[key] = CompiledKernel(function, source.params, source.sizes)
+            return self._kernels[key]
+
+
+class ScanProgram:
+    """A step function to be scanned over time, specialised on demand.
+
+    Args:
+        core: `core(*inputs, *states) -> (*outputs, *new_states)`.
+        num_inputs, num_states, num_outputs: how many of each.
+        requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        requires_grad: Sequence[bool] | None = None,
+    ) -> None:
+        if num_inputs < 1:
+            raise TensorCountError(
+                f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
+                "dimension is the number of steps."
+            )
+        expected = num_inputs + num_states
+        if requires_grad is not None and len(requires_grad) != expected:
+            raise TensorCountError(
+                f"requires_grad has {len(requires_grad)} entries for {num_inputs} inputs and {num_states} "
+                f"states: give {expected}."
+            )
+        self.core = core
+        self.num_inputs = num_inputs
+        self.num_states = num_states
+        self.num_outputs = num_outputs
+        self.requires_grad = requires_grad
+        self._specializations: dict[Signature, Specialization] = {}
+        self._latest: Specialization | None = None
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy traces and compiles for itself."""
+        arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
+        return ScanProgram, arguments
+
+    @property
+    def num_lifted(self) -> int | None:
+        """How many tensors the core captures; `None` before the first specialisation."""
+        return None if self._latest is None else len(self._latest.trace.lifted)
+
+    def specialize(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None
+    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+        """The step for these shapes and dtypes, and the tensors that it captures now.
+
+        Args:
+            inputs: sequences `[T, *step]`.
+            states: initial states `[*step]`; `None`: zeros of the step's shape and the first input's dtype.
+        """
+        step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
+        step_shape = broadcast_shape([value.shape for value in step_inputs])
+        if states is None:
+            step_states = (StepValue(step_shape, step_inputs[0].dtype),) * self.num_states
+        else:
+            step_states = tuple(StepValue.of(v) for v in states)
+        return self._specialize(inputs[0].device, step_inputs, step_states)
+
+    def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
+        """The step for the shapes and dtypes of one step's inputs and states."""
+        expected = self.num_inputs + self.num_states
+        if len(examples) != expected:
+            raise TensorCountError(
+                f"{len(examples)} example inputs for {self.num_inputs} inputs and {self.num_states} states: "
+                f"give {expected}, of one step each."
+            )
+        values = tuple(StepValue.of(t) for t in examples)
+        inputs, states = values[: self.num_inputs], values[self.num_inputs :]
+        return self._specialize(examples[0].device, inputs, states)[0]
+
+    def specialize_like(
+        self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
+    ) -> Specialization:
+        """The step for tensors of these dtypes whose sizes are not known: it has those of the last trace.
+
+        Args:
+            states: `None`: like the first input.
+
+        Raises:
+            ShapeError: the captured tensors alone give the results their shape.
+        """
+        latest = self._latest
+        assert latest is not None, "a handle's step has been traced when it was built"
+        trace = latest.trace
+        if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
+            raise ShapeError(
+                f"the outputs have the shape {list(trace.step_shape)} by a captured tensor alone; a compiler "
+                "cannot know it. Expand an input to it."
+            )
+        state_dtypes = [inputs[0]] * self.num_states if states is None else states
+        step, _ = self._specialize(
+            latest.device,
+            tuple(StepValue(v.shape, d) for v, d in zip(trace.inputs, inputs, strict=True)),
+            tuple(StepValue(v.shape, d) for v, d in zip(trace.states, state_dtypes, strict=True)),
+        )
+        return step
+
+    def lifted(self) -> tuple[Tensor, ...]:
+        """The captured tensors as they are now; empty before the first specialisation."""
+        if self._latest is None:
+            return ()
+        return self._latest.captured() or self._latest.trace.lifted
+
+    def close(self) -> None:
+        """Drops the compiled kernels. Using the program makes them again."""
+        with self._lock:
+            self._specializations.clear()
+            if self._latest is not None:
+                self._latest.close()
+
+    def _specialize(
+        self, device: torch.device, inputs: tuple[StepValue, ...], states: tuple[StepValue, ...]
+    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+        signature = Signature(device.type, inputs, states)
+        known = self._known(signature)
+        if known is not None:
+            return known
+        with self._lock:
+            known = self._known(signature)
+            if known is None:
+                step = self._trace(signature, device)
+                self._specializations[signature] = self._latest = step
+                known = step, step.captured() or step.trace.lifted
+            return known
+
+    def _known(self, signature: Signature) -> tuple[Specialization, tuple[Tensor, ...]] | None:
+        step = self._specializations.get(signature)
+        captured = None if step is None else step.captured()
+        return None if step is None or captured is None else (step, captured)
+
+    def _trace(self, signature: Signature, device: torch.device) -> Specialization:
+        counts = (self.num_inputs, self.num_states, self.num_outputs)
+        trace = _trace(self.core, counts, (*signature.inputs, *signature.states), device)
+        for i, value in enumerate(signature.states):
+            if value.shape != trace.step_shape:
+                raise ShapeError(
+                    f"state {i} has shape {list(value.shape)}; the step has {list(trace.step_shape)}: "
+                    "initialise it with the step's shape."
+                )
+        name = getattr(self.core, "__name__", type(self.core).__name__)
+        return Specialization(trace, name, device)
+
+
+def _trace(
+    core: Core, counts: tuple[int, int, int], values: Sequence[StepValue], device: torch.device
+) -> StepTrace:
+    # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
+    examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
+    with as_outside():
+        return trace_step(core, *counts, examples)

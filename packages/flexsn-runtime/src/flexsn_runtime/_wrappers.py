@@ -1,0 +1,154 @@
+"""Launch wrappers over tensors: the kernels as plain functions, without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from flexsn_graph import FlexSNInfo
+from flexsn_runtime._arguments import prepare
+from flexsn_runtime._autograd import split_cotangents
+from flexsn_runtime._kernels import ScanKernel
+from flexsn_runtime._program import ScanProgram
+from flexsn_runtime._scan import Arguments, run_backward, run_forward
+from flexsn_runtime.errors import TemplateNeededError, TensorCountError
+
+
+def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
+
+    Initial states may be left out (zeros), lifted tensors too (as captured now). `T == 0` gives empty
+    sequences.
+    """
+    step, arguments = prepare(f.program, args)
+    result = run_forward(step, arguments, state_seqs=True, checkpoints=False)
+    return (*result.outputs, *result.state_seqs)
+
+
+def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
+
+    `T == 0` gives empty outputs, and final states that are copies of the initial ones, or zeros.
+    """
+    step, arguments = prepare(f.program, args)
+    result = run_forward(step, arguments, state_seqs=False, checkpoints=False)
+    return (*result.outputs, *result.final_states)
+
+
+def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward and keeps what the backward needs.
+
+    Returns:
+        `(*output_seqs, *state_seqs, *saved)`; `saved` is for `flexsn_backward`: the arguments themselves
+        and the checkpoints.
+    """
+    step, arguments = prepare(f.program, args)
+    result = run_forward(step, arguments, state_seqs=True, checkpoints=True)
+    states = [t for t in arguments.states if t is not None]
+    saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
+    return (*result.outputs, *result.state_seqs, *saved)
+
+
+def flexsn_backward(
+    f: ScanKernel,
+    info: FlexSNInfo,
+    *args: Tensor | None,
+    input_templates: Sequence[Tensor] | None = None,
+    state_templates: Sequence[Tensor] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Scans backward: `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
+
+    Args:
+        args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
+        input_templates, state_templates: tensors shaped like the inputs and initial states; needed when
+            `saved` is left out, which is only possible when every gradient is `None` or `T == 0`.
+
+    Returns:
+        The gradients of `[*input_seqs, *init_states, *lifted]`.
+
+    Raises:
+        TemplateNeededError: a shape cannot be known.
+    """
+    program = f.program
+    num_grads = program.num_outputs + program.num_states
+    if len(args) < num_grads:
+        raise TensorCountError(
+            f"got {len(args)} arguments; the gradients of {program.num_outputs} output and "
+            f"{program.num_states} state sequences come first ({num_grads}; None where absent)."
+        )
+    grads, saved = args[:num_grads], [t for t in args[num_grads:] if t is not None]
+    if not saved:
+        return _without_saved(program, grads, input_templates, state_templates)
+    lifted = program.num_lifted or 0
+    without_states = program.num_inputs + lifted + program.num_states
+    if len(saved) not in (without_states, without_states + program.num_states):
+        raise TensorCountError(
+            f"{len(saved)} tensors follow the gradients; flexsn_forward saved {program.num_inputs} inputs, "
+            f"{program.num_states} states (or none), {lifted} captured tensors and {program.num_states} "
+            "checkpoints: pass all that it returned after the state sequences."
+        )
+    primals, checkpoints = _split_last(saved, program.num_states)
+    tensors, captured = _split_last(primals, lifted)
+    step, arguments = prepare(program, tensors)
+    gradients = run_backward(
+        step,
+        Arguments(arguments.inputs, arguments.states, captured),
+        checkpoints,
+        split_cotangents(grads, program.num_outputs, state_seqs=True),
+        _wanted(program, arguments.inputs, arguments.states, captured),
+    )
+    return tuple(gradients)
+
+
+def _split_last(tensors: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    first = len(tensors) - count
+    return tuple(tensors[:first]), tuple(tensors[first:])
+
+
+def _wanted(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor | None],
+    lifted: Sequence[Tensor],
+) -> list[bool]:
+    """Which gradients can be given: of floating-point tensors that `requires_grad` does not exclude."""
+    tensors = (*inputs, *states, *lifted)
+    mask = program.requires_grad or (True,) * (len(inputs) + len(states))
+    return [
+        t is not None and t.is_floating_point() and allowed
+        for t, allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
+    ]
+
+
+def _without_saved(
+    program: ScanProgram,
+    grads: Sequence[Tensor | None],
+    input_templates: Sequence[Tensor] | None,
+    state_templates: Sequence[Tensor] | None,
+) -> tuple[Tensor | None, ...]:
+    if any(g is not None and g.numel() for g in grads):
+        raise TensorCountError(
+            "gradients came in, but nothing that was saved: pass what flexsn_forward returned after the "
+            "state sequences."
+        )
+    inputs = _templates("input", input_templates, program.num_inputs)
+    states = _templates("state", state_templates, program.num_states)
+    lifted = program.lifted()
+    wanted = _wanted(program, inputs, states, lifted)
+    return tuple(
+        t.new_zeros(t.shape) if want else None
+        for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
+    )
+
+
+def _templates(role: str, templates: Sequence[Tensor] | None, count: int) -> Sequence[Tensor]:
+    if templates is None and count:
+        raise TemplateNeededError(
+            f"every gradient is None or empty and nothing was saved, so the {role}s' shapes are unknown: "
+            f"pass {role}_templates."
+        )
+    given = templates or ()
+    if len(given) != count:
+        raise TensorCountError(f"{role}_templates has {len(given)} tensors; the step takes {count} {role}s.")
+    return given

@@ -1,0 +1,35 @@
+"""One exception class per mistake; each is also a built-in kind."""
+
+from __future__ import annotations
+
+
+class BackendUnavailableError(RuntimeError):
+    """Compiled kernels cannot run here."""
+
+
+class DeviceError(RuntimeError):
+    """Tensors are on several devices, or on one without compiled kernels."""
+
+
+class TensorCountError(ValueError):
+    """Another number of tensors than the step function takes."""
+
+
+class ShapeError(ValueError):
+    """Shapes that do not belong to one scan: unequal T, or a state that is not like the step."""
+
+
+class TemplateNeededError(ValueError):
+    """A gradient's shape cannot be known from what was given."""
+
+
+class UnknownHandleError(RuntimeError):
+    """A kernel handle that was never registered, or has been removed."""
+
+
+class CapturedTensorError(RuntimeError):
+    """A tensor captured by the step function was replaced between forward and backward."""
+
+
+class DoubleBackwardError(NotImplementedError):
+    """A gradient of a gradient was asked for."""

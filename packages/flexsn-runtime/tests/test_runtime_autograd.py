@@ -1,0 +1,218 @@
+"""`scan` under autograd: what aliases, what is modified, what is asked for, modes and threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from runtime_cores import STEP, assert_like_the_loop, compiled, hard_lif, loop, random, soft_lif
+from torch import Tensor
+
+from flexsn_runtime import DoubleBackwardError, ScanProgram
+from flexsn_runtime import _scan as scan_module
+
+Results = Callable[..., tuple[Tensor, ...]]
+
+
+def leaves(steps: int = 6) -> tuple[Tensor, Tensor]:
+    return random(steps, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
+
+
+def product(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v * 0.5 + x * y
+    return h * h, h
+
+
+@pytest.mark.parametrize("steps", [1, 2, 4, 5, 9])
+def test_states_that_require_grad(steps: int) -> None:
+    x, v = leaves(steps)
+    assert_like_the_loop(soft_lif, 1, [x], [v])
+
+
+def test_inputs_that_are_one_tensor_or_overlap() -> None:
+    x, v = leaves()
+    assert_like_the_loop(product, 1, [x, x], [v])
+    whole = random(7, *STEP).requires_grad_()
+    assert_like_the_loop(product, 1, [whole[1:], whole[:-1]], [whole[3]])
+
+
+def test_one_tensor_as_input_and_state() -> None:
+    x = random(37, 37).requires_grad_()  # [T, 37], and a state of [37]
+    assert_like_the_loop(soft_lif, 1, [x], [x[0]])
+    v = random(*STEP).requires_grad_()
+    assert_like_the_loop(soft_lif, 1, [v.expand(5, *STEP)], [v])
+
+
+@pytest.mark.parametrize("which", ["input", "state", "parameter"])
+def test_modifying_what_is_saved_raises(which: str) -> None:
+    x, v = (t.detach().clone() for t in leaves())
+    w = random(STEP[1], seed=4).requires_grad_()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * w
+        return h * h, h
+
+    output = compiled(core, 1, [x], [v])[0]
+    with torch.no_grad():
+        {"input": x, "state": v, "parameter": w}[which].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_results_share_no_memory_with_arguments_or_each_other() -> None:
+    def passes(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x, x, v
+
+    x, v = (t.detach() for t in leaves())
+    for state_seqs in (False, True):
+        results = compiled(ScanProgram(passes, 1, 1, 2), 2, [x], [v], state_seqs=state_seqs)
+        pointers = [t.data_ptr() for t in (x, v, *results)]
+        assert len(set(pointers)) == len(pointers)
+        assert torch.equal(results[0], x)
+
+
+def test_only_what_is_asked_for() -> None:
+    x, v = leaves()
+    output, state = compiled(soft_lif, 1, [x.detach()], [v])
+    (grad,) = torch.autograd.grad(state[-1].sum(), [v])
+    (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x.detach()], [v])[1][-1].sum(), [v])
+    torch.testing.assert_close(grad, expected)
+    assert output.requires_grad
+
+
+def test_outputs_that_are_not_differentiable() -> None:
+    x, v = leaves()
+    output, state = compiled(hard_lif, 1, [x], [v])
+    assert not output.requires_grad
+    assert state.requires_grad
+
+    def spikes_only(x: Tensor) -> Tensor:
+        return (x > 0).to(x.dtype)
+
+    assert not compiled(spikes_only, 1, [x], [])[0].requires_grad
+
+
+def test_a_requires_grad_mask_detaches() -> None:
+    x, v = leaves()
+    program = ScanProgram(soft_lif, 1, 1, 1, requires_grad=(False, True))
+    compiled(program, 1, [x], [v])[0].sum().backward()
+    assert x.grad is None
+    assert v.grad is not None
+
+
+def test_no_grad_and_inference_mode_write_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = []
+    real = scan_module.checkpoint_rows
+
+    def counted(num_steps: int, chunk: int) -> int:
+        rows.append(real(num_steps, chunk))
+        return rows[-1]
+
+    monkeypatch.setattr(scan_module, "checkpoint_rows", counted)
+    x, v = leaves()
+    expected = loop(soft_lif, 1, [x], [v])[0]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            output = compiled(soft_lif, 1, [x], [v])[0]
+        assert torch.equal(output, expected)
+        assert not output.requires_grad
+    assert not rows
+    compiled(soft_lif, 1, [x], [v])
+    assert rows
+
+
+def test_tracing_in_inference_mode_serves_training() -> None:
+    program = ScanProgram(soft_lif, 1, 1, 1)
+    x, v = leaves()
+    with torch.inference_mode():
+        compiled(program, 1, [x.detach()], [v.detach()])
+    compiled(program, 1, [x], [v])[0].sum().backward()
+    y, w = leaves()
+    loop(soft_lif, 1, [y], [w])[0].sum().backward()
+    for a, b in ((x, y), (v, w)):
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_backward_twice_with_retain_graph() -> None:
+    x, v = leaves()
+    output = compiled(soft_lif, 1, [x], [v])[0]
+    (first,) = torch.autograd.grad(output.sum(), x, retain_graph=True)
+    (second,) = torch.autograd.grad(output.sum(), x)
+    assert torch.equal(first, second)
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(output.sum(), x)
+
+
+def test_double_backward_is_refused_though_the_incoming_gradient_is_constant() -> None:
+    x, v = leaves()
+    output = compiled(soft_lif, 1, [x], [v])[0]
+    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    with pytest.raises(DoubleBackwardError, match="no gradient itself"):
+        (grad.square().sum() + x.sum()).backward()
+
+
+def test_create_graph_alone_is_harmless() -> None:
+    x, v = leaves()
+    output = compiled(soft_lif, 1, [x], [v])[0]
+    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x], [v])[0].sum(), x)
+    torch.testing.assert_close(grad.detach(), expected)
+
+
+def test_checkpointing_recomputes_the_scan() -> None:
+    x, v = leaves()
+
+    def run(x: Tensor, v: Tensor) -> Tensor:
+        return compiled(soft_lif, 1, [x], [v])[0]
+
+    output: Tensor = torch.utils.checkpoint.checkpoint(run, x, v, use_reentrant=False)
+    (grad,) = torch.autograd.grad(output.sum(), x)
+    (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x], [v])[0].sum(), x)
+    torch.testing.assert_close(grad, expected)
+
+
+def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
+    w = random(STEP[1], seed=4).requires_grad_()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * w
+        return h * h, h
+
+    x, v = leaves()
+    first, second = (
+        torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, v, w]) for _ in range(2)
+    )
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_threads_share_a_program() -> None:
+    """New shapes on four threads at once: one trace at a time, right results on all of them."""
+    program = ScanProgram(soft_lif, 1, 1, 1)
+    problems = [(random(5, 600 + 7 * i, seed=i), random(600 + 7 * i, seed=9)) for i in range(4)]
+    expected = [loop(soft_lif, 1, [x], [v]) for x, v in problems]
+    errors: list[BaseException] = []
+    start = threading.Barrier(8)
+
+    def work(i: int) -> None:
+        try:
+            start.wait()
+            for _ in range(2):
+                x, v = problems[i]
+                got = compiled(program, 1, [x.clone().requires_grad_()], [v])
+                got[0].sum().backward()
+                for a, b in zip(got, expected[i], strict=True):
+                    assert torch.equal(a, b)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i % 4,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors[0]

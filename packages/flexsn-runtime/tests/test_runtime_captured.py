@@ -1,0 +1,374 @@
+"""What a core captures is read where it is now: updated, moved, re-assigned, replaced or gone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from runtime_cores import DEVICE, STEP, Core, assert_like_the_loop, compiled, loop, random
+from torch import Tensor, nn
+
+from flexsn_runtime import CapturedTensorError, ScanProgram, Specialization, prepare
+
+X, V = random(3, *STEP), random(*STEP, seed=1)
+
+
+class Decay(nn.Module):
+    """`h = decay v + x`, with a parameter, a buffer, a number and a flag."""
+
+    decay: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(random(STEP[1], seed=2))
+        self.register_buffer("decay", random(STEP[1], seed=3))
+        self.offset: Any = 0.25
+        self.act: nn.Module = nn.ReLU()
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.decay * v + x * self.gain + self.offset
+        return (self.act(h) if self.training else h), h
+
+
+def assert_follows(program: ScanProgram, core: Core) -> None:
+    """The program computes what the core computes now."""
+    got, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert torch.equal(a, b)
+
+
+def specialization(program: ScanProgram) -> Specialization:
+    return prepare(program, (X, V))[0]
+
+
+def test_module_updates() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    traced = specialization(program)
+    with torch.no_grad():
+        core.gain.mul_(-2.0)
+    assert_follows(program, core)
+    core.gain.data = random(STEP[1], seed=5)
+    assert_follows(program, core)
+    core.decay = random(STEP[1], seed=6)
+    assert_follows(program, core)
+    core.gain = nn.Parameter(random(STEP[1], seed=7))
+    assert_follows(program, core)
+    assert specialization(program) is traced, "same shapes and dtypes: the same trace"
+
+
+def test_module_changes_that_need_another_trace() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    changes: list[tuple[str, Any]] = [
+        ("offset", 0.5),
+        ("training", False),
+        ("training", True),
+        ("act", nn.Tanh()),
+        ("act", nn.ReLU()),
+        ("decay", random(STEP[0], 1, seed=6)),
+        ("decay", random(1, seed=8)[0]),
+        ("decay", torch.tensor(0.5)),  # a CPU scalar, wherever the inputs are
+        ("offset", random(STEP[1], seed=9)),
+        ("offset", None),
+    ]
+    assert_follows(program, core)
+    for name, value in changes[:-1]:
+        setattr(core, name, value)
+        if isinstance(core.act, nn.Tanh):
+            torch.testing.assert_close(compiled(program, 1, [X], [V]), loop(core, 1, [X], [V]))
+        else:
+            assert_follows(program, core)
+    core.offset = None
+    with pytest.raises(TypeError, match="unsupported operand"):
+        compiled(program, 1, [X], [V])
+
+
+def test_to_dtype_replaces_parameters_and_buffers() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    core.to(torch.float64)
+    x, v = X.double(), V.double()
+    for a, b in zip(compiled(program, 1, [x], [v]), loop(core, 1, [x], [v]), strict=True):
+        assert a.dtype == torch.float64
+        assert torch.equal(a, b)
+    core.to(torch.float32)
+    assert_follows(program, core)
+
+
+def test_gradients_reach_what_is_captured_now() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    compiled(program, 1, [X], [V])
+    old, core.gain = core.gain, nn.Parameter(random(STEP[1], seed=7))
+    compiled(program, 1, [X], [V])[0].sum().backward()
+    got, core.gain.grad = core.gain.grad, None
+    loop(core, 1, [X], [V])[0].sum().backward()
+    assert old.grad is None
+    assert got is not None
+    assert core.gain.grad is not None
+    torch.testing.assert_close(got, core.gain.grad)
+
+
+def test_a_change_between_forward_and_backward_is_refused() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    output, _ = compiled(program, 1, [X], [V])
+    core.offset = 7.0
+    with pytest.raises(CapturedTensorError, match=r"something else now.*Call backward\(\) before"):
+        output.sum().backward()
+    output, _ = compiled(program, 1, [X], [V])
+    output.sum().backward()
+    output, _ = compiled(program, 1, [X], [V])
+    core.offset = 8.0
+    output.sum().backward()  # traced before: the gradient of what was computed
+
+
+def test_closure_variables() -> None:
+    tau: Any = random(STEP[1], seed=2)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * tau + x
+        return h, h
+
+    program = ScanProgram(core, 1, 1, 1)
+    for value in (tau, random(STEP[1], seed=3), random(*STEP, seed=4), 0.5, 0.75, 1, 1.0, True, random(1)):
+        tau = value
+        assert_follows(program, core)
+
+
+def test_what_is_gone_is_missed_by_the_core_itself() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    del core.decay
+    with pytest.raises(AttributeError, match="'Decay' object has no attribute 'decay'"):
+        compiled(program, 1, [X], [V])
+    core.decay = nn.Parameter(random(STEP[1], seed=3))  # a buffer before
+    assert_follows(program, core)
+
+
+def test_two_names_of_one_tensor_that_part() -> None:
+    a = random(STEP[1], seed=2)
+    b = a
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * a + x * b
+        return h, h
+
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    b = random(STEP[1], seed=3)
+    assert_follows(program, core)
+    a = b
+    assert_follows(program, core)
+
+
+def test_containers_partials_methods_and_slots() -> None:
+    @dataclass(slots=True)
+    class Config:
+        tau: Tensor
+
+    class Neuron:
+        def __init__(self) -> None:
+            self.config = Config(random(STEP[1], seed=2))
+            self.table: dict[str, list[Any]] = {"gain": [random(STEP[1], seed=3), 0.5]}
+
+        def charge(self, x: Tensor, v: Tensor) -> Tensor:
+            gain, bias = self.table["gain"]
+            charged: Tensor = v * self.config.tau + x * gain + bias
+            return charged
+
+        def step(self, bias: Any, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            h = self.charge(x, v) + bias
+            return h, h
+
+    neuron = Neuron()
+    core = partial(neuron.step, random(STEP[1], seed=4))
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    neuron.config.tau = random(STEP[1], seed=5)
+    assert_follows(program, core)
+    neuron.config = Config(random(STEP[1], seed=6))
+    assert_follows(program, core)
+    neuron.table["gain"][0] = random(STEP[1], seed=7)
+    assert_follows(program, core)
+    neuron.table["gain"][1] = 0.125
+    assert_follows(program, core)
+    neuron.table = {"gain": [random(1, seed=8), 2.0]}
+    assert_follows(program, core)
+
+
+class Scale(torch.autograd.Function):
+    slope = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * Scale.slope
+
+
+def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h: Tensor = Scale.apply(v * 0.5 + x)  # type: ignore[no-untyped-call]
+    return h, h
+
+
+def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ScanProgram(scaled, 1, 1, 1)
+    for slope in (2.0, 3.0):
+        monkeypatch.setattr(Scale, "slope", slope)
+        grads = []
+        for results in (compiled(program, 1, [x := X.clone().requires_grad_()], [V]), None):
+            output = (results or loop(scaled, 1, [x], [V]))[0]
+            grads.append(torch.autograd.grad(output.sum(), x)[0])
+        torch.testing.assert_close(*grads)
+        assert grads[0][-1, 0, 0].item() == slope
+
+
+def helper(h: Tensor) -> Tensor:
+    return h * 2.0
+
+
+def uses_helper(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v * 0.5 + x
+    return helper(h), h
+
+
+def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = ScanProgram(uses_helper, 1, 1, 1)
+    assert_follows(program, uses_helper)
+    traced = specialization(program)
+    assert specialization(program) is traced
+    monkeypatch.setitem(globals(), "helper", lambda h: h - 1.0)
+    assert_follows(program, uses_helper)
+
+
+def test_what_the_core_does_not_read_changes_nothing() -> None:
+    core = Decay().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    traced = specialization(program)
+    core.calls = 3  # type: ignore[assignment]
+    core.register_forward_hook(lambda *args: None)
+    assert specialization(program) is traced
+
+
+def test_data_of_a_parameter_follows_it() -> None:
+    w = nn.Parameter(random(STEP[1], seed=2))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * w.data + x
+        return h, h
+
+    program = ScanProgram(core, 1, 1, 1)
+    assert_follows(program, core)
+    w.data = random(STEP[1], seed=3)
+    assert_follows(program, core)
+    with torch.no_grad():
+        w.mul_(2.0)
+    assert_follows(program, core)
+    compiled(program, 1, [X], [V.clone().requires_grad_()])[0].sum().backward()
+    assert w.grad is None or not w.grad.any()
+
+
+def test_each_dtype_has_its_own_captured_tensors() -> None:
+    single, double = random(STEP[1], seed=2), random(STEP[1], seed=3)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * (double.to(v.dtype) if x.dtype == torch.float64 else single) + x
+        return h, h
+
+    program = ScanProgram(core, 1, 1, 1)
+    for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
+        x, v = X.to(dtype), V.to(dtype)
+        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert torch.equal(got[0], expected[0])
+
+
+@pytest.mark.parametrize(
+    "view", ["row", "strided", "offset", "expanded", "slice_of_matrix", "scalar_of_matrix"]
+)
+def test_captured_views(view: str) -> None:
+    rows, columns = STEP
+    square, wide = random(columns, columns, seed=2), random(rows, 2 * columns, seed=3)
+    reads: dict[str, Callable[[], Tensor]] = {
+        "row": lambda: square[3],
+        "strided": lambda: wide[:, ::2],
+        "offset": lambda: wide[:, columns:],
+        "expanded": lambda: square[:1].expand(rows, columns),
+        "slice_of_matrix": lambda: wide[5:6, 2 : 2 + columns],
+        "scalar_of_matrix": lambda: square[0][7],
+    }
+    read = reads[view]
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * read()
+        return h * h, h
+
+    assert_like_the_loop(core, 1, [X], [V])
+
+
+@pytest.mark.parametrize("view", ["transposed", "column", "expanded", "scalar", "matrix", "one_element"])
+def test_gradients_of_captured_tensors(view: str) -> None:
+    rows, columns = STEP
+    reads: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
+        "transposed": ((columns, rows), lambda w: w.t()),
+        "column": ((rows,), lambda w: w.unsqueeze(-1)),
+        "expanded": ((1, columns), lambda w: w.expand(rows, columns)),
+        "scalar": ((), lambda w: w),
+        "matrix": (STEP, lambda w: w),
+        "one_element": ((1, 1), lambda w: w),
+    }
+    shape, read = reads[view]
+    leaf = random(*shape, seed=2) if shape else random(1, seed=2)[0]
+    leaf.requires_grad_()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * read(leaf)
+        return h * h, h
+
+    assert_like_the_loop(core, 1, [X.clone().requires_grad_()], [V.clone().requires_grad_()], [leaf])
+
+
+def test_a_non_contiguous_parameter() -> None:
+    w = random(STEP[1], STEP[0], seed=2).t().requires_grad_()
+    assert not w.is_contiguous()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * w
+        return h * h, h
+
+    assert_like_the_loop(core, 1, [X], [V], [w])
+
+
+def test_a_bias_that_only_the_recomputed_states_depend_on() -> None:
+    """The VJP of `v w + x + b` does not read `b`, but the states that it needs do."""
+    w, b = (random(STEP[1], seed=seed).requires_grad_() for seed in (2, 3))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * w + x + b
+        return h, h
+
+    x = random(6, *STEP).requires_grad_()
+    assert_like_the_loop(core, 1, [x], [V.clone().requires_grad_()], [w, b])
+
+
+def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
+    v0 = V.clone().requires_grad_()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x + v0
+        return h * h, h
+
+    assert_like_the_loop(core, 1, [X], [v0])
+    assert_like_the_loop(core, 1, [v0.expand(3, *STEP)], [v0])

@@ -1,0 +1,123 @@
+"""Each input, state and output keeps its own dtype, and each op rounds as it does in the loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, hard_lif, loop, random, soft_lif
+from torch import Tensor
+
+from flexsn_graph import StateMismatchError
+
+HALVES = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_half_precision_rounds_like_the_loop(dtype: torch.dtype) -> None:
+    x, v = random(9, *STEP, dtype=dtype), random(*STEP, dtype=dtype, seed=1)
+    assert_like_the_loop(hard_lif, 1, [x], [v])
+    # Without a sum over a broadcast dimension, gradients round step by step, as in the loop.
+    assert_like_the_loop(soft_lif, 1, [x.requires_grad_()], [v.requires_grad_()], rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_the_state_keeps_half_precision_over_time(dtype: torch.dtype) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + x
+        return h, h
+
+    # Adding 2**-12 to 1 changes nothing in half precision, and adds up in float32.
+    x = torch.full((100, 3), 2.0**-12, dtype=dtype, device=DEVICE)
+    output, _ = compiled(core, 1, [x], [torch.ones(3, dtype=dtype, device=DEVICE)])
+    assert output[-1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_float64() -> None:
+    x, v = random(9, *STEP, dtype=torch.float64), random(*STEP, dtype=torch.float64, seed=1)
+    assert_like_the_loop(soft_lif, 1, [x.requires_grad_()], [v.requires_grad_()], rtol=1e-12)
+
+
+@pytest.mark.parametrize("spikes", [torch.bool, torch.uint8, torch.int8, torch.int64], ids=str)
+def test_narrow_spikes(spikes: torch.dtype) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x
+        s = h >= 1.0
+        return s.to(spikes), torch.where(s, 0.0, h)
+
+    x, v = random(7, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
+    assert_like_the_loop(core, 1, [x], [v])
+    spikes_out, state = compiled(core, 1, [x], [v])
+    assert not spikes_out.requires_grad
+    assert state.requires_grad
+
+
+def test_integer_and_bool_states() -> None:
+    def core(x: Tensor, count: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        fired = x > 0.5
+        return x * count, count + fired, seen | fired
+
+    x = random(7, *STEP).requires_grad_()
+    count = torch.arange(STEP[1], device=DEVICE).expand(STEP)
+    assert_like_the_loop(core, 1, [x], [count, torch.zeros(STEP, dtype=torch.bool, device=DEVICE)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.int64], ids=str)
+def test_integer_inputs(dtype: torch.dtype) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x
+        return h, h
+
+    x = (random(7, *STEP) > 0).to(dtype)
+    assert_like_the_loop(core, 1, [x], [random(*STEP).requires_grad_()])
+
+
+def test_mixed_precision() -> None:
+    """A half input, a float32 state, a half output: what autocast makes of a spiking network."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x.float() - v) / 2.0
+        s = (h - 0.5).clamp(0.0, 1.0)
+        return s.to(x.dtype), h * (1.0 - s)
+
+    x = random(7, *STEP, dtype=torch.bfloat16).requires_grad_()
+    assert_like_the_loop(core, 1, [x], [random(*STEP, seed=1).requires_grad_()], rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
+    w = torch.ones((), dtype=dtype, device=DEVICE).requires_grad_()
+
+    def core(x: Tensor) -> Tensor:
+        return x * w
+
+    # Beyond 256 (bfloat16) and 2048 (float16) a sum of ones in half precision stands still.
+    x = torch.ones(1000, 3, dtype=dtype, device=DEVICE)
+    compiled(core, 1, [x], [])[0].sum().backward()
+    assert w.grad is not None
+    assert w.grad.dtype == dtype
+    assert w.grad.item() == torch.tensor(3000.0, dtype=dtype).item()
+
+
+@pytest.mark.parametrize(
+    ("x", "v", "came", "left"),
+    [
+        (torch.float32, torch.float16, "float16", "float32"),
+        (torch.float64, torch.float32, "float32", "float64"),
+        (torch.float32, torch.int64, "int64", "float32"),
+    ],
+)
+def test_a_promoted_state_is_refused_with_both_dtypes(
+    x: torch.dtype, v: torch.dtype, came: str, left: str
+) -> None:
+    state = torch.zeros(STEP, dtype=v, device=DEVICE)
+    with pytest.raises(StateMismatchError, match=rf"state 0 .*{came}.*{left}.*keeps its shape and dtype"):
+        compiled(hard_lif, 1, [random(3, *STEP, dtype=x)], [state])
+
+
+def test_values_that_are_not_numbers_and_infinities() -> None:
+    x = random(3, *STEP)
+    x[1, 0, :4] = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0])
+    got, expected = (f(hard_lif, 1, [x], [random(*STEP, seed=1)]) for f in (compiled, loop))
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
+        assert torch.equal(a.signbit(), b.signbit())

@@ -1,0 +1,208 @@
+"""The registry: a bundle lives while it is owned or used, and its kernels are closed once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import Any
+
+import pytest
+import torch
+from runtime_cores import soft_lif
+
+from flexsn_runtime import (
+    ScanKernel,
+    ScanProgram,
+    UnknownHandleError,
+    attach_flexsn_handle_finalizer,
+    build_training_kernels,
+    get_flexsn_kernel_handle,
+    register_flexsn_kernel_handle,
+    release_active_flexsn_kernel_handle,
+    release_flexsn_kernel_handle,
+    retain_flexsn_kernel_handle,
+    retain_owner_flexsn_kernel_handle,
+)
+from flexsn_runtime._handles import _handles
+
+
+class Kernel:
+    """Stands for a `ScanKernel` and counts."""
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def register(**kernels: Any) -> int:
+    names = ("inference", "inference_final_state")
+    empty: dict[str, Any] = {f"{name}_{what}": None for name in names for what in ("kernel", "info")}
+    return register_flexsn_kernel_handle(
+        **{**empty, "forward_kernel": None, "backward_kernel": None, "training_info": None, **kernels}
+    )
+
+
+def is_known(handle: int) -> bool:
+    try:
+        get_flexsn_kernel_handle(handle)
+    except UnknownHandleError:
+        return False
+    return True
+
+
+def test_a_bundle_is_what_was_registered() -> None:
+    forward, backward, info = build_training_kernels(soft_lif, 1, 1, 1)
+    handle = register(forward_kernel=forward, backward_kernel=backward, training_info=info)
+    bundle = get_flexsn_kernel_handle(handle)
+    assert (bundle.forward_kernel, bundle.backward_kernel) == (forward, backward)
+    assert bundle.training_info == info
+    assert bundle.inference_kernel is None
+    assert (bundle.owner_refs, bundle.active_refs) == (1, 0)
+    assert get_flexsn_kernel_handle(torch.tensor([handle])) is bundle
+    assert get_flexsn_kernel_handle(torch.tensor(handle)) is bundle
+    release_flexsn_kernel_handle(torch.tensor([handle]))
+    assert not is_known(handle)
+
+
+def test_all_kernels_are_closed_once() -> None:
+    first, second = Kernel(), Kernel()
+    handle = register(inference_kernel=first, forward_kernel=second, backward_kernel=second)
+    release_flexsn_kernel_handle(handle)
+    release_flexsn_kernel_handle(handle)
+    release_active_flexsn_kernel_handle(handle)
+    assert (first.closed, second.closed) == (1, 1)
+
+
+def test_owners_and_users_both_keep_it() -> None:
+    kernel = Kernel()
+    handle = register(inference_kernel=kernel)
+    retain_owner_flexsn_kernel_handle(handle)
+    retain_flexsn_kernel_handle(handle)
+    release_flexsn_kernel_handle(handle)
+    release_flexsn_kernel_handle(handle)
+    release_flexsn_kernel_handle(handle)  # one too many: the user is still there
+    assert is_known(handle)
+    assert kernel.closed == 0
+    release_active_flexsn_kernel_handle(handle)
+    assert not is_known(handle)
+    assert kernel.closed == 1
+
+
+def test_releasing_a_user_that_is_none_leaves_the_owner() -> None:
+    handle = register()
+    release_active_flexsn_kernel_handle(handle)
+    assert is_known(handle)
+    release_flexsn_kernel_handle(handle)
+
+
+@pytest.mark.parametrize(
+    "use", [get_flexsn_kernel_handle, retain_flexsn_kernel_handle, retain_owner_flexsn_kernel_handle]
+)
+def test_an_unknown_handle_is_named(use: Any) -> None:
+    with pytest.raises(UnknownHandleError, match=r"no kernel handle 987654321: it was never registered"):
+        use(987654321)
+    released = register()
+    release_flexsn_kernel_handle(released)
+    with pytest.raises(RuntimeError, match=str(released)):
+        use(released)
+
+
+def test_numbers_are_not_used_again() -> None:
+    first = register()
+    release_flexsn_kernel_handle(first)
+    second = register()
+    assert second != first
+    release_flexsn_kernel_handle(second)
+
+
+def test_a_finalizer_releases_when_the_owner_dies() -> None:
+    class Owner:
+        pass
+
+    kernel, owner = Kernel(), Owner()
+    handle = register(inference_kernel=kernel)
+    finalizer = attach_flexsn_handle_finalizer(owner, handle)
+    assert finalizer.alive
+    del owner
+    gc.collect()
+    assert kernel.closed == 1
+    assert not is_known(handle)
+
+
+def test_no_leak_over_many_cycles() -> None:
+    kernel, before = Kernel(), len(_handles)
+    for _ in range(100_000):
+        release_flexsn_kernel_handle(register(inference_kernel=kernel))
+    assert len(_handles) == before
+    assert kernel.closed == 100_000
+
+
+def test_threads_share_the_registry() -> None:
+    """Owners and users come and go on four threads; the last one out closes the kernel, once."""
+    kernel = Kernel()
+    shared = register(inference_kernel=kernel)
+    own = [Kernel() for _ in range(4)]
+    errors: list[BaseException] = []
+    start = threading.Barrier(4)
+
+    def work(mine: Kernel) -> None:
+        try:
+            start.wait()
+            for _ in range(500):
+                retain_flexsn_kernel_handle(shared)
+                retain_owner_flexsn_kernel_handle(shared)
+                handle = register(inference_kernel=mine)
+                assert get_flexsn_kernel_handle(handle).inference_kernel is mine  # type: ignore[comparison-overlap]
+                release_flexsn_kernel_handle(handle)
+                release_flexsn_kernel_handle(shared)
+                release_active_flexsn_kernel_handle(shared)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(mine,)) for mine in own]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert [mine.closed for mine in own] == [500] * 4
+    assert kernel.closed == 0
+    bundle = get_flexsn_kernel_handle(shared)
+    assert (bundle.owner_refs, bundle.active_refs) == (1, 0)
+    release_flexsn_kernel_handle(shared)
+    assert kernel.closed == 1
+
+
+def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
+    """A garbage collection inside `register` runs finalizers on the same thread."""
+
+    class Owner:
+        pass
+
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        handles = []
+        for _ in range(200):
+            owner: Any = Owner()
+            owner.itself = owner
+            handles.append(register())
+            attach_flexsn_handle_finalizer(owner, handles[-1])
+            del owner
+        gc.collect()
+    finally:
+        gc.set_threshold(*threshold)
+    assert not any(is_known(handle) for handle in handles)
+
+
+def test_closing_a_kernel_leaves_the_program_usable() -> None:
+    x = torch.zeros(1)
+    program = ScanProgram(soft_lif, 1, 1, 1)
+    step = program.specialize_examples((x, x))
+    ScanKernel(program, state_seqs=True).close()
+    again = program.specialize_examples((x, x))
+    assert again is not step
+    assert again.trace.outputs == step.trace.outputs

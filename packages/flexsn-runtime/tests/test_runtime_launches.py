@@ -1,0 +1,106 @@
+"""Size classes, launch plans, checkpoints, and where kernels can run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from runtime_cores import soft_lif
+
+from flexsn_runtime import (
+    BackendUnavailableError,
+    ScanProgram,
+    flexsn_backward_ncl_bucket,
+    prepare,
+    triton_interpreted,
+    why_unavailable,
+)
+from flexsn_runtime import _arguments as arguments_module
+from flexsn_runtime._buckets import launch_plan
+from flexsn_runtime._scan import checkpoint_rows
+
+
+@pytest.mark.parametrize(
+    ("limit", "bucket"), [(0, 0), (1, 0), (2**12, 0), (2**17, 1), (2**20, 2), (2**23, 3), (2**40, 4)]
+)
+def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
+    assert flexsn_backward_ncl_bucket(limit) == bucket
+    if 0 < bucket < 4 or limit == 2**12:
+        assert flexsn_backward_ncl_bucket(limit + 1) == bucket + 1
+
+
+@pytest.mark.parametrize("interpreted", [False, True])
+@pytest.mark.parametrize("ncl", [1, 2**12 + 1, 2**17 + 1, 2**20 + 1, 2**23 + 1])
+@pytest.mark.parametrize("num_ops", [0, 1, 8, 40, 100, 1000, 10**5])
+def test_plans_can_be_generated(ncl: int, num_ops: int, interpreted: bool) -> None:
+    plan = launch_plan(ncl, num_ops, interpreted=interpreted)
+    assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints stand at the backward's chunks"
+    for config in (plan.inference, plan.forward, plan.backward):
+        assert config.chunk >= 1
+        assert config.block & (config.block - 1) == 0
+        assert config.block >= 32 * config.num_warps or interpreted
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4, 16])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 5, 15, 16, 17, 1000])
+def test_checkpoint_rows_count_the_segments(steps: int, chunk: int) -> None:
+    starts = [t for t in range(steps) if t % chunk == 0 or t >= steps // chunk * chunk]
+    assert checkpoint_rows(steps, chunk) == max(len(starts) - 1, 0)
+
+
+def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
+    from torch._dynamo.source import ConstantSource
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    env = ShapeEnv()
+    symbol = env.create_symbol(5000, ConstantSource("ncl"))
+    ncl = env.create_symintnode(symbol, hint=5000)
+    x = torch.zeros(1)
+    step = ScanProgram(soft_lif, 1, 1, 1).specialize_examples((x, x))
+    assert isinstance(ncl, torch.SymInt)
+    assert step.plan(ncl) == step.plan(5000)  # type: ignore[arg-type]
+    assert not ncl.node.expr.is_number, "the size itself has not become a constant"
+
+
+def test_where_kernels_run() -> None:
+    assert why_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) is None
+    why = why_unavailable(torch.device("meta"))
+    assert why == "there are no compiled kernels for 'meta' tensors. Use backend='torch'."
+    if triton_interpreted():
+        gpu = why_unavailable(torch.device("cuda"))
+        assert gpu is not None
+        assert "Unset TRITON_INTERPRET" in gpu
+
+
+def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexsn_runtime._availability._INSTALLED", False)
+    assert why_unavailable(torch.device("cpu")) == (
+        "Triton is not installed. Run `pip install triton` (Linux), or use backend='torch'."
+    )
+
+
+def test_unavailable_kernels_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments_module, "why_unavailable", lambda device: f"no {device.type} today.")
+    with pytest.raises(BackendUnavailableError, match=r"compiled kernels cannot run: no cpu today\."):
+        prepare(ScanProgram(soft_lif, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
+
+
+def test_cpu_tensors_without_the_interpreter() -> None:
+    code = (
+        "import torch, flexsn_runtime as r\n"
+        "def core(x, v):\n    return x + v, x + v\n"
+        "try:\n    r.prepare(r.ScanProgram(core, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))\n"
+        "except r.BackendUnavailableError as error:\n    print(error)\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "the tensors are on the CPU, and compiled kernels run on a GPU" in result.stdout
+    assert ".to('cuda')" in result.stdout
+    assert "backend='torch'" in result.stdout
+    assert "TRITON_INTERPRET=1" in result.stdout
