@@ -40,19 +40,20 @@ def assert_parity(p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bo
             assert torch.equal(a, b), f"result {i}: {int((a != b).sum())} of {a.numel()} differ"
         else:
             torch.testing.assert_close(a, b, rtol=2e-5, atol=2e-6)
+    torch.manual_seed(1)
     weights = [torch.rand_like(t) - 0.3 for t in expected]
-    assert_gradients(
-        torch.autograd.grad(got, p.leaves, weights), torch.autograd.grad(expected, p.leaves, weights), rtol
-    )
+    grads = torch.autograd.grad(got, p.leaves, weights)
+    assert_gradients(p, grads, torch.autograd.grad(expected, p.leaves, weights), rtol)
 
 
-def assert_gradients(got: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
+def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tensor], rtol: float) -> None:
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.shape == b.shape, i
         assert a.dtype == b.dtype, i
-        # Relative to the largest entry: a parameter's gradient is a long sum with cancellation.
+        # A parameter's gradient is a long sum in which much cancels.
+        limit = rtol if i < len(p.inputs) + len(p.states) else 10 * rtol
         error = (a - b).abs().max().item() / max(b.abs().max().item(), 1e-30)
-        assert error < rtol, f"gradient {i} differs by {error:.2e} of its largest entry"
+        assert error < limit, f"gradient {i} differs by {error:.2e} of its largest entry"
 
 
 @cases
