@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cores import STEP, Core, hard_lif, loop, random, soft_lif
+from runtime_cores import DEVICE, STEP, Core, hard_lif, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_runtime import (
@@ -45,7 +45,7 @@ def with_gain(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def register(core: Core, **options: Any) -> int:
-    examples = (torch.zeros(STEP), torch.zeros(STEP))
+    examples = (torch.zeros(STEP, device=DEVICE), torch.zeros(STEP, device=DEVICE))
     inference, inference_info = build_inference_kernel(core, 1, 1, 1, examples)
     final, final_info = build_inference_final_state_kernel(core, 1, 1, 1, examples)
     forward, backward, info = build_training_kernels(core, 1, 1, 1, examples, **options)

@@ -19,6 +19,11 @@ def triton_interpreted() -> bool:
     return _INTERPRETED
 
 
+def kernel_device() -> torch.device:
+    """Where compiled kernels run on this machine; the CPU, to be traced for, when they run nowhere."""
+    return torch.device("cuda" if torch.cuda.is_available() and not _INTERPRETED else "cpu")
+
+
 def why_unavailable(device: torch.device) -> str | None:
     """Why compiled kernels cannot run on `device` and what to do about it; `None` when they can."""
     if not _INSTALLED:

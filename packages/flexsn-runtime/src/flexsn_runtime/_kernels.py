@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import FlexSNInfo, StateMismatchError, extract_info
+from flexsn_runtime._availability import kernel_device
 from flexsn_runtime._program import ScanProgram
 
 
@@ -92,7 +93,8 @@ def build_training_kernels(
 def describe(program: ScanProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
     """Traces and writes the step once, so that its errors come now and not at the first call."""
     expected = program.num_inputs + program.num_states
-    examples = (torch.zeros(1),) * expected if example_inputs is None else tuple(example_inputs)
+    one = torch.zeros(1, device=kernel_device())
+    examples = (one,) * expected if example_inputs is None else tuple(example_inputs)
     try:
         step = program.specialize_examples(examples)
     except StateMismatchError as error:
