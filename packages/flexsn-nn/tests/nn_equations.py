@@ -61,9 +61,7 @@ def rect_spike(x: Tensor) -> Tensor:
     return with_gradient(torch.where(x >= 0, 1.0, 0.0).to(x.dtype), x, inside)
 
 
-def reset(
-    h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False
-) -> Tensor:
+def reset(h: Tensor, s: Tensor, v_reset: float | None, v_th: float | Tensor, *, detach: bool = False) -> Tensor:
     """The membrane after a reset in the same step."""
     s = s.detach() if detach else s
     return h - s * v_th if v_reset is None else s * v_reset + (1 - s) * h
@@ -112,9 +110,7 @@ def _if(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return s, reset(h, s, 0.0, 0.8)
 
 
-def _lif(
-    tau: float, decay_input: bool, v_reset: float | None, *, detach: bool = False, strict: bool = False
-) -> Step:
+def _lif(tau: float, decay_input: bool, v_reset: float | None, *, detach: bool = False, strict: bool = False) -> Step:
     rest = v_reset or 0.0
 
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -514,9 +510,7 @@ def _gradients(
         loss = loss + (result.double() * weights).sum()
     leaves = {"x": x, **{f"state {i}": s for i, s in enumerate(starts)}, **params}
     gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-    return Result(
-        outputs.detach(), [s.detach() for s in states], dict(zip(leaves, gradients, strict=True))
-    )
+    return Result(outputs.detach(), [s.detach() for s in states], dict(zip(leaves, gradients, strict=True)))
 
 
 def assert_same(result: Result, wanted: Result, *, rtol: float = 1e-9, atol: float = 1e-10) -> None:

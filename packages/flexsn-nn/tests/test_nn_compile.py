@@ -48,9 +48,7 @@ def fresh_compiler() -> Iterator[None]:
 # Dynamo looks at the gradients of what a graph hands over at its break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(("backend", "fullgraph"), [("torch", True), ("hop", True), ("triton", False)])
-def test_a_compiled_network_gives_what_the_plain_one_gives(
-    backend: str, fullgraph: bool, interpreted: None
-) -> None:
+def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgraph: bool, interpreted: None) -> None:
     network = Network(backend)
     x = torch.randn(4, 7, 6)
     parameters = list(network.parameters())

@@ -10,9 +10,7 @@ import pytest
 
 import flexsn_nn
 
-MODULES = sorted(
-    info.name for info in pkgutil.walk_packages(flexsn_nn.__path__, prefix="flexsn_nn.") if not info.ispkg
-)
+MODULES = sorted(info.name for info in pkgutil.walk_packages(flexsn_nn.__path__, prefix="flexsn_nn.") if not info.ispkg)
 
 
 @pytest.mark.parametrize("name", MODULES)

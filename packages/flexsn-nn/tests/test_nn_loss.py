@@ -18,9 +18,7 @@ def cross_entropy(scores: list[float], target: int) -> float:
 
 
 def test_cross_entropies() -> None:
-    rate = [
-        cross_entropy(SPIKES[t, b].tolist(), int(TARGETS[b])) for t in range(2) for b in range(2)
-    ]
+    rate = [cross_entropy(SPIKES[t, b].tolist(), int(TARGETS[b])) for t in range(2) for b in range(2)]
     assert loss.ce_rate_loss(SPIKES, TARGETS).item() == pytest.approx(sum(rate) / 4)
     count = [cross_entropy([2, 1, 1], 0), cross_entropy([0, 1, 2], 2)]
     assert loss.ce_count_loss(SPIKES, TARGETS).item() == pytest.approx(sum(count) / 2)

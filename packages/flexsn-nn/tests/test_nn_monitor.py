@@ -8,6 +8,9 @@ from torch import nn
 
 from flexsn_nn import ALIF, IF, LIF, FlexSN, ParameterError, UnknownNameError, functional, monitor
 
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 X = torch.randn(6, 5, 3, generator=torch.Generator().manual_seed(1)) * 3
 
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from flexsn_nn import LIF, PLIF, neuron
 from flexsn_nn.neuron import Neuron
 
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 # 70 elements: three blocks of the smallest kernels, which have 32, and the last one not full.
 STEP = (2, 35)
 EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

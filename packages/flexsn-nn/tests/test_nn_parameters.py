@@ -35,6 +35,9 @@ from flexsn_nn import (
 )
 from flexsn_nn.neuron import Neuron
 
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 nan = float("nan")
 
 

@@ -26,6 +26,9 @@ from flexsn_nn import (
 )
 from flexsn_nn.neuron import Neuron
 
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 
 
@@ -50,9 +53,7 @@ def run(neuron: Neuron, *values: float) -> tuple[list[float], list[float]]:
         ({"v_reset": -0.5}, [0, 1, 0, 1, 0], [0.25, -0.5, 0.25, -0.5, -0.25]),
     ],
 )
-def test_hard_and_soft_reset(
-    backend: str, options: dict[str, Any], spikes: list[float], v: list[float]
-) -> None:
+def test_hard_and_soft_reset(backend: str, options: dict[str, Any], spikes: list[float], v: list[float]) -> None:
     assert run(IF(backend=backend, **options), 0.75, 0.75, 0.75, 2.0, 0.25) == (spikes, v)
 
 

@@ -15,6 +15,9 @@ from flexsn_graph import trace_step
 from flexsn_nn import FlexSN, ParameterError, surrogate
 from flexsn_nn.surrogate import Surrogate
 
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 Formula = Callable[[float], float]
 
 
