@@ -11,17 +11,20 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import triton
-from neurons import lif
+from step_functions import lif
 from torch import Tensor
 
-from flexsn_runtime import LaunchConfig, ScanProgram, _buckets, prepare
+from flexsn_runtime import LaunchConfig, ScanProgram, prepare
+from flexsn_runtime._backward import Cotangents
 from flexsn_runtime._buckets import LaunchPlan
-from flexsn_runtime._scan import Cotangents, ForwardResult, run_backward, run_forward
+from flexsn_runtime._forward import ForwardResult
+from flexsn_runtime._scan import run_backward, run_forward
 
+SHOWN = 5
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
@@ -35,59 +38,60 @@ def copy_floor(x: Tensor, streams: int) -> float:
     return milliseconds(lambda: target.copy_(source))
 
 
-def use(config: LaunchConfig) -> None:
-    """Makes `config` the choice for every size, forward and backward."""
-    plan = LaunchPlan(config, config, replace(config, prefetch=False))
-    _buckets._PLANS = (plan,) * 5
-
-
 def candidates(ncl: int) -> list[LaunchConfig]:
-    """`(chunk, block, num_warps, prefetch)`."""
+    """`(chunk, block, num_warps, stages)`."""
     if ncl <= 2**17:
-        grid = [*itertools.product((8, 16, 32), (32, 64), (1,), (False, True))]
+        grid = [
+            *itertools.product((8, 16), (32, 64), (1,), (4, 6, 8)),
+            *itertools.product((32,), (32, 64), (1,), (2, 3)),
+            *itertools.product((4,), (32,), (1,), (8, 12)),
+        ]
     else:
         grid = [
-            *itertools.product((4, 8), (512, 1024), (4, 8), (False,)),
-            *itertools.product((2, 16), (256, 512), (4,), (False,)),
-            (8, 256, 2, False),
-            (4, 512, 4, True),
-            (2, 1024, 4, True),
-            (4, 2048, 8, False),
+            *itertools.product((2, 4, 8), (512, 1024), (4,), (1, 2, 3)),
+            *itertools.product((4, 8), (512, 1024), (8,), (1, 2)),
+            *itertools.product((1, 2), (512,), (4,), (4, 6)),
+            *itertools.product((2, 4), (256,), (2,), (1, 3)),
         ]
     return [LaunchConfig(*choice) for choice in grid]
 
 
-Timed = list[tuple[float, LaunchConfig]]
+class Candidate:
+    """The scan of `x` under one configuration: the three launches that are timed."""
 
+    def __init__(self, x: Tensor, gradient: Tensor, config: LaunchConfig) -> None:
+        self.config = config
+        plan = LaunchPlan(config, config, config)
+        self._step, self._arguments = prepare(ScanProgram(lif, 1, 1, 1), (x,))
+        self._step.plan = lambda ncl: plan  # type: ignore[method-assign]
+        self._cotangents = Cotangents((gradient,), (None,), (None,))
+        self._kept = self.forward().checkpoints
+        self.backward()
+        self.infer()
 
-def measure(x: Tensor, config: LaunchConfig, rows: dict[str, Timed]) -> None:
-    use(config)
-    step, arguments = prepare(ScanProgram(lif, 1, 1, 1), (x,))
-    cotangents = Cotangents((torch.randn_like(x),), (None,), (None,))
+    def infer(self) -> ForwardResult:
+        return run_forward(self._step, self._arguments, state_seqs=False, checkpoints=False)
 
-    def forward(checkpoints: bool) -> ForwardResult:
-        return run_forward(step, arguments, state_seqs=False, checkpoints=checkpoints)
+    def forward(self) -> ForwardResult:
+        return run_forward(self._step, self._arguments, state_seqs=False, checkpoints=True)
 
-    rows["infer"].append((milliseconds(lambda: forward(False)), config))
-    rows["forward"].append((milliseconds(lambda: forward(True)), config))
-    if not config.prefetch:
-        kept = forward(True).checkpoints
-        run = milliseconds(lambda: run_backward(step, arguments, kept, cotangents, [True, False]))
-        rows["backward"].append((run, config))
+    def backward(self) -> object:
+        return run_backward(self._step, self._arguments, self._kept, self._cotangents, [True, False])
 
 
 def main(shapes: list[str]) -> None:
     for shape in shapes:
         num_steps, ncl = map(int, shape.split("x"))
         x = torch.randn(num_steps, ncl, device="cuda") + 0.5
+        gradient = torch.randn_like(x)
         floors = {"infer": copy_floor(x, 2), "forward": copy_floor(x, 2), "backward": copy_floor(x, 3)}
-        rows: dict[str, Timed] = {what: [] for what in floors}
-        for config in candidates(ncl):
-            measure(x, config, rows)
-        for what, timed in rows.items():
-            print(f"{shape} {what}: copy {floors[what]:.4f} ms")
-            for time, config in sorted(timed, key=lambda row: row[0])[:4]:
-                print(f"  {time:.4f} ms  {time / floors[what]:.2f}  {config}")
+        with ThreadPoolExecutor(12) as pool:  # compiling
+            tried = list(pool.map(lambda config: Candidate(x, gradient, config), candidates(ncl)))  # noqa: B023
+        for what, floor in floors.items():
+            print(f"{shape} {what}: copy {floor:.4f} ms")
+            timed = [(milliseconds(getattr(candidate, what)), candidate.config) for candidate in tried]
+            for time, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
+                print(f"  {time:.4f} ms  {time / floor:.2f}  {config}")
 
 
 if __name__ == "__main__":

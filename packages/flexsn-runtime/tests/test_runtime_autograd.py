@@ -11,7 +11,7 @@ from runtime_cores import STEP, assert_like_the_loop, compiled, hard_lif, loop, 
 from torch import Tensor
 
 from flexsn_runtime import DoubleBackwardError, ScanProgram
-from flexsn_runtime import _scan as scan_module
+from flexsn_runtime import _forward as forward_module
 
 Results = Callable[..., tuple[Tensor, ...]]
 
@@ -104,13 +104,13 @@ def test_a_requires_grad_mask_detaches() -> None:
 
 def test_no_grad_and_inference_mode_write_no_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = []
-    real = scan_module.checkpoint_rows
+    real = forward_module.checkpoint_rows
 
     def counted(num_steps: int, chunk: int) -> int:
         rows.append(real(num_steps, chunk))
         return rows[-1]
 
-    monkeypatch.setattr(scan_module, "checkpoint_rows", counted)
+    monkeypatch.setattr(forward_module, "checkpoint_rows", counted)
     x, v = leaves()
     expected = loop(soft_lif, 1, [x], [v])[0]
     for mode in (torch.no_grad, torch.inference_mode):

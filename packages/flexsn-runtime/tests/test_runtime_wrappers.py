@@ -25,7 +25,7 @@ from flexsn_runtime import (
     flexsn_inference,
     flexsn_inference_final_state,
 )
-from flexsn_runtime import _scan as scan_module
+from flexsn_runtime._launch import Launch
 
 X, V = random(6, *STEP), random(*STEP, seed=1)
 EXAMPLES = (X[0], V)
@@ -42,7 +42,7 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise AssertionError("a kernel was launched")
 
-    monkeypatch.setattr(scan_module, "launch", refuse)
+    monkeypatch.setattr(Launch, "__call__", refuse)
 
 
 def with_gain() -> tuple[Core, Tensor]:

@@ -22,6 +22,7 @@ from flexsn_runtime._kernels import (
     build_inference_kernel,
     build_training_kernels,
 )
+from flexsn_runtime._operands import Arguments
 from flexsn_runtime._ops import (
     flexsn_inductor_backward,
     flexsn_inductor_inference,
@@ -30,7 +31,6 @@ from flexsn_runtime._ops import (
     flexsn_inductor_training_final_state,
 )
 from flexsn_runtime._program import ScanProgram, Specialization
-from flexsn_runtime._scan import Arguments
 from flexsn_runtime._wrappers import (
     flexsn_backward,
     flexsn_forward,

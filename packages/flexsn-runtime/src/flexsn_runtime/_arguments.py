@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime._operands import Arguments, layout_key
 from flexsn_runtime._program import ScanProgram, Specialization
-from flexsn_runtime._scan import Arguments
 from flexsn_runtime.errors import BackendUnavailableError, DeviceError, ShapeError, TensorCountError
 
 
@@ -27,21 +27,40 @@ def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Speciali
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
     """
     check_tensors(flat_args)
-    inputs, states, lifted = split_flat(program, flat_args)
+    key = layout_key(flat_args)
+    known = program.calls.get(key)
+    if known is not None and (captured := known.captured()) is not None:
+        states = flat_args[program.num_inputs :] or (None,) * program.num_states
+        return known, _arguments(program, flat_args[: program.num_inputs], states, captured, key)
+    inputs, given, lifted = split_flat(program, flat_args)
     check_sequences(inputs)
-    check_device((*inputs, *(states or ())))
-    step, captured = program.specialize(inputs, states)
+    check_device((*inputs, *(given or ())))
+    step, captured = program.specialize(inputs, given)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
-    given: tuple[Tensor | None, ...] = states or (None,) * program.num_states
     # A kernel reads memory, which the negative bit of a lazily negated view is not in.
-    primals = [None if t is None else t.resolve_neg() for t in (*inputs, *given)]
+    states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
+    arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
+    if not lifted and not any(t.is_neg() for t in flat_args):
+        program.calls[key] = step
+    return step, arguments
+
+
+def _arguments(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor | None],
+    lifted: Sequence[Tensor],
+    key: tuple[object, ...] | None = None,
+) -> Arguments:
+    """`key`: that of inputs and states, if it is known."""
     if program.requires_grad is not None:
-        primals = [
-            t if t is None or allowed else t.detach()
-            for t, allowed in zip(primals, program.requires_grad, strict=True)
-        ]
-    return step, split_arguments(step, (*primals, *(lifted or captured)))
+        allowed = iter(program.requires_grad)
+        inputs = [x if next(allowed) else x.detach() for x in inputs]
+        states = [v if next(allowed) or v is None else v.detach() for v in states]
+    # Absent states are `None` in a key of all arguments, and not there in that of a call's.
+    complete = None if key is None else (len(key), *key, *layout_key(lifted))
+    return Arguments(tuple(inputs), tuple(states), tuple(lifted), complete)
 
 
 def split_arguments(step: Specialization, tensors: Sequence[Tensor | None]) -> Arguments:

@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_runtime._arguments import split_arguments
+from flexsn_runtime._backward import Cotangents
+from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import Specialization
-from flexsn_runtime._scan import Arguments, Cotangents, run_backward, run_forward
+from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import DoubleBackwardError
 
 
 def scan(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
-    tensors = (*arguments.inputs, *arguments.states, *arguments.lifted)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        results: tuple[Tensor, ...] = _Scan.apply(step, state_seqs, *tensors)  # type: ignore[no-untyped-call]
-        return results
-    result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=False)
-    return (*result.outputs, *result.state_seqs, *result.final_states)
+    if torch.is_grad_enabled():
+        for t in arguments.all:
+            if t is not None and t.requires_grad:
+                results: tuple[Tensor, ...] = _Scan.apply(  # type: ignore[no-untyped-call]
+                    step, state_seqs, arguments, *arguments.all
+                )
+                return results
+    return run_forward(step, arguments, state_seqs=state_seqs, checkpoints=False).returned
 
 
 def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_seqs: bool) -> Cotangents:
@@ -37,31 +40,36 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, step: Specialization, state_seqs: bool, *tensors: Tensor | None
+        ctx: Any, step: Specialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        arguments = split_arguments(step, tensors)
         result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=True)
-        returned = (*result.outputs, *result.state_seqs, *result.final_states)
+        returned = result.returned
         ctx.save_for_backward(*tensors, *result.checkpoints)
-        ctx.step, ctx.state_seqs, ctx.num_arguments = step, state_seqs, len(tensors)
+        ctx.step, ctx.state_seqs = step, state_seqs
         ctx.set_materialize_grads(False)
-        fixed = [t for t, d in zip(returned, step.trace.differentiable, strict=True) if not d]
-        ctx.mark_non_differentiable(*fixed)
+        if not all(step.trace.differentiable):
+            fixed = [t for t, d in zip(returned, step.trace.differentiable, strict=True) if not d]
+            ctx.mark_non_differentiable(*fixed)
         return returned
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         step: Specialization = ctx.step
         saved = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = run_backward(
-                step,
-                split_arguments(step, saved[: ctx.num_arguments]),
-                saved[ctx.num_arguments :],
-                split_cotangents(grads, step.trace.num_outputs, state_seqs=ctx.state_seqs),
-                ctx.needs_input_grad[2:],
-            )
-        return None, None, *refuse_double_backward(gradients, (*saved, *grads))
+        trace = step.trace
+        first_state = trace.num_inputs
+        first_lifted = first_state + trace.num_states
+        end = len(saved) - trace.num_states  # one checkpoint for each
+        arguments = Arguments(saved[:first_state], saved[first_state:first_lifted], saved[first_lifted:end])
+        run = torch.no_grad()(run_backward) if torch.is_grad_enabled() else run_backward
+        gradients = run(
+            step,
+            arguments,
+            saved[end:],
+            split_cotangents(grads, step.trace.num_outputs, state_seqs=ctx.state_seqs),
+            ctx.needs_input_grad[3:],
+        )
+        return None, None, None, *refuse_double_backward(gradients, (*saved, *grads))
 
 
 def refuse_double_backward(

@@ -26,13 +26,13 @@ class LaunchConfig:
         chunk: time steps whose loads are issued together.
         block: elements per program.
         num_warps: warps per program.
-        prefetch: whether the next chunk is loaded before this one is computed (forward only).
+        stages: chunks in flight, copied ahead of their use to shared memory; 1: none.
     """
 
     chunk: int
     block: int
     num_warps: int
-    prefetch: bool = False
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +50,31 @@ class LaunchPlan:
     backward: LaunchConfig
 
 
-# Measured by benchmarks/tune_launch.py on an H200, LIF, float32. Small steps leave most of the GPU idle: what
-# counts is the latency of one element's chain of steps, so one element per thread, and many loads in flight.
-# Large steps wait for memory: 16-byte loads and few registers.
-_SMALL = LaunchPlan(
-    inference=LaunchConfig(chunk=32, block=64, num_warps=1, prefetch=True),
-    forward=LaunchConfig(chunk=32, block=32, num_warps=1, prefetch=True),
-    backward=LaunchConfig(chunk=16, block=32, num_warps=1),
-)
-_MEDIUM = LaunchPlan(
-    inference=LaunchConfig(chunk=4, block=1024, num_warps=4),
-    forward=LaunchConfig(chunk=8, block=1024, num_warps=4),
-    backward=LaunchConfig(chunk=8, block=512, num_warps=8),
-)
-_LARGE = LaunchPlan(
-    inference=LaunchConfig(chunk=4, block=512, num_warps=4),
-    forward=LaunchConfig(chunk=8, block=512, num_warps=4),
-    backward=LaunchConfig(chunk=8, block=512, num_warps=8),
-)
-_PLANS = (_SMALL, _SMALL, _MEDIUM, _LARGE, _LARGE)
+# By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF, float32.
+# Small steps leave most of the GPU idle: what counts is the latency of one element's chain of steps, so one element
+# per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers.
+_PLANS = {
+    2**17: LaunchPlan(
+        inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
+        forward=LaunchConfig(chunk=16, block=64, num_warps=1, stages=6),
+        backward=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
+    ),
+    2**20: LaunchPlan(
+        inference=LaunchConfig(chunk=4, block=1024, num_warps=4, stages=2),
+        forward=LaunchConfig(chunk=8, block=1024, num_warps=4),
+        backward=LaunchConfig(chunk=8, block=512, num_warps=8),
+    ),
+    2**63: LaunchPlan(
+        inference=LaunchConfig(chunk=4, block=512, num_warps=4),
+        forward=LaunchConfig(chunk=8, block=512, num_warps=4, stages=3),
+        backward=LaunchConfig(chunk=8, block=512, num_warps=8),
+    ),
+}
 
 # Triton's interpreter runs programs one after the other: larger blocks, and chunks that small T still fill.
 _INTERPRETED = LaunchPlan(
-    inference=LaunchConfig(chunk=4, block=512, num_warps=1, prefetch=True),
-    forward=LaunchConfig(chunk=8, block=512, num_warps=1, prefetch=True),
+    inference=LaunchConfig(chunk=4, block=512, num_warps=1, stages=2),
+    forward=LaunchConfig(chunk=8, block=512, num_warps=1, stages=2),
     backward=LaunchConfig(chunk=4, block=512, num_warps=1),
 )
 
@@ -84,15 +85,20 @@ _MAX_UNROLLED = 512
 _BACKWARD_FACTOR = 4
 
 
-@functools.cache
 def launch_plan(ncl: int, num_ops: int, *, interpreted: bool) -> LaunchPlan:
     """The launches for a step of `ncl` elements and `num_ops` ops.
 
-    They do not depend on T: one binary serves every T.
+    They do not depend on T: one binary serves every T. `ncl` may be a compiler's symbol: comparing it guards its
+    size class, not its value.
     """
+    return _limited_plan(next(limit for limit in _PLANS if ncl <= limit), num_ops, interpreted)
+
+
+@functools.cache
+def _limited_plan(limit: int, num_ops: int, interpreted: bool) -> LaunchPlan:
     if interpreted:
         return _INTERPRETED
-    plan = _PLANS[flexsn_backward_ncl_bucket(ncl)]
+    plan = _PLANS[limit]
     segment = _limited(plan.backward.chunk, num_ops * _BACKWARD_FACTOR)
     chunk = max(segment, _limited(plan.forward.chunk, num_ops))
     return LaunchPlan(

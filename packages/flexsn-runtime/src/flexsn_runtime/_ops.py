@@ -16,6 +16,7 @@ from torch import Tensor
 from flexsn_graph import StepValue
 from flexsn_runtime._arguments import prepare, split_flat
 from flexsn_runtime._autograd import refuse_double_backward, split_cotangents
+from flexsn_runtime._forward import checkpoint_rows
 from flexsn_runtime._handles import (
     get_flexsn_kernel_handle,
     release_active_flexsn_kernel_handle,
@@ -23,7 +24,7 @@ from flexsn_runtime._handles import (
 )
 from flexsn_runtime._kernels import ScanKernel
 from flexsn_runtime._program import Specialization
-from flexsn_runtime._scan import checkpoint_rows, run_backward, run_forward
+from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TensorCountError, UnknownHandleError
 
 

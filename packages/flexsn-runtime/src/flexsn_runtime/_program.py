@@ -25,9 +25,10 @@ from flexsn_codegen import (
 )
 from flexsn_graph import StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._buckets import _LIMITS, LaunchPlan, launch_plan
+from flexsn_runtime._buckets import LaunchPlan, launch_plan
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
+from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountError
 
@@ -67,12 +68,12 @@ class Specialization:
         self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
         self._lock = threading.RLock()
+        # Prepared launches by the layout of their arguments: see `_scan.py`.
+        self.forward_scans: Recent[Callable[..., Any]] = Recent()
+        self.backward_scans: Recent[Callable[..., Any]] = Recent()
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        if isinstance(ncl, torch.SymInt):
-            # A compiler's symbol: comparing it guards its size class, not its value.
-            ncl = next((limit for limit in _LIMITS if ncl <= limit), _LIMITS[-1] + 1)
         return launch_plan(ncl, self._num_ops, interpreted=triton_interpreted())
 
     def captured(self) -> tuple[Tensor, ...] | None:
@@ -134,10 +135,18 @@ class Specialization:
         name = f"{self.name}_backward"
         return self._kernel((spec, vjp.name), lambda: backward_source(name, self.core(), vjp, spec))
 
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """The kernels made so far."""
+        with self._lock:
+            return tuple(kernel.function.__name__ for kernel in self._kernels.values())
+
     def close(self) -> None:
         """Drops the compiled kernels."""
         with self._lock:
             self._kernels.clear()
+            self.forward_scans.clear()
+            self.backward_scans.clear()
 
     def _kernel(
         self, key: tuple[ForwardSpec | BackwardSpec, Any], write: Callable[[], KernelSource]
@@ -186,7 +195,9 @@ class ScanProgram:
         self.num_states = num_states
         self.num_outputs = num_outputs
         self.requires_grad = requires_grad
-        self._specializations: dict[Signature, Specialization] = {}
+        self._specializations: Recent[Specialization] = Recent()
+        # By `layout_key` of a call's arguments, what `prepare` found out about them.
+        self.calls: Recent[Specialization] = Recent()
         self._latest: Specialization | None = None
         self._lock = threading.RLock()
 
@@ -256,6 +267,12 @@ class ScanProgram:
         )
         return step
 
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        """Those made so far."""
+        with self._lock:
+            return tuple(self._specializations.values())
+
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
         if self._latest is None:
@@ -266,6 +283,7 @@ class ScanProgram:
         """Drops the compiled kernels. Using the program makes them again."""
         with self._lock:
             self._specializations.clear()
+            self.calls.clear()
             if self._latest is not None:
                 self._latest.close()
 

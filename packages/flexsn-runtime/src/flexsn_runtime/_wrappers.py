@@ -10,8 +10,9 @@ from flexsn_graph import FlexSNInfo
 from flexsn_runtime._arguments import prepare
 from flexsn_runtime._autograd import split_cotangents
 from flexsn_runtime._kernels import ScanKernel
+from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import ScanProgram
-from flexsn_runtime._scan import Arguments, run_backward, run_forward
+from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TemplateNeededError, TensorCountError
 
 

@@ -1,8 +1,8 @@
 """The backward scan: from the last step to the first, the states' gradients in registers.
 
-Recomputing (the default): per segment, from the last to the first, load the state before it and its inputs,
-compute the segment's states again, then walk back through the step's VJP. A segment is a chunk of `K` steps,
-or one of the single steps that follow the chunks. Saving: the VJP takes the kept intermediates instead.
+Recomputing (the default): per chunk of `K` steps, from the last to the first, load the state before it and its
+inputs, compute the chunk's states again, then walk back through the step's VJP. What is left of `T` is a chunk whose
+last steps are masked: the gradients pass them unchanged. Saving: the VJP takes the kept intermediates instead.
 """
 
 from __future__ import annotations
@@ -45,16 +45,17 @@ class _Backward:
         w.begin()
         self._declare()
         w.line(f"chunks = T // {chunk}")
+        w.line(f"left = T % {chunk}")
         for param in self._moving():
-            # The last single step, or the last chunk, is reached by moving back once.
-            w.point(param, "tl.cast(T, tl.int64)")
+            w.point(param, f"tl.cast(chunks, tl.int64) * {chunk}")
         if chunk > 1:
-            with w.block(f"for i in range(T - chunks * {chunk}):"):
-                w.line(f"segment = T - chunks * {chunk} - 1 - i + chunks")
-                self._segment(1)
-        with w.block("for i in range(chunks):"):
-            w.line("segment = chunks - 1 - i")
-            self._segment(chunk)
+            with w.block("if left > 0:"):
+                self._chunk("chunks", partial=True)
+        with w.loop("i", "0", "chunks", self._spec.stages):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.line("c = chunks - 1 - i")
+            self._chunk("c", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
         for i, param in self._grad_lifted.items():
@@ -80,6 +81,8 @@ class _Backward:
         self._states = {
             i: w.add(Role.STATE, i, layout) for i in self._needed_states if (layout := spec.states[i]) is not None
         }
+        for i, param in self._states.items():
+            w.load(f"initial_{i}", param)
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used}
         self._grad_outputs = self._add(Role.GRAD_OUTPUT, spec.grad_outputs)
@@ -108,41 +111,42 @@ class _Backward:
             *self._grad_inputs.values(),
         ]
 
-    def _segment(self, steps: int) -> None:
-        w = self._writer
-        for param in self._moving():
-            w.move(param, -steps)
-        self._load_states()
+    def _chunk(self, number: str, *, partial: bool) -> None:
+        """Walks back through the chunk that the pointers are at; `partial`: through its first `left` steps."""
+        steps = self._spec.chunk
+        self._load_states(number)
         for k in range(steps):
-            self._load_step(k)
+            self._load_step(k, self._mask(k, partial))
         if self._needed_states:
             for k in range(steps - 1):
                 self._recompute(k)
         for k in reversed(range(steps)):
-            self._walk_back(k)
+            self._walk_back(k, partial)
 
-    def _load_states(self) -> None:
-        """The states before the segment: a checkpoint, or the initial ones. Without a branch, which would keep
+    def _mask(self, k: int, partial: bool) -> str:
+        return f"mask & ({k} < left)" if partial else "mask"
+
+    def _load_states(self, number: str) -> None:
+        """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
         the loads behind it from being issued."""
         w = self._writer
         for i in self._needed_states:
             param = self._checkpoints[i]
-            row = f"{param.name}_ptr + (tl.cast(segment, tl.int64) - 1) * step"
-            w.load(f"state_{i}_0", param, row, "mask & (segment > 0)")  # 0 where masked
+            row = f"{param.name}_ptr + (tl.cast({number}, tl.int64) - 1) * step"
+            w.load(f"state_{i}_0", param, row, f"mask & ({number} > 0)")  # 0 where masked
             if i in self._states:
-                w.load(f"initial_{i}", self._states[i], mask="mask & (segment == 0)")
-                w.line(f"state_{i}_0 = tl.where(segment > 0, state_{i}_0, initial_{i})")
+                w.line(f"state_{i}_0 = tl.where({number} > 0, state_{i}_0, initial_{i})")
 
-    def _load_step(self, k: int) -> None:
+    def _load_step(self, k: int, mask: str) -> None:
         w = self._writer
         for i, param in self._inputs.items():
-            w.load(f"input_{i}_{k}", param, w.at(param, k))
+            w.load(f"input_{i}_{k}", param, w.at(param, k), mask)
         for i, param in self._saved.items():
-            w.load(f"saved_{i}_{k}", param, w.at(param, k))
+            w.load(f"saved_{i}_{k}", param, w.at(param, k), mask)
         for i, param in self._grad_outputs.items():
-            w.load(f"grad_output_{i}_{k}", param, w.at(param, k))
+            w.load(f"grad_output_{i}_{k}", param, w.at(param, k), mask)
         for i, param in self._grad_state_seqs.items():
-            w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k))
+            w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), mask)
 
     def _recompute(self, k: int) -> None:
         """The states before step `k + 1`."""
@@ -152,7 +156,7 @@ class _Backward:
         call = self._call(self._core, k)
         self._writer.line(f"{', '.join(results)} = {call}")
 
-    def _walk_back(self, k: int) -> None:
+    def _walk_back(self, k: int, partial: bool) -> None:
         w, spec = self._writer, self._spec
         for i in self._grad_state_seqs:
             w.line(f"grad_state_{i} += grad_state_seq_{i}_{k}")
@@ -161,25 +165,26 @@ class _Backward:
             results = ", ".join(f"result_{i}" for i in range(count))
             w.line(f"{results} = {self._call(self._vjp, k)}")
         for i, param in self._grad_inputs.items():
-            w.store(param, self._gradient(self._input_gradients[i]), w.at(param, k))
+            gradient = self._gradient(self._input_gradients[i])
+            w.store(param, gradient, w.at(param, k), self._mask(k, partial))
+        # Not by multiplying with zero: what is computed beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
-            w.line(f"grad_state_{i} = {self._gradient(position, spec.state_dtypes[i])}")
+            before = self._gradient(position, spec.state_dtypes[i])
+            w.line(f"grad_state_{i} = " + (f"tl.where({k} < left, {before}, grad_state_{i})" if partial else before))
         for i in self._grad_lifted:
             position = self._lifted_gradients[i]
             if position is not None:
-                w.line(f"grad_lifted_{i} += {self._sum_term(position, spec.lifted_dtypes[i])}")
+                term = f"result_{position}.to({spec.lifted_dtypes[i]})"
+                w.line(f"grad_lifted_{i} += " + (f"tl.where({k} < left, {term}, 0)" if partial else term))
 
     def _gradient(self, position: int | None, dtype: str = "tl.float32") -> str:
         return f"tl.zeros([BLOCK], {dtype})" if position is None else f"result_{position}"
-
-    def _sum_term(self, position: int, dtype: str) -> str:
-        return f"result_{position}.to({dtype})"
 
     def _call(self, core: CoreSource, k: int) -> str:
         return f"{core.name}({', '.join(self._argument(a, k) for a in core.arguments)})"
 
     def _argument(self, name: str, k: int) -> str:
-        """What stands for an argument of the step or its VJP at step `k` of the segment."""
+        """What stands for an argument of the step or its VJP at step `k` of the chunk."""
         role, _, index = name.rpartition("_")
         if role in ("input", "state", "saved"):
             return f"{name}_{k}"

@@ -1,8 +1,8 @@
 """The forward scan: one program walks `BLOCK` elements through time, their states in registers.
 
-Per chunk of `K` steps: issue the loads of all `K` inputs (with prefetch: of the next chunk's), then compute and store
-step by step. A store may alias a later load, so the compiler would not move loads up by itself. What is left of `T`
-goes step by step.
+Per chunk of `K` steps: issue the loads of all `K` inputs, then compute and store step by step. A store may alias a
+later load, so the compiler would not move loads up by itself. With several stages, the loads of later chunks are under
+way while one is computed. What is left of `T` goes step by step.
 """
 
 from __future__ import annotations
@@ -39,27 +39,23 @@ class _Forward:
         self._declare()
         for param in self._moving():
             w.point(param)
-        for param in self._checkpoints:
-            # Row j - 1 holds the states before segment j.
-            w.line(f"{param.name}_at = {param.name}_ptr - step")
-        if self._checkpoints:
-            w.line(f"single = T // {spec.segment} * {spec.segment}  # from here on, each step is a segment")
         w.line(f"chunks = T // {chunk}")
-        if spec.prefetch:
-            self._load_inputs(chunk, "mask & (chunks > 0)")
-        with w.block("for c in range(chunks):"):
-            if spec.prefetch:
-                self._prefetch(chunk)
-            else:
-                self._load_inputs(chunk, "mask")
-            self._compute(chunk, in_chunk=True)
+        with w.loop("c", "0", "chunks", spec.stages):
+            self._load_inputs(chunk)
+            for k in range(chunk):
+                if self._checkpoints and k % spec.segment == 0:
+                    row = f"c * {chunk // spec.segment} + {k // spec.segment - 1}"
+                    self._write_checkpoints(row, "mask" if k else "mask & (c > 0)")
+                self._step(k)
+            self._move(chunk)
         if chunk > 1:
-            with w.block(f"for t in range(chunks * {chunk}, T):"):
-                self._load_inputs(1, "mask")
+            with w.loop("t", f"chunks * {chunk}", "T", spec.stages):
+                self._load_inputs(1)
                 if self._checkpoints:
-                    w.line(f"begins = (t >= single) | (t % {spec.segment} == 0)")
-                    self._write_checkpoint("(t > 0) & begins", "tl.where(begins, step, 0)")
-                self._compute(1, in_chunk=False)
+                    begins = f"mask & (t > 0) & (t % {spec.segment} == 0)"
+                    self._write_checkpoints(f"t // {spec.segment} - 1", begins)
+                self._step(0)
+                self._move(1)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
@@ -101,48 +97,32 @@ class _Forward:
             *self._saved.values(),
         ]
 
-    def _load_inputs(self, steps: int, mask: str) -> None:
+    def _load_inputs(self, steps: int) -> None:
+        w = self._writer
         for k in range(steps):
-            self._load_input(k, k, mask)
+            for i, param in self._inputs.items():
+                w.load(f"input_{i}_{k}", param, w.at(param, k))
 
-    def _load_input(self, k: int, distance: int, mask: str) -> None:
-        """Loads step `distance` from here on into the place of step `k` of a chunk."""
-        w = self._writer
-        for i, param in self._inputs.items():
-            w.load(f"input_{i}_{k}", param, w.at(param, distance), mask)
-
-    def _prefetch(self, chunk: int) -> None:
-        """Hands over the chunk loaded before and issues the loads of the next one."""
-        w = self._writer
-        for k in range(chunk):
-            for i in self._inputs:
-                w.line(f"now_input_{i}_{k} = input_{i}_{k}")
-        w.line("more = mask & (c + 1 < chunks)")
-        for k in range(chunk):
-            self._load_input(k, chunk + k, "more")
-
-    def _write_checkpoint(self, condition: str | None, distance: str = "step") -> None:
+    def _write_checkpoints(self, row: str, mask: str) -> None:
+        """Row `j - 1` holds the states before segment `j`."""
         w = self._writer
         for i, param in enumerate(self._checkpoints):
-            w.store(param, f"state_{i}", w.at(param), "mask" if condition is None else f"mask & ({condition})")
-            w.line(f"{param.name}_at += {distance}")
+            w.store(param, f"state_{i}", f"{param.name}_ptr + tl.cast({row}, tl.int64) * step", mask)
 
-    def _compute(self, steps: int, *, in_chunk: bool) -> None:
+    def _step(self, k: int) -> None:
         w, spec = self._writer, self._spec
         results = [f"output_{i}" for i in range(len(spec.outputs))]
         results += [f"state_{i}" for i in range(len(spec.states))]
         results += [f"saved_{i}" for i in range(spec.saved)]
-        for k in range(steps):
-            if self._checkpoints and in_chunk and k % spec.segment == 0:
-                self._write_checkpoint("c > 0" if k == 0 else None)
-            prefix = "now_" if in_chunk and spec.prefetch else ""
-            arguments = [f"{prefix}{a}_{k}" if a.startswith("input_") else a for a in self._core.arguments]
-            w.line(f"{', '.join(results)} = {self._core.name}({', '.join(arguments)})")
-            for i, param in self._outputs.items():
-                w.store(param, f"output_{i}", w.at(param, k))
-            for i, param in self._state_seqs.items():
-                w.store(param, f"state_{i}", w.at(param, k))
-            for i, param in self._saved.items():
-                w.store(param, f"saved_{i}", w.at(param, k))
+        arguments = [f"{a}_{k}" if a.startswith("input_") else a for a in self._core.arguments]
+        w.line(f"{', '.join(results)} = {self._core.name}({', '.join(arguments)})")
+        for i, param in self._outputs.items():
+            w.store(param, f"output_{i}", w.at(param, k))
+        for i, param in self._state_seqs.items():
+            w.store(param, f"state_{i}", w.at(param, k))
+        for i, param in self._saved.items():
+            w.store(param, f"saved_{i}", w.at(param, k))
+
+    def _move(self, steps: int) -> None:
         for param in self._moving():
-            w.move(param, steps)
+            self._writer.move(param, steps)

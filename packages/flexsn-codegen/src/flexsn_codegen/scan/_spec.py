@@ -62,10 +62,11 @@ class ForwardSpec:
         lifted: layout of each lifted tensor.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
-        segment: steps per segment, of which `chunk` is a multiple: the states before each segment but the first
-            are written. What is left of `T` are segments of a single step. 0: no checkpoints.
+        segment: steps per segment, of which `chunk` is a multiple; the last may be shorter. The states before
+            each segment but the first are written. 0: no checkpoints.
         chunk: steps whose loads are issued together.
-        prefetch: load the next chunk's inputs while this one is computed; pays where few warps run.
+        stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
+            where few warps run. 1: none.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -78,7 +79,7 @@ class ForwardSpec:
     saved: int = 0
     segment: int = 0
     chunk: int = 8
-    prefetch: bool = False
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class BackwardSpec:
         saved: number of intermediates that the forward kept; the VJP takes them instead of the primals. 0:
             the states are recomputed from checkpoints, and the VJP takes the primals.
         chunk: the `segment` of the forward that wrote the checkpoints.
+        stages: as in the forward.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -113,6 +115,7 @@ class BackwardSpec:
     lifted_dtypes: tuple[str, ...]
     saved: int = 0
     chunk: int = 8
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

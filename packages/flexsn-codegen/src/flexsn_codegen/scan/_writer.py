@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from flexsn_codegen._core import HEADER, CoreSource, identifier
 from flexsn_codegen.scan._spec import DENSE, KernelSource, Param, Role, StepLayout
@@ -39,6 +39,11 @@ class ScanWriter:
         if len(self._lines) == before:
             self.line("pass")
         self._indent -= 1
+
+    def loop(self, variable: str, start: str, end: str, stages: int) -> AbstractContextManager[None]:
+        """A loop whose loads are issued `stages - 1` rounds ahead."""
+        rounds = f"tl.range({start}, {end}, num_stages={stages})" if stages > 1 else f"range({start}, {end})"
+        return self.block(f"for {variable} in {rounds}:")
 
     # -- operands ----------------------------------------------------------------------------------------
 

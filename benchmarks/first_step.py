@@ -1,0 +1,165 @@
+"""The first training step from a cold cache, split into what it does, on a GPU; then other T and other sizes.
+
+    python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
+
+Each T is measured in a process of its own with empty caches: `import` of this project and Triton, torch being there;
+then the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, and the rest:
+allocation, launches, autograd. After it, the same module is called with another T and with other sizes of the step;
+the table says how many kernels each of these calls compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, table, where
+
+LIMIT = 2.5
+NCL = 100_000
+LARGEST = 2**30  # elements of a sequence
+HEADER = ["T", "import", "trace", "write", "compile", "rest", "first step", "at most", "kernels"]
+
+
+class Clock:
+    """Adds up the seconds spent inside of functions; what an inner one takes is not counted for the outer one."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.calls: dict[str, int] = {}
+        self._inner = [0.0]
+
+    def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.calls[what] = self.calls.get(what, 0) + 1
+            self._inner.append(0.0)
+            begun = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken = time.perf_counter() - begun
+                self.seconds[what] = self.seconds.get(what, 0.0) + taken - self._inner.pop()
+                self._inner[-1] += taken
+
+        return run
+
+
+def watch() -> Clock:
+    """Puts a clock around the public functions that the work is made of, before others import them."""
+    import triton.compiler
+
+    import flexsn_codegen
+    import flexsn_graph
+
+    clock = Clock()
+    flexsn_graph.trace_step = clock.timed("trace", flexsn_graph.trace_step)
+    flexsn_graph.StepTrace.vjp = clock.timed("trace", flexsn_graph.StepTrace.vjp)  # type: ignore[method-assign]
+    for name in ("emit_core", "forward_source", "backward_source", "compile_triton_code_str"):
+        setattr(flexsn_codegen, name, clock.timed("write", getattr(flexsn_codegen, name)))
+    # Under every name by which a kernel may reach it.
+    compile_kernel = clock.timed("compile", triton.compiler.compiler.compile)
+    triton.compiler.compiler.compile = triton.compiler.compile = triton.compile = compile_kernel
+    return clock
+
+
+def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
+    """In a process of its own: the first step at `steps`, then others."""
+    torch.zeros(1, device=device)
+    begun = time.perf_counter()
+    clock = watch()
+    from step_functions import lif
+
+    from flexsn_nn import FlexSN
+
+    imported = time.perf_counter() - begun
+    neuron = FlexSN(lif, 1, 1, 1, backend="triton")
+
+    def train(num_steps: int, size: int) -> tuple[float, int]:
+        x = torch.randn(num_steps, size, device=device, requires_grad=True)
+        grad = torch.randn(num_steps, size, device=device)
+        neuron.reset()
+        _synchronize(device)
+        begun, known = time.perf_counter(), clock.calls.get("compile", 0)
+        torch.autograd.grad(neuron(x), x, grad)
+        _synchronize(device)
+        return time.perf_counter() - begun, clock.calls.get("compile", 0) - known
+
+    total, kernels = train(steps, ncl)
+    parts = {what: clock.seconds.get(what, 0.0) for what in ("trace", "write", "compile")}
+    others = [(t, ncl) for t in (1, 7, 512) if t != steps]
+    others += [(steps, size) for size in (ncl - 16, ncl // 2 + 1, ncl // 50, 8 * ncl, 64 * ncl)]
+    later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]
+    return {"import": imported, "total": total, "kernels": kernels, "parts": parts, "later": later}
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure(steps: int, chosen: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as empty:
+        caches = {"TRITON_CACHE_DIR": f"{empty}/triton", "FLEXSN_CACHE_DIR": f"{empty}/flexsn"}
+        arguments = ["--worker", "--steps", str(steps), "--ncl", str(chosen.ncl), "--device", chosen.device]
+        run = subprocess.run(
+            [sys.executable, __file__, *arguments],
+            env={**os.environ, **caches},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def cells(steps: int, found: dict[str, Any]) -> list[str]:
+    parts = [found["parts"][what] for what in ("trace", "write", "compile")]
+    rest = found["total"] - sum(parts)
+    seconds = [found["import"], *parts, rest, found["total"]]
+    return [str(steps), *(f"{value:.2f}" for value in seconds), str(LIMIT), str(found["kernels"])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "first_step.md")
+    parser.add_argument("--steps", nargs="+", type=int, default=[8, 64, 1024], metavar="T")
+    parser.add_argument("--ncl", type=int, default=NCL, help="elements of a step")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    if chosen.worker:
+        print(json.dumps(work(chosen.steps[0], chosen.ncl, device)))
+        return
+    found = {steps: measure(steps, chosen) for steps in chosen.steps}
+    later = [
+        [f"{first}", f"{t} x {size}", f"{seconds:.3f}", str(kernels)]
+        for first, one in found.items()
+        for t, size, seconds, kernels in one["later"]
+    ]
+    lines = [
+        f"# First training step, LIF, {chosen.ncl} elements, float32",
+        "",
+        "`python benchmarks/first_step.py`: seconds, with empty caches, each T in a process of its own.",
+        where(device),
+        "",
+        *table(HEADER, [cells(steps, one) for steps, one in found.items()]),
+        "",
+        "Then, in the same processes, with another T or another size of the step:",
+        "",
+        *table(["after T", "T x NCL", "seconds", "kernels compiled"], later),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

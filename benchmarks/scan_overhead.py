@@ -1,0 +1,149 @@
+"""What a call costs when there is nothing to compute: LIF at 4 x 64 x 128, on a GPU.
+
+    python benchmarks/scan_overhead.py [--output FILE] [--profile]
+
+`call` is wall time per call, over many calls and one synchronisation at the end; `issue` is what of it the CPU needs,
+without waiting; `graph` is the time of a replay of the same call under a CUDA graph, and `kernels` that of the kernels
+in it alone, as the profiler has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import pstats
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import graphed, publish, table, where
+from scan_models import MODELS, Work
+from step_functions import lif
+from torch import Tensor
+
+from flexsn_nn import FlexSNKernel
+
+STEPS, BATCH, FEATURES = 4, 64, 128
+LIMITS = {"inference": 30.0, "training step": 150.0}
+GRAPH_LIMIT = 1.3
+REPEATS = 5
+Call = Callable[[], object]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
+    """Wall time per call and the CPU's part of it; the least of several runs, which others disturbed least."""
+    for _ in range(10):
+        function()
+    walls, issued = [], []
+    for _ in range(REPEATS):
+        synchronize(device)
+        begun = time.perf_counter()
+        for _ in range(calls):
+            function()
+        issued.append(time.perf_counter() - begun)
+        synchronize(device)
+        walls.append(time.perf_counter() - begun)
+    return 1e6 * min(walls) / calls, 1e6 * min(issued) / calls
+
+
+def kernel_time(function: Call, calls: int) -> tuple[float, float]:
+    """Microseconds that the GPU computes per call, and how many kernels it runs for that."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            function()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
+    return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
+
+
+def works(device: torch.device) -> list[tuple[str, str, Call]]:
+    """`(who, what, call)` for the rows of the table."""
+    model = Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device)
+    kernel = FlexSNKernel(lif, 1, 1, 1)
+    x = torch.randn(STEPS, BATCH, FEATURES, device=device)
+    leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
+    v = torch.zeros(BATCH, FEATURES, device=device)
+
+    def kernel_train() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(kernel(leaf, v)[0], leaf, grad)
+
+    def relu_train() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(torch.relu(leaf), leaf, grad)
+
+    return [
+        ("FlexSN", "inference", model.infer),
+        ("FlexSN", "training step", model.train),
+        ("FlexSNKernel", "inference", lambda: kernel(x, v)),
+        ("FlexSNKernel", "training step", kernel_train),
+        ("add_", "", lambda: x.add_(1.0)),
+        ("relu", "training step", relu_train),
+    ]
+
+
+def cells(who: str, what: str, call: Call, calls: int, device: torch.device) -> list[str]:
+    wall, issue = microseconds(call, calls, device)
+    row = [who, what, f"{wall:.1f}", f"{issue:.1f}", str(LIMITS.get(what, "")) if "FlexSN" in who else ""]
+    if device.type != "cuda":
+        return [*row, "", "", "", ""]
+    try:
+        replay = graphed(call)
+    except RuntimeError as error:
+        return [*row, f"capture failed: {str(error).splitlines()[0]}", "", "", ""]
+    replayed, _ = microseconds(replay, calls, device)
+    alone, count = kernel_time(replay, calls)
+    return [*row, f"{replayed:.1f}", f"{alone:.1f}", f"{count:.0f}", f"{replayed / alone:.2f}"]
+
+
+def breakdown(call: Call, calls: int, device: torch.device, shown: int = 25) -> str:
+    """Where the Python time of the forward goes.
+
+    The profiler itself slows it down, and does not see autograd's thread.
+    """
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(calls):
+        call()
+    profile.disable()
+    synchronize(device)
+    text = io.StringIO()
+    pstats.Stats(profile, stream=text).strip_dirs().sort_stats("tottime").print_stats(shown)
+    return text.getvalue()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_overhead.md")
+    parser.add_argument("--calls", type=int, default=2000)
+    parser.add_argument("--profile", action="store_true", help="print where the Python time of our calls goes, too")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    every = works(device)
+    rows = [cells(who, what, call, chosen.calls, device) for who, what, call in every]
+    header = ["who", "what", "call", "issue", "at most", "graph", "kernels", "number", "graph / kernels"]
+    lines = [
+        f"# Overhead, LIF at {STEPS} x {BATCH} x {FEATURES}, float32",
+        "",
+        "`python benchmarks/scan_overhead.py`: microseconds per call; `call` wall time in eager mode, `issue` the",
+        "CPU's part of it, `graph` a replay under a CUDA graph, `kernels` what the GPU computes in it, in so many",
+        f"kernels. The last ratio is to be at most {GRAPH_LIMIT}.",
+        where(device),
+        "",
+        *table(header, rows),
+    ]
+    publish(lines, chosen.output)
+    if chosen.profile:
+        for who, what, call in every[:4]:
+            print(f"\n{who}, {what}: Python functions by their own time, {chosen.calls} calls\n")
+            print(breakdown(call, chosen.calls, device))
+
+
+if __name__ == "__main__":
+    main()

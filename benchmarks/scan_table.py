@@ -1,0 +1,143 @@
+"""Neurons against the copy floor, in inference and training, called eagerly and under a CUDA graph, on a GPU.
+
+    python benchmarks/scan_table.py [--output FILE] [--models LIF IF ...] [--shapes 8x6400000 ...]
+
+A stream is one `T x NCL` tensor read or written once, and `copy` moves as many bytes as the streams that the work
+cannot do without. Inference: inputs and outputs. Training: these, the outputs' gradients, the inputs again, and their
+gradients. `call` is a whole call of the module, through autograd; `graph` is the replay of the same call, captured.
+Gradients of two runs have to agree to the last bit, or the script stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import torch
+from measure import copy_floor, graphed, milliseconds, publish, table, where
+from scan_models import MODELS, Work
+
+SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
+# Of time / copy, in inference and in training.
+FLOAT32_LIMITS = {
+    "8x6400000": (1.16, 1.18),
+    "32x1600000": (1.12, 1.12),
+    "128x524288": (1.12, 1.12),
+    "512x32768": (1.12, 1.4),
+    "1024x8192": (1.9, 2.9),
+}
+BFLOAT16_LIMIT = 1.22
+BFLOAT16_SHAPES = SHAPES[:3]
+HEADER = ["neuron", "T x NCL", "what", "streams", "copy", "call", "graph", "call / copy", "graph / copy", "at most"]
+
+Case = tuple[str, str, torch.dtype]  # model, shape, dtype
+
+
+def cases(models: list[str], shapes: list[str]) -> list[Case]:
+    chosen: list[Case] = [(model, shape, torch.float32) for model in models for shape in shapes]
+    bfloat16 = [shape for shape in shapes if "LIF" in models and (shape in BFLOAT16_SHAPES or shape not in SHAPES)]
+    return chosen + [("LIF", shape, torch.bfloat16) for shape in bfloat16]
+
+
+def limits(case: Case) -> tuple[float, float] | tuple[str, str]:
+    model, shape, dtype = case
+    if model != "LIF" or shape not in FLOAT32_LIMITS:
+        return "", ""
+    return FLOAT32_LIMITS[shape] if dtype == torch.float32 else (BFLOAT16_LIMIT, BFLOAT16_LIMIT)
+
+
+def work_of(case: Case, device: torch.device) -> Work:
+    model, shape, dtype = case
+    steps, ncl = map(int, shape.split("x"))
+    return Work(MODELS[model], steps, ncl, device, dtype)
+
+
+def compile_one(case: Case) -> None:
+    """In a process of its own: leaves the kernels in Triton's cache."""
+    work = work_of(case, torch.device("cuda"))
+    work.infer()
+    work.train()
+
+
+def compile_all(every: list[Case]) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
+        list(pool.map(compile_one, every))
+
+
+def assert_gradients_repeat(work: Work, case: Case) -> None:
+    for first, second in zip(work.train(), work.train(), strict=True):
+        if not torch.equal(first, second):
+            raise AssertionError(f"{case}: gradients differ from one run to the next.")
+
+
+def graph_time(function: Callable[[], object], device: torch.device) -> tuple[float | None, str]:
+    """Milliseconds of the captured call, or why there are none."""
+    if device.type != "cuda":
+        return None, ""
+    try:
+        return milliseconds(graphed(function), device), ""
+    except RuntimeError as error:
+        return None, str(error).splitlines()[0]
+
+
+def measure(case: Case, device: torch.device) -> tuple[list[list[str]], list[str]]:
+    """Rows of the table for inference and training, and why a capture failed."""
+    model, shape, dtype = case
+    work = work_of(case, device)
+    elements = work.inputs[0].numel()
+    assert_gradients_repeat(work, case)
+    kinds = (
+        ("inference", MODELS[model].inference_streams, work.infer),
+        ("training", MODELS[model].training_streams, work.train),
+    )
+    rows, failures = [], []
+    for (what, streams, function), limit in zip(kinds, limits(case), strict=True):
+        floor = copy_floor(elements, streams, device, dtype)
+        call = milliseconds(function, device)
+        graph, failure = graph_time(function, device)
+        if failure:
+            failures.append(f"{model}, {shape}, {what}: capture failed: {failure}")
+        name = model if dtype == torch.float32 else f"{model}, {str(dtype).removeprefix('torch.')}"
+        times = [f"{floor:.4f}", f"{call:.4f}", "" if graph is None else f"{graph:.4f}"]
+        ratios = [f"{call / floor:.2f}", "" if graph is None else f"{graph / floor:.2f}"]
+        rows.append([name, shape.replace("x", " x "), what, str(streams), *times, *ratios, str(limit)])
+    return rows, failures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_table.md")
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS), metavar="MODEL")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    every = cases(chosen.models, chosen.shapes)
+    if device.type == "cuda":
+        compile_all(every)
+    rows, failures = [], []
+    for case in every:
+        measured, failed = measure(case, device)
+        rows += measured
+        failures += failed
+    lines = [
+        "# Scans against the copy floor",
+        "",
+        "`python benchmarks/scan_table.py`: medians in ms, in one run; `copy` moves as many bytes as `streams` tensors",
+        "of `T x NCL`; `call` is a call of the module, through autograd, `graph` the replay of it under a CUDA graph.",
+        "Gradients of two runs were equal to the last bit in every row.",
+        where(device),
+        "",
+        *table(HEADER, rows),
+        *(["", *failures] if failures else []),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Step functions that the benchmarks share, written as a user would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class SigmoidSpike(torch.autograd.Function):
+    """1 where `x >= 0`; backward as if it were `sigmoid(4 x)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        soft = torch.sigmoid(4.0 * x)
+        return grad * 4.0 * soft * (1.0 - soft)
+
+
+def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Leaky integrate-and-fire: `h = v + (x - v) / 2`, fires where `h >= 1`, hard reset to 0."""
+    h = v + (x - v) / 2.0
+    spike: Tensor = SigmoidSpike.apply(h - 1.0)  # type: ignore[no-untyped-call]
+    return spike, h * (1.0 - spike)

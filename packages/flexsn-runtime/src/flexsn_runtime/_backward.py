@@ -1,0 +1,197 @@
+"""The backward scan: chooses the kernel, allocates the gradients, launches it, sums where tensors broadcast."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import BackwardSpec, Param, Role
+from flexsn_graph import LiftedLayout
+from flexsn_runtime._launch import Launch
+from flexsn_runtime._layout import contiguous_strides
+from flexsn_runtime._operands import Arguments, Operands
+from flexsn_runtime._program import Specialization
+
+
+class Cotangents(NamedTuple):
+    """Incoming gradients; `None` is zero. `state_seqs` are `[T, *step]`, `final_states` `[*step]`."""
+
+    outputs: tuple[Tensor | None, ...]
+    state_seqs: tuple[Tensor | None, ...]
+    final_states: tuple[Tensor | None, ...]
+
+    @property
+    def all(self) -> tuple[Tensor | None, ...]:
+        return (*self.outputs, *self.state_seqs, *self.final_states)
+
+
+class BackwardScan:
+    """A backward scan, prepared for arguments and cotangents of one layout.
+
+    Args:
+        arguments: as in the forward.
+        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+    """
+
+    def __init__(
+        self, step: Specialization, arguments: Arguments, cotangents: Cotangents, wanted: Sequence[bool]
+    ) -> None:
+        trace = step.trace
+        self._device = arguments.device
+        self._wanted = tuple(wanted)
+        self._launch: Launch | None = None
+        num_inputs, num_states = trace.num_inputs, trace.num_states
+        wanted_inputs = self._wanted[:num_inputs]
+        wanted_states = self._wanted[num_inputs : num_inputs + num_states]
+        wanted_lifted = self._wanted[num_inputs + num_states :]
+        # The states' gradients are carried from step to step whether anybody asks for them or not.
+        carried = tuple(value.dtype.is_floating_point for value in trace.states)
+        differentiable_outputs = trace.differentiable[: trace.num_outputs]
+        differentiable_states = trace.differentiable[trace.num_outputs :]
+        present = tuple(g is not None and d for g, d in zip(cotangents.outputs, differentiable_outputs, strict=True))
+        vjp, source = step.vjp((*present, *differentiable_states), (*wanted_inputs, *carried, *wanted_lifted))
+        self._empty = arguments.num_steps == 0 or 0 in trace.step_shape
+        if source is None or self._empty:
+            return
+
+        # The kernel computes the states again: it reads what the forward reads, too.
+        layouts = {**trace.forward.layouts, **vjp.layouts}
+        self._operands = operands = Operands(arguments, layouts, trace.step_shape)
+        config = step.plan(math.prod(trace.step_shape)).backward
+        spec = BackwardSpec(
+            inputs=operands.inputs,
+            states=operands.states,
+            state_dtypes=step.state_dtypes,
+            lifted=operands.lifted,
+            num_outputs=trace.num_outputs,
+            grad_outputs=present,
+            grad_state_seqs=_present(cotangents.state_seqs, num_states),
+            grad_final_states=_present(cotangents.final_states, num_states),
+            gradients=vjp.gradients,
+            grad_inputs=wanted_inputs,
+            grad_states=wanted_states,
+            grad_lifted=wanted_lifted,
+            lifted_dtypes=step.lifted_dtypes,
+            chunk=config.chunk,
+            stages=config.stages,
+        )
+        full = (arguments.num_steps, *trace.step_shape)
+        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it, before any sum.
+        described = [
+            *((full, x.dtype) for x in arguments.inputs),
+            *((trace.step_shape, value.dtype) for value in trace.states),
+            *((trace.step_shape, _sum_dtype(value.dtype)) for value in trace.lifted_values),
+        ]
+        self._written = [
+            (shape, contiguous_strides(shape), dtype) if want else None
+            for (shape, dtype), want in zip(described, self._wanted, strict=True)
+        ]
+        self._layouts = layouts
+        self._any_negated = any(g is not None and g.is_neg() for g in cotangents.all)
+        kernel = step.backward_kernel(spec, source)
+        places = [
+            *operands.params,
+            *(Param(Role.CHECKPOINT, i) for i in range(num_states)),
+            *_params(Role.GRAD_OUTPUT, cotangents.outputs),
+            *_params(Role.GRAD_STATE_SEQ, cotangents.state_seqs),
+            *_params(Role.GRAD_FINAL_STATE, cotangents.final_states),
+            *_params(Role.GRAD_INPUT, wanted_inputs),
+            *_params(Role.GRAD_STATE, wanted_states),
+            *_params(Role.GRAD_LIFTED, wanted_lifted),
+        ]
+        self._order = [places.index(param) for param in kernel.params]
+        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
+        # Those whose gradients the kernel writes in another shape than theirs.
+        self._broadcast = [i for i, x in enumerate(arguments.inputs) if x.shape != full]
+
+    def __call__(
+        self, arguments: Arguments, checkpoints: Sequence[Tensor], cotangents: Cotangents
+    ) -> list[Tensor | None]:
+        """Runs it.
+
+        Returns:
+            A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
+        """
+        if self._launch is None:
+            return _zero_gradients(arguments, cotangents, self._wanted, passes_final=self._empty)
+        device = self._device
+        gradients = [
+            None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device=device)
+            for one in self._written
+        ]
+        incoming = [g if g is None else g.contiguous() for g in cotangents.all]
+        if self._any_negated:
+            incoming = [g if g is None else g.resolve_neg() for g in incoming]
+        tensors = [*self._operands.tensors(arguments), *checkpoints, *incoming, *gradients]
+        self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
+        for i in self._broadcast:
+            gradients[i] = _sum_to(gradients[i], arguments.inputs[i].shape)
+        first_lifted = len(gradients) - len(arguments.lifted)
+        for i, tensor in enumerate(arguments.lifted):
+            partial_sums, layout = gradients[first_lifted + i], self._layouts.get(i)
+            if partial_sums is not None:
+                gradients[first_lifted + i] = (
+                    tensor.new_zeros(tensor.shape)  # nothing that counts is computed from it
+                    if layout is None
+                    else _lifted_gradient(partial_sums, layout, tensor)
+                )
+        return gradients
+
+
+def _zero_gradients(
+    arguments: Arguments, cotangents: Cotangents, wanted: Sequence[bool], *, passes_final: bool
+) -> list[Tensor | None]:
+    """Without a step, the final states are the initial ones, and so are their gradients."""
+    finals = (None,) * len(arguments.inputs) + tuple(cotangents.final_states)
+    gradients: list[Tensor | None] = []
+    for i, (primal, want) in enumerate(zip(arguments.all, wanted, strict=True)):
+        if not want or primal is None:
+            gradients.append(None)
+        elif passes_final and i < len(finals) and (final := finals[i]) is not None:
+            gradients.append(final.clone(memory_format=torch.contiguous_format))
+        else:
+            gradients.append(primal.new_zeros(primal.shape))
+    return gradients
+
+
+def _lifted_gradient(partial_sums: Tensor, layout: LiftedLayout, tensor: Tensor) -> Tensor:
+    """Sums over the elements of the step that read the same element of the captured tensor."""
+    summed = [d for d, stride in enumerate(layout.strides) if stride == 0 and partial_sums.shape[d] > 1]
+    # A fixed order of summation, so that two runs agree to the last bit.
+    reduced = partial_sums.sum(summed, keepdim=True) if summed else partial_sums
+    if reduced.numel() == tensor.numel() and all(
+        size == 1 or read == has
+        for size, read, has in zip(reduced.shape, layout.strides, reduced.stride(), strict=True)
+    ):
+        return reduced.view(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+    gradient = torch.zeros(tensor.shape, dtype=partial_sums.dtype, device=partial_sums.device)
+    # Written through the same view of the tensor that the step read it by.
+    gradient.as_strided(reduced.shape, layout.strides, layout.offset).copy_(reduced)
+    return gradient.to(dtype=tensor.dtype, device=tensor.device)
+
+
+def _sum_to(gradient: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """Sums over the dimensions in which an input broadcasts to the step."""
+    if gradient is None:
+        return None
+    lead = gradient.dim() - len(shape)
+    # Behind T, the input may have fewer dimensions than the step.
+    aligned = (shape[0], *(1,) * lead, *shape[1:])
+    summed = [d for d, (g, s) in enumerate(zip(gradient.shape, aligned, strict=True)) if s == 1 and g != 1]
+    return (gradient.sum(summed, keepdim=True) if summed else gradient).reshape(shape)
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def _params(role: Role, entries: Sequence[object]) -> list[Param]:
+    return [Param(role, i) for i in range(len(entries))]
+
+
+def _present(tensors: Sequence[Tensor | None], count: int) -> tuple[bool, ...]:
+    return tuple(t is not None for t in tensors) or (False,) * count

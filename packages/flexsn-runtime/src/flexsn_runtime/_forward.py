@@ -1,0 +1,120 @@
+"""The forward scan: chooses the kernel, allocates what it writes, launches it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import ForwardSpec, Param, Role
+from flexsn_graph import StepValue
+from flexsn_runtime._launch import Launch
+from flexsn_runtime._layout import contiguous_strides
+from flexsn_runtime._operands import Arguments, Operands
+from flexsn_runtime._program import Specialization
+
+
+class ForwardResult(NamedTuple):
+    """What a forward scan wrote. `state_seqs` or `final_states` is empty, as asked for."""
+
+    outputs: tuple[Tensor, ...]
+    state_seqs: tuple[Tensor, ...]
+    final_states: tuple[Tensor, ...]
+    checkpoints: tuple[Tensor, ...]
+
+    @property
+    def returned(self) -> tuple[Tensor, ...]:
+        """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`."""
+        return (*self.outputs, *self.state_seqs, *self.final_states)
+
+
+class ForwardScan:
+    """A forward scan, prepared for arguments of one layout.
+
+    Args:
+        arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
+        state_seqs: write the states after every step; otherwise the final ones alone.
+        checkpoints: write what the backward recomputes from.
+        spare_rows: rows of checkpoints to allocate beyond those that are written.
+    """
+
+    def __init__(
+        self,
+        step: Specialization,
+        arguments: Arguments,
+        *,
+        state_seqs: bool,
+        checkpoints: bool,
+        spare_rows: int = 0,
+    ) -> None:
+        trace, num_steps = step.trace, arguments.num_steps
+        self._shape = shape = trace.step_shape
+        self._device = arguments.device
+        plan = step.plan(math.prod(shape))
+        rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows if checkpoints else 0
+        self._written = [
+            *_described(Role.OUTPUT, trace.outputs, (num_steps, *shape)),
+            *_described(Role.STATE_SEQ, trace.states if state_seqs else (), (num_steps, *shape)),
+            *_described(Role.FINAL_STATE, () if state_seqs else trace.states, shape),
+            *_described(Role.CHECKPOINT, trace.states if checkpoints else (), (rows, *shape)),
+        ]
+        counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
+        self._ends = [sum(counts[: i + 1]) for i in range(3)]
+        self._launch: Launch | None = None
+        if num_steps == 0 or 0 in shape:
+            return
+        config = plan.forward if checkpoints else plan.inference
+        self._operands = operands = Operands(arguments, trace.forward.layouts, shape)
+        spec = ForwardSpec(
+            inputs=operands.inputs,
+            states=operands.states,
+            state_dtypes=step.state_dtypes,
+            lifted=operands.lifted,
+            outputs=(True,) * len(trace.outputs),
+            state_seqs=(state_seqs,) * len(trace.states),
+            final_states=(not state_seqs,) * len(trace.states),
+            segment=plan.backward.chunk if checkpoints else 0,
+            chunk=config.chunk,
+            stages=config.stages,
+        )
+        kernel = step.forward_kernel(spec)
+        places = [*operands.params, *(param for param, *_ in self._written)]
+        self._order = [places.index(param) for param in kernel.params]
+        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
+
+    def __call__(self, arguments: Arguments) -> ForwardResult:
+        """Runs it on arguments of that layout."""
+        device = self._device
+        written = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
+            for _, shape, strides, dtype in self._written
+        ]
+        outputs, sequences, finals = self._ends
+        result = ForwardResult(
+            tuple(written[:outputs]),
+            tuple(written[outputs:sequences]),
+            tuple(written[sequences:finals]),
+            tuple(written[finals:]),
+        )
+        if self._launch is not None:
+            tensors = [*self._operands.tensors(arguments), *written]
+            self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
+        else:
+            for final, initial in zip(result.final_states, arguments.states, strict=False):
+                final.zero_() if initial is None else final.copy_(initial)
+        return result
+
+
+def checkpoint_rows(num_steps: int, chunk: int) -> int:
+    """States are kept before each chunk but the first."""
+    return (num_steps - 1) // chunk if num_steps > 0 else 0
+
+
+def _described(
+    role: Role, values: Sequence[StepValue], shape: tuple[int, ...]
+) -> list[tuple[Param, tuple[int, ...], tuple[int, ...], torch.dtype]]:
+    strides = contiguous_strides(shape)
+    return [(Param(role, i), shape, strides, value.dtype) for i, value in enumerate(values)]

@@ -1,0 +1,130 @@
+"""What a kernel reads of a scan's arguments: how each is laid out, and the numbers that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import DENSE, InputLayout, Param, Role
+from flexsn_graph import LiftedLayout
+from flexsn_runtime._layout import Terms, broadcast_strides, step_terms
+
+
+class Arguments(NamedTuple):
+    """The tensors of one scan.
+
+    Attributes:
+        inputs: `[T, *step]` each, or what broadcasts to it behind T.
+        states: initial states `[*step]`; `None` starts at zero.
+        lifted: captured tensors, of any shape.
+        key: `layout_key` of all of them; `None`: not known.
+    """
+
+    inputs: tuple[Tensor, ...]
+    states: tuple[Tensor | None, ...]
+    lifted: tuple[Tensor, ...]
+    key: tuple[object, ...] | None = None
+
+    @property
+    def num_steps(self) -> int:
+        return self.inputs[0].shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+    @property
+    def all(self) -> tuple[Tensor | None, ...]:
+        return (*self.inputs, *self.states, *self.lifted)
+
+
+def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
+    """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too."""
+    return tuple(
+        [
+            None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
+            for t in tensors
+        ]
+    )
+
+
+class Operands:
+    """How a kernel reads arguments of one layout.
+
+    Args:
+        arguments: any that have the layout.
+        layouts: how the step reads each lifted tensor; one that is missing is not read.
+        shape: the step's.
+
+    Attributes:
+        inputs, states, lifted: for the kernel's spec.
+        sizes: the kernel's integer arguments by name.
+    """
+
+    def __init__(self, arguments: Arguments, layouts: Mapping[int, LiftedLayout], shape: tuple[int, ...]) -> None:
+        ncl = math.prod(shape)
+        self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": ncl}
+        self.inputs = tuple(self._input(i, x, shape, ncl) for i, x in enumerate(arguments.inputs))
+        self.states = tuple(self._state(i, v, shape) for i, v in enumerate(arguments.states))
+        self.lifted = tuple(self._lifted(i, layouts.get(i), shape) for i in range(len(arguments.lifted)))
+        # The layouts count in elements of contiguous tensors on the kernel's device.
+        self._moved = {
+            i: layout.offset
+            for i, layout in layouts.items()
+            if layout.offset or not _is_plain(arguments.lifted[i], arguments.device)
+        }
+        self._device = arguments.device
+
+    @property
+    def params(self) -> tuple[Param, ...]:
+        """The parameters of what `tensors` gives."""
+        roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
+        return tuple(Param(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
+
+    def tensors(self, arguments: Arguments) -> tuple[Tensor | None, ...]:
+        """What the kernel reads of arguments of this layout; `None` for states that start at zero."""
+        return (*arguments.inputs, *arguments.states, *self._read_lifted(arguments.lifted))
+
+    def _read_lifted(self, lifted: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The lifted tensors as the kernel reads them. A CPU scalar among CUDA tensors is moved."""
+        if not self._moved:
+            return lifted
+        tensors = list(lifted)
+        for i, offset in self._moved.items():
+            tensors[i] = lifted[i].detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
+        return tuple(tensors)
+
+    def _input(self, i: int, x: Tensor, shape: tuple[int, ...], ncl: int) -> InputLayout:
+        if x.is_contiguous() and tuple(x.shape[1:]) == shape:
+            return InputLayout()
+        param = Param(Role.INPUT, i)
+        strides = broadcast_strides(x.shape[1:], x.stride()[1:], shape)
+        terms = self._terms(param, step_terms(shape, strides))
+        strided_time = x.stride(0) != ncl
+        if strided_time:
+            self.sizes[f"{param.name}_time"] = x.stride(0)
+        return InputLayout(terms.layout, strided_time)
+
+    def _state(self, i: int, state: Tensor | None, shape: tuple[int, ...]) -> int | None:
+        if state is None:
+            return None
+        return self._terms(Param(Role.STATE, i), step_terms(shape, state.stride())).layout
+
+    def _lifted(self, i: int, layout: LiftedLayout | None, shape: tuple[int, ...]) -> int:
+        if layout is None:
+            return DENSE  # never read
+        return self._terms(Param(Role.LIFTED, i), step_terms(shape, layout.strides)).layout
+
+    def _terms(self, param: Param, terms: Terms) -> Terms:
+        for i, number in enumerate(terms.numbers):
+            kind = ("inner", "size", "stride")[i % 3]
+            self.sizes[f"{param.name}_{kind}{i // 3}"] = number
+        return terms
+
+
+def _is_plain(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.is_contiguous() and tensor.device == device and not tensor.is_neg()
