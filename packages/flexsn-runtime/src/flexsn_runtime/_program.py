@@ -135,12 +135,6 @@ class Specialization:
         name = f"{self.name}_backward"
         return self._kernel((spec, vjp.name), lambda: backward_source(name, self.core(), vjp, spec))
 
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        """The kernels made so far."""
-        with self._lock:
-            return tuple(kernel.function.__name__ for kernel in self._kernels.values())
-
     def close(self) -> None:
         """Drops the compiled kernels."""
         with self._lock:
@@ -266,12 +260,6 @@ class ScanProgram:
             tuple(StepValue(v.shape, d) for v, d in zip(trace.states, state_dtypes, strict=True)),
         )
         return step
-
-    @property
-    def specializations(self) -> tuple[Specialization, ...]:
-        """Those made so far."""
-        with self._lock:
-            return tuple(self._specializations.values())
 
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
