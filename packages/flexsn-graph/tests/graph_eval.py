@@ -87,14 +87,14 @@ def run_vjp(
     cotangents: Sequence[Tensor | None],
     wanted: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """The gradients of `[*inputs, *states, *lifted]`, summed to their shapes."""
-    primals = [*arguments, *trace.lifted]
-    wanted = [True] * len(primals) if wanted is None else wanted
+    """The gradients of `[*inputs, *states, *captured]`, summed to their shapes."""
+    lifted = trace.lift(trace.captured)
+    wanted = [True] * (len(arguments) + len(lifted)) if wanted is None else wanted
     vjp = trace.vjp([c is not None for c in cotangents], wanted)
     given = [*arguments, *_read_all(trace, vjp.layouts), *(c for c in cotangents if c is not None)]
     found = evaluate(vjp.graph, given, trace.step_shape)
     gradients: list[Tensor | None] = []
-    for i, (primal, position) in enumerate(zip(primals, vjp.gradients, strict=True)):
+    for i, (primal, position) in enumerate(zip([*arguments, *lifted], vjp.gradients, strict=True)):
         if position is None:
             gradients.append(None)
         elif i < len(arguments):
@@ -102,17 +102,32 @@ def run_vjp(
         else:
             layout = vjp.layouts[i - len(arguments)]
             gradients.append(sum_lifted(found[position], primal, layout))
-    return gradients
+    first = len(arguments)
+    return gradients[:first] + _through_prologue(trace.captured, lifted, gradients[first:])
+
+
+def _through_prologue(
+    captured: Sequence[Tensor], lifted: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The captured tensors' gradients, from those of the lifted tensors that were made of them."""
+    pairs = [(t, g) for t, g in zip(lifted, gradients, strict=True) if g is not None]
+    asked = [t for t in captured if t.requires_grad]
+    if not pairs or not asked:
+        return [None] * len(captured)
+    given = [g.to(t.dtype) for t, g in pairs]
+    found = iter(torch.autograd.grad([t for t, _ in pairs], asked, given, allow_unused=True))
+    return [next(found) if t.requires_grad else None for t in captured]
 
 
 def _read_all(trace: StepTrace, layouts: Mapping[int, LiftedLayout]) -> list[Tensor]:
-    return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(trace.lifted)]
+    lifted = trace.lift(trace.captured)
+    return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(lifted)]
 
 
 def eager_vjp(
     core: Callable[..., Any],
     arguments: Sequence[Tensor],
-    lifted: Sequence[Tensor],
+    captured: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],
 ) -> list[Tensor | None]:
     """The oracle: the same gradients from `torch.autograd`."""
@@ -123,7 +138,7 @@ def eager_vjp(
     pairs = [
         (r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad
     ]
-    primals = [*leaves, *lifted]
+    primals = [*leaves, *captured]
     asked = [p for p in primals if p.requires_grad]
     if not pairs or not asked:
         return [None] * len(primals)
@@ -161,7 +176,7 @@ def assert_vjp_equal(
     tolerance: float = 1e-12,
 ) -> None:
     """The VJP graph's gradients equal autograd's; one that is absent is zero there."""
-    expected = eager_vjp(core, arguments, trace.lifted, cotangents)
+    expected = eager_vjp(core, arguments, trace.captured, cotangents)
     for one, other in zip(run_vjp(trace, arguments, cotangents), expected, strict=True):
         if one is None:
             assert other is None or not other.any(), "a gradient is missing"

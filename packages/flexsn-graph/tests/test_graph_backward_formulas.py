@@ -11,7 +11,7 @@ import torch
 from graph_eval import check_step
 from torch import Tensor
 
-from flexsn_graph import CaptureError, MutationError, NonPointwiseError, RandomOpError, trace_step
+from flexsn_graph import CaptureError, DataDependentError, MutationError, NonPointwiseError, RandomOpError, trace_step
 
 W = torch.nn.Parameter(torch.linspace(-1, 1, 3, dtype=torch.float64))
 COLUMN = torch.nn.Parameter(torch.linspace(0.5, 1, 3, dtype=torch.float64).view(3, 1))
@@ -127,6 +127,11 @@ REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], type[Exception], str]]
         "the same for all elements",
     ),
     "in_place": (step(lambda g, x: g.mul_(2.0)), MutationError, "incoming gradient"),
+    "value_of_a_parameter": (
+        step(lambda g, x, w: (g * w.detach().tolist()[0], None), W),
+        DataDependentError,
+        "Tensor.tolist|_local_scalar_dense",
+    ),
     "random": (step(lambda g, x: g * torch.rand_like(x)), RandomOpError, "aten.rand_like"),
 }
 

@@ -57,6 +57,38 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
     assert "grad_output_0" in other
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
+    """As a runtime makes it that compiles the backward when it is first asked for."""
+    found: list[list[str | None]] = []
+
+    def note() -> None:
+        trace = trace_step(case.core, *case.counts, case.arguments())
+        count = len(trace.inputs) + len(trace.states) + len(trace.lifted_values)
+        vjp = trace.vjp([True] * len(trace.differentiable), [True] * count)
+        found.append([node.stack_trace for graph in (trace.forward.graph, vjp.graph) for node in graph.nodes])
+
+    class Inside(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            note()
+            return grad
+
+    note()
+    for _ in range(2):  # autograd counts on meanwhile
+        x = torch.zeros(3, requires_grad=True)
+        thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)  # type: ignore[no-untyped-call]
+        thread.start()
+        thread.join()
+    assert len(found) == 3
+    assert found[1] == found[2] == found[0]
+    assert any("line" in (trace or "") for trace in found[0])
+
+
 def test_examples_are_neither_changed_nor_kept() -> None:
     x, v = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3)
     before = x.detach().clone(), v.clone()

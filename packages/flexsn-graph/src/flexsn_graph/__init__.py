@@ -22,6 +22,7 @@ from flexsn_graph.errors import (
     StatefulCoreError,
     StateMismatchError,
     TraceError,
+    TwoLayoutsError,
     UnsupportedCoreError,
 )
 
@@ -49,6 +50,7 @@ __all__ = [
     "StepValue",
     "StepVjp",
     "TraceError",
+    "TwoLayoutsError",
     "UnsupportedCoreError",
     "__version__",
     "extract_info",

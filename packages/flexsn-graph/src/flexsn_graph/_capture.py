@@ -1,4 +1,4 @@
-"""Finds the tensors that a step function captures, and lifts them to arguments.
+"""Finds the tensors that a step function captures, as it runs.
 
 A core reaches tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
 `functools.partial`, globals. While it runs on fake tensors, each real tensor that reaches the dispatcher
@@ -10,111 +10,33 @@ for its gradient, also when it went through a `torch.autograd.Function`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flexsn_graph._core import complex_error
+from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
+from flexsn_graph._prologue import CalledOp
+from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of
 from flexsn_graph._torch_private import (
     FakeTensor,
-    FakeTensorMode,
     TorchDispatchMode,
-    TorchFunctionMode,
     constant_value,
     custom_op_body,
-    fake_like,
     op_location_key,
     set_stack_trace,
+    unrecorded,
 )
-from flexsn_graph.errors import (
-    CaptureError,
-    DataDependentError,
-    MutationError,
-    NonPointwiseError,
-    RandomOpError,
-    UnsupportedCoreError,
-)
+from flexsn_graph.errors import CaptureError, UnsupportedCoreError
 
 _aten = torch.ops.aten
 
 # `torch.tensor(0.5)` inside a core: a constant made on the spot, not a captured tensor.
 _CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
-
-_DATA_DEPENDENT_OPS = frozenset(
-    {_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default}
-)
-
-# They hand a tensor's values to Python or NumPy without passing the dispatcher.
-_VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
-
-
-class Captures:
-    """The captured tensors of one core, in order of first use, each once."""
-
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
-        self.tensors: list[Tensor] = []
-        self.stand_ins: list[FakeTensor] = []
-        # Autograd sequence number to the user's line, so that a backward formula can name it.
-        self.locations: dict[int, SourceLocation] = {}
-        # The tensors are kept, so that an id or an address is not given to another one meanwhile.
-        self._by_identity: dict[int, tuple[int, Tensor]] = {}
-        self._by_memory: dict[tuple[Any, ...], int] = {}
-
-    def is_captured(self, tensor: Tensor) -> bool:
-        """Whether `tensor` is the user's: neither an argument nor computed by the core."""
-        return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
-
-    def find(self, tensor: Tensor) -> int | None:
-        """The index of `tensor`, or of one that is the same memory (`w.data` is a new object)."""
-        if id(tensor) in self._by_identity:
-            return self._by_identity[id(tensor)][0]
-        memory = _memory_of(tensor)
-        index = self._by_memory.get(memory)
-        if index is None or _memory_of(self.tensors[index]) != memory:
-            return None
-        if tensor.requires_grad:
-            if self.tensors[index].requires_grad:
-                return None  # another variable, with a gradient of its own
-            # `w.data` was met before `w`: it is `w` that has a gradient and can be moved.
-            self.tensors[index] = tensor
-        self._by_identity[id(tensor)] = (index, tensor)
-        return index
-
-    def add(self, tensor: Tensor) -> int:
-        """Records a tensor that `find` does not know."""
-        index = len(self.tensors)
-        self.stand_ins.append(fake_like(self._mode, tensor))
-        self.tensors.append(tensor)
-        self._by_identity[id(tensor)] = (index, tensor)
-        self._by_memory[_memory_of(tensor)] = index
-        return index
-
-    def stand_in(self, tensor: Tensor) -> Tensor:
-        """The fake of a captured tensor that a core returns as it is; a fake tensor unchanged."""
-        if not self.is_captured(tensor):
-            return tensor
-        index = self.find(tensor)
-        return self.stand_ins[self.add(tensor) if index is None else index]
-
-
-class ValueReads(TorchFunctionMode):
-    """Refuses the ways from a tensor to its values that no dispatch mode sees."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func in _VALUE_READS:
-            raise _reads_value(f"Tensor.{func.__name__}", user_location())
-        return func(*args, **(kwargs or {}))
 
 
 class CaptureMode(TorchDispatchMode):
@@ -125,6 +47,11 @@ class CaptureMode(TorchDispatchMode):
         may_add: whether a tensor not seen before is recorded (discovery) or refused (recording, where
             it would have no argument to stand for it).
         frozen: the core's arguments, or the incoming gradients: it must not change them in place.
+
+    Attributes:
+        trail: what the core called, to see whether it does so again.
+        met: the values of `captures` that the step read.
+        refusal: the error raised here, which TorchScript replaces by one of its own.
     """
 
     supports_higher_order_operators = True  # so that they reach `__torch_dispatch__`, and are refused
@@ -133,14 +60,38 @@ class CaptureMode(TorchDispatchMode):
         self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._captures = captures
-        self._may_add = may_add
-        # What the core called, and which captured tensors it used, to see whether it does so again.
+        self.captures = captures
+        self.may_add = may_add
         self.trail: list[tuple[str, ...]] = []
         self.met: set[int] = set()
-        # The error raised here, which TorchScript replaces by one of its own.
         self.refusal: UnsupportedCoreError | None = None
-        self._frozen = {_storage_of(t) for t in (*frozen, *captures.stand_ins)}
+        self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
+        self._apart: list[CalledOp] | None = None
+        self._deferred: dict[int, set[int]] = {}
+
+    @contextmanager
+    def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
+        """What ops in here read is not lifted for them, and, unless `recorded`, they are no part of the step.
+
+        Yields:
+            A list that they are put on.
+        """
+        met, self._apart = set(self.met), []
+        try:
+            with nullcontext() if recorded else unrecorded():
+                yield self._apart
+        finally:
+            self._apart, self.met = None, met
+
+    def defer(self, tensor: Tensor, roots: set[int]) -> None:
+        """Once the step uses `tensor`, which was made apart, it has met the values in `roots`."""
+        self._deferred[storage_of(tensor)] = roots
+
+    def add_value(self, like: Tensor) -> int:
+        """Records a value that is computed from captured tensors alone."""
+        number = self.captures.add_value(like)
+        self._frozen.add(storage_of(self.captures.stand_ins[number]))
+        return number
 
     def __torch_dispatch__(
         self,
@@ -156,46 +107,58 @@ class CaptureMode(TorchDispatchMode):
             raise
 
     def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if getattr(func, "namespace", "") == "prim":
+            return func(*args, **kwargs)  # `prim.device` and its kind, called at every turn
         location = self._locate()
-        if not isinstance(func, torch._ops.OpOverload):
-            raise UnsupportedCoreError(
-                f"the core calls the higher-order operator {func}: it cannot be part of a step function. "
-                "Use `torch.where`.",
-                str(func),
-                location,
-            )
+        refuse_higher_order(func, location)
         if func not in _CONSTANT_OPS:
             swap: Callable[[Any], Any] = lambda value: self._swap(value, location)  # noqa: E731
             args, kwargs = pytree.tree_map(swap, (args, kwargs))
-        self.trail.append((str(func), *map(self._mark, pytree.tree_leaves((args, kwargs)))))
-        self._refuse(func, args, kwargs, location)
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.trail.append((str(func), *map(self._mark, leaves)))
+        refuse_op(func, args, kwargs, self._frozen, location)
         body = custom_op_body(func)
         if body is not None:
             with self:
                 return body(*args, **kwargs)
+        self._meet_all(leaves)
         set_stack_trace(stack_trace(location, str(func)))
         results = func(*args, **kwargs)
-        _refuse_complex((args, kwargs, results), str(func), location)
+        refuse_complex((leaves, results), str(func), location)
+        if self._apart is not None:
+            self._apart.append(CalledOp(func, args, results))
         return results
+
+    def _meet_all(self, leaves: Sequence[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, FakeTensor):
+                self.met |= self.behind(leaf)
+
+    def behind(self, tensor: Tensor) -> set[int]:
+        """The values that a fake tensor is a view of, or was computed from alone."""
+        storage = storage_of(tensor)
+        number = self.captures.number_of(storage)
+        return self._deferred.get(storage, set()) if number is None else {number}
 
     def _mark(self, value: Any) -> str:
         """What an op's argument is in each call, if the core does the same in each call."""
         if not isinstance(value, Tensor):
             return repr(value)
         # A constant made on the spot is a new tensor each time: its value counts.
-        return constant_value(value) if self._captures.is_captured(value) else ""
+        return constant_value(value) if self.captures.is_captured(value) else ""
 
     def _locate(self) -> SourceLocation | None:
         in_backward, number = op_location_key()
         location = user_location()
         if in_backward:
-            return location or self._captures.locations.get(number)
+            return location or self.captures.locations.get(number)
         if location is not None:
-            self._captures.locations[number] = location
+            # The first op with a number is the one that has a node.
+            self.captures.locations.setdefault(number, location)
         return location
 
     def _swap(self, value: Any, location: SourceLocation | None) -> Any:
-        if not isinstance(value, Tensor) or not self._captures.is_captured(value):
+        if not isinstance(value, Tensor) or not self.captures.is_captured(value):
             return value
         if value.layout is not torch.strided:
             raise CaptureError(
@@ -210,9 +173,9 @@ class CaptureMode(TorchDispatchMode):
                 "capture",
                 location,
             )
-        index = self._captures.find(value)
-        if index is None:
-            if not self._may_add:
+        number = self.captures.find(value)
+        if number is None:
+            if not self.may_add:
                 raise CaptureError(
                     "the core used a captured tensor that it did not use when it was traced before: "
                     f"{tuple(value.shape)} {value.dtype}. It must reach the same tensor objects in "
@@ -220,10 +183,9 @@ class CaptureMode(TorchDispatchMode):
                     "capture",
                     location,
                 )
-            index = self._captures.add(value)
-            self._frozen.add(_storage_of(self._captures.stand_ins[index]))
-        self.met.add(index)
-        stand_in = self._captures.stand_ins[index]
+            number = self.captures.add(value)
+            self._frozen.add(storage_of(self.captures.stand_ins[number]))
+        stand_in = self.captures.stand_ins[number]
         if (value.shape, value.dtype) != (stand_in.shape, stand_in.dtype):
             raise CaptureError(
                 f"a captured tensor was {list(stand_in.shape)} {stand_in.dtype} when the core was traced "
@@ -232,81 +194,3 @@ class CaptureMode(TorchDispatchMode):
                 location,
             )
         return stand_in
-
-    def _refuse(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        location: SourceLocation | None,
-    ) -> None:
-        name = str(func)
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise RandomOpError(
-                f"the core calls {name}: random ops are not supported, because the backward pass "
-                "recomputes the step. Draw the numbers outside and pass them as an input sequence.",
-                name,
-                location,
-            )
-        if func in _DATA_DEPENDENT_OPS or torch.Tag.data_dependent_output in func.tags:
-            raise _reads_value(name, location)
-        if torch.Tag.dynamic_output_shape in func.tags:
-            raise NonPointwiseError(
-                f"the core picks elements by index or mask ({name}): a step function must work on each "
-                "element of the step by itself. Use `torch.where` for masks.",
-                name,
-                location,
-            )
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            self._refuse_write(argument, value, name, location)
-        for argument in func._schema.arguments:
-            if argument.name in kwargs:
-                self._refuse_write(argument, kwargs[argument.name], name, location)
-
-    def _refuse_write(
-        self,
-        argument: torch._C.Argument,
-        value: Any,
-        name: str,
-        location: SourceLocation | None,
-    ) -> None:
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            return
-        for written in pytree.tree_leaves(value):  # `torch._foreach_*` write to lists
-            if isinstance(written, Tensor) and _storage_of(written) in self._frozen:
-                raise MutationError(
-                    "the core changes an input, a state, a captured tensor or an incoming gradient in "
-                    f"place ({name}). Return the new value instead; in-place ops on values that the "
-                    "core made are fine.",
-                    name,
-                    location,
-                )
-
-
-def _refuse_complex(values: Any, name: str, location: SourceLocation | None) -> None:
-    for value in pytree.tree_leaves(values):
-        if isinstance(value, Tensor) and value.is_complex():
-            raise complex_error(name, value.dtype, location)
-
-
-def _reads_value(name: str, location: SourceLocation | None) -> DataDependentError:
-    return DataDependentError(
-        f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
-        "`float()` on a tensor cannot be compiled. Use `torch.where`.",
-        name,
-        location,
-    )
-
-
-def _storage_of(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
-
-
-def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
-    return (
-        _storage_of(tensor),
-        tensor.storage_offset(),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-    )

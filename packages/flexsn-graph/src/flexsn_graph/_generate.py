@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from flexsn_graph._core import as_tensors, unwrap_compiled
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._normalize import normalize
-from flexsn_graph._positions import broadcast_shapes
+from flexsn_graph._strides import broadcast_shapes
 from flexsn_graph._torch_private import lower, split_joint, undisturbed
 from flexsn_graph._tracer import Tracer
 from flexsn_graph.errors import CoreReturnError, RequiresGradError
@@ -101,15 +101,15 @@ def _common_shape(tracer: Tracer) -> tuple[int, ...]:
 
 def _with_captured(graph: fx.Graph, tracer: Tracer, layouts: dict[int, LiftedLayout]) -> fx.Graph:
     placeholders = [n for n in graph.nodes if n.op == "placeholder"][len(tracer.examples) :]
-    for i, (node, tensor) in enumerate(zip(placeholders, tracer.captures.tensors, strict=True)):
-        node.meta["captured"] = tensor
+    for i, (node, number) in enumerate(zip(placeholders, tracer.lifted, strict=True)):
+        node.meta["captured"] = tracer.captures.tensors[number]
         node.meta["layout"] = layouts.get(i)
     return graph
 
 
 def _primal_names(tracer: Tracer) -> list[str]:
     names = [f"input_{i}" for i in range(len(tracer.examples))]
-    return names + [f"lifted_{i}" for i in range(len(tracer.captures.tensors))]
+    return names + [f"lifted_{i}" for i in range(len(tracer.lifted))]
 
 
 def _with_absent(graph: fx.Graph, positions: Sequence[int | None]) -> fx.Graph:

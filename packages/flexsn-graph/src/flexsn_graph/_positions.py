@@ -15,7 +15,7 @@ follows the sum is linear in it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -25,7 +25,8 @@ from torch import Tensor, fx
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import called_op, location_of
 from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, RESHAPE_OPS, SUM_OP, is_pointwise
-from flexsn_graph.errors import CaptureError, NonPointwiseError
+from flexsn_graph._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
+from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError
 
 _prims = torch.ops.prims
 
@@ -79,8 +80,7 @@ class _Check:
         gradient_of: Sequence[int | None],
         known: Mapping[int, LiftedLayout],
     ) -> None:
-        self._step = _contiguous(step_shape)
-        self._axes = frozenset(a for a, size in enumerate(step_shape) if size > 1)
+        self._step = StepAxes(step_shape)
         self._lifted = lifted
         self._gradient_of = gradient_of
         self._sums_allowed = any(position is not None for position in gradient_of)
@@ -94,16 +94,16 @@ class _Check:
         for node, index in zip(placeholders, self._lifted, strict=True):
             shape = _shape(node)
             if index is not None:
-                self._values[node] = _Value(shape, {index: _contiguous(shape)})
+                self._values[node] = _Value(shape, {index: contiguous(shape)})
                 continue
-            if node.users and not self._reaches(shape):
+            if node.users and not self._step.reaches(shape):
                 user = next(iter(node.users))
                 raise self._refusal(
                     user,
                     f"{called_op(user)} uses an argument of shape {list(shape)}, which does not broadcast to "
                     f"the step's {list(self._step.shape)}",
                 )
-            self._values[node] = _Value(shape, {_STEP: self._place(shape)})
+            self._values[node] = _Value(shape, {_STEP: self._step.place(shape)})
         for node in graph.nodes:
             if node.op == "get_attr":
                 self._values[node] = _Value(_shape(node))
@@ -169,13 +169,13 @@ class _Check:
         self, node: fx.Node, value: _Value, after: tuple[int, ...], step: Tensor | None
     ) -> None:
         before = value.shape
-        if value.summed and _numel(after) != _numel(before):
+        if value.summed and numel(after) != numel(before):
             raise self._sum_refusal(node)
         if step is None:
             return
-        if not _compatible(step, self._place(after)):
+        if not compatible(step, self._step.place(after)):
             self._moved = self._moved or node  # to be blamed if it is not moved back
-        if _numel(after) < _numel(before):
+        if numel(after) < numel(before):
             raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
 
     def _pointwise(self, node: fx.Node) -> _Value:
@@ -213,20 +213,20 @@ class _Check:
         dims: Any = node.args[1]
         after = _shape(node)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
-            reads = {i: _without(seen, dims) for i, seen in value.reads.items()}
+            reads = {i: without(seen, dims) for i, seen in value.reads.items()}
             return _Value(after, {} if value.zero else reads, value.summed, value.zero)
         if not self._sums_allowed:
             raise self._refusal(node, f"{called_op(node)} sums over elements")
         step = value.reads.get(_STEP)
         gone = frozenset(
-            a for d in dims if step is not None and value.shape[d] > 1 for a in self._axes_of(step, d)
+            a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
         )
-        if step is None or _numel([self._step.shape[a] for a in gone]) != _numel(
+        if step is None or numel([self._step.shape[a] for a in gone]) != numel(
             [value.shape[d] for d in dims]
         ):
             raise self._refusal(node, f"{called_op(node)} sums what is the same for all elements")
         self._record_layouts(value, step, node)
-        return _Value(after, {_STEP: _without(step, dims)}, value.summed | gone)
+        return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
 
     def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
         """The axes that the op's result is summed over; refuses what is not linear in a sum."""
@@ -247,7 +247,7 @@ class _Check:
             or (target is _prims.where.default and self._selects_sums(node))
         )
         # No operand may be larger than the sum: it would be there once for each of its elements.
-        if not linear or any(o.summed and _numel(o.shape) != _numel(_shape(node)) for o in operands):
+        if not linear or any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands):
             raise self._sum_refusal(node)
         return next(iter(axes))
 
@@ -263,25 +263,25 @@ class _Check:
     # Results.
 
     def _finish_result(self, value: _Value, node: fx.Node) -> None:
-        where = self._place(value.shape)
+        where = self._step.place(value.shape)
         step = value.reads.get(_STEP)
-        if value.summed or (step is not None and not _compatible(step, where)):
+        if value.summed or (step is not None and not compatible(step, where)):
             raise self._moved_refusal(node)
         self._record_layouts(value, where, node)
 
     def _finish_gradient(self, value: _Value, node: fx.Node, position: int) -> None:
         index = self._lifted[position]
         step = value.reads.get(_STEP)
-        where = self._place(value.shape)
+        where = self._step.place(value.shape)
         who = f"argument number {position}" if index is None else f"captured tensor number {index}"
         if index is not None:
             # The element of the gradient and the element of the tensor that it belongs to are one.
             where = torch.empty((), device="meta") if step is None else step
-            value = replace(value, reads={**value.reads, index: _contiguous(value.shape)})
-        elif step is not None and not _compatible(step, where):
+            value = replace(value, reads={**value.reads, index: contiguous(value.shape)})
+        elif step is not None and not compatible(step, where):
             raise self._moved_refusal(node)
-        here = {axis for d in range(where.dim()) for axis in self._axes_of(where, d)}
-        if here | value.summed != self._axes:
+        here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
+        if here | value.summed != self._step.varying:
             # Each element would be counted once for each element of the step that shares it.
             raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
         self._record_layouts(value, where, node)
@@ -290,57 +290,17 @@ class _Check:
         """Notes how `value`, whose elements are at `step`, reads the lifted tensors."""
         for index, seen in value.reads.items():
             if index != _STEP:
-                layout = self._layout(step, seen, node)
+                layout = self._step.layout(step, seen)
+                if layout is None:
+                    raise CaptureError(
+                        f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
+                        "Reshape it outside of the core.",
+                        called_op(node),
+                        location_of(node),
+                    )
                 before = self._layouts.setdefault(index, self._known.get(index, layout))
                 if layout != before:
                     raise self._two_layouts(index, node)
-
-    def _layout(self, step: Tensor, seen: Tensor, node: fx.Node) -> LiftedLayout:
-        dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
-        dims.sort(key=step.stride, reverse=True)
-        axes = sorted({a for d in dims for a in self._axes_of(step, d)})
-        sizes = [self._step.shape[a] for a in axes]
-        try:
-            found, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
-        except RuntimeError:
-            found, strides = None, ()
-        if found != tuple(self._step.stride(a) for a in axes):
-            raise CaptureError(
-                f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
-                "Reshape it outside of the core.",
-                called_op(node),
-                location_of(node),
-            )
-        by_axis = dict(zip(axes, strides, strict=True))
-        return LiftedLayout(
-            tuple(by_axis.get(a, 0) for a in range(self._step.dim())), int(seen.storage_offset())
-        )
-
-    def _place(self, shape: Sequence[int]) -> Tensor:
-        """Where an argument or result of `shape` stands in the step: aligned at the last dimension."""
-        sizes = (1,) * (self._step.dim() - len(shape)) + tuple(shape)
-        extra = len(sizes) - self._step.dim()
-        strides = [0] * extra + [
-            stride if size == full and size > 1 else 0
-            for size, full, stride in zip(
-                sizes[extra:], self._step.shape, self._step.stride(), strict=True
-            )
-        ]
-        return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
-
-    def _reaches(self, shape: tuple[int, ...]) -> bool:
-        """Whether an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
-        extra = max(0, len(shape) - self._step.dim())
-        common = broadcast_shapes([shape[extra:], self._step.shape])
-        return _numel(shape[:extra]) == 1 and common == tuple(self._step.shape)
-
-    def _axes_of(self, step: Tensor, dim: int) -> Iterator[int]:
-        """The axes of the step along which a value at `step` varies in its dimension `dim`."""
-        size, stride = step.shape[dim], step.stride(dim)
-        for axis in self._axes if size > 1 and stride > 0 else ():
-            one = self._step.stride(axis)
-            if stride < one * self._step.shape[axis] and one < stride * size:
-                yield axis
 
     # Errors.
 
@@ -364,8 +324,8 @@ class _Check:
             location_of(node),
         )
 
-    def _two_layouts(self, index: int, node: fx.Node) -> CaptureError:
-        return CaptureError(
+    def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
+        return TwoLayoutsError(
             f"captured tensor number {index} is read in two different layouts in one step. Make the "
             "second one a tensor of its own, outside of the core.",
             called_op(node),
@@ -378,37 +338,6 @@ def _replay(node: fx.Node, seen: Tensor) -> Any:
     if target in RESHAPE_OPS:
         return seen.view(_shape(node))
     return target(seen, *node.args[1:], **node.kwargs)
-
-
-def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
-    """The shape that `shapes` broadcast to, or `None`."""
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        return None
-
-
-def _contiguous(shape: Sequence[int]) -> Tensor:
-    return torch.empty(tuple(shape), device="meta")
-
-
-def _pick(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    return torch.empty_strided(
-        [tensor.shape[d] for d in dims], [tensor.stride(d) for d in dims], device="meta"
-    )
-
-
-def _without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
-    for d in sorted(dims, reverse=True):
-        tensor = tensor.select(d, 0)
-    return tensor
-
-
-def _compatible(step: Tensor, place: Tensor) -> bool:
-    return all(
-        size <= 1 or stride in (0, wanted)
-        for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)
-    )
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
@@ -427,7 +356,3 @@ def _shape(node: fx.Node) -> tuple[int, ...]:
     value = node.meta["val"]
     value = value[0] if isinstance(value, list | tuple) else value
     return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def _numel(shape: Sequence[int]) -> int:
-    return int(torch.Size(shape).numel())

@@ -13,9 +13,16 @@ from torch import Tensor, fx
 from flexsn_graph._core import as_core_results, check_arity, unwrap_compiled
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._normalize import normalize
+from flexsn_graph._prologue import Hoists
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph._tracer import Tracer
-from flexsn_graph.errors import CoreReturnError, RequiresGradError, StateMismatchError
+from flexsn_graph.errors import (
+    CaptureError,
+    CoreReturnError,
+    RequiresGradError,
+    StateMismatchError,
+    TwoLayoutsError,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +76,9 @@ class StepTrace:
     Attributes:
         core, num_inputs, num_states, num_outputs: as given (a compiled core unwrapped).
         inputs, states, outputs: `StepValue` of each.
-        lifted: the captured tensors, each once, in order of first use. They are the user's own objects.
-        lifted_values: `StepValue` of each lifted tensor.
+        captured: the captured tensors, each once, in order of first use. They are the user's own objects.
+        captured_values: `StepValue` of each captured tensor.
+        lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
@@ -83,22 +91,60 @@ class StepTrace:
         num_states: int,
         num_outputs: int,
         examples: Sequence[Tensor],
+        hoists: Hoists,
     ) -> None:
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
-        self._tracer = Tracer(core, examples, as_results)
+        self._tracer = Tracer(core, examples, as_results, hoists=hoists)
         self.differentiable = self._tracer.differentiable
         self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
         self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
         results = [StepValue.of(t) for t in self._tracer.results]
         self.outputs = tuple(results[:num_outputs])
         self.step_shape = _check_results(self.states, results, num_outputs)
-        self.lifted = tuple(self._tracer.captures.tensors)
-        self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.captures.stand_ins)
+        self._prologue = self._tracer.prologue()
+        self.captured = self._prologue.captured
+        self.captured_values = tuple(StepValue.of(t) for t in self.captured)
+        self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.lifted_values)
         self.forward = self._trace_forward()
+
+    @property
+    def lifted(self) -> tuple[Tensor, ...]:
+        """The captured tensors, where they are the lifted ones.
+
+        Raises:
+            CaptureError: some are computed of the captured ones before the loop; `lift` does that.
+        """
+        if self._prologue.calls:
+            first = self._prologue.calls[0]
+            raise CaptureError(
+                f"the core calls {first.name} on captured tensors alone, which a kernel cannot do. Do it "
+                "outside of the core, or before the loop, with `StepTrace.lift`.",
+                first.name,
+                first.location,
+            )
+        return self.captured
+
+    def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The lifted tensors, from the captured ones as they are now.
+
+        Captured tensors are lifted as they are, unless the core does with them alone what a step cannot: it
+        indexes or sums them, multiplies matrices, reads one in two layouts. That is computed here, once for
+        all steps, and is differentiable: the gradients of lifted tensors flow on to the captured ones.
+
+        Args:
+            captured: in place of each tensor of `self.captured`, that tensor or one of its shape and dtype.
+
+        Example:
+            >>> w = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+            >>> step = trace_step(lambda x, v: (x * w[0], v * w[1]), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+            >>> [float(t) for t in step.lift(step.captured)]
+            [0.5, 2.0]
+        """
+        return self._prologue(captured)
 
     def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepVjp:
         """The step's VJP, pruned to what is there and what is asked for.
@@ -136,7 +182,7 @@ class StepTrace:
         return StepGraph(normalize(lowered, self._primal_names()), layouts)
 
     def _primal_names(self) -> list[str]:
-        counts = {"input": self.num_inputs, "state": self.num_states, "lifted": len(self.lifted)}
+        counts = {"input": self.num_inputs, "state": self.num_states, "lifted": len(self.lifted_values)}
         return [f"{role}_{i}" for role, count in counts.items() for i in range(count)]
 
     def _cotangent_names(self, cotangents: Sequence[bool]) -> list[str]:
@@ -178,8 +224,12 @@ def trace_step(
     """
     core = unwrap_compiled(core)
     check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
+    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs)
     with undisturbed():
-        return StepTrace(core, num_inputs, num_states, num_outputs, example_inputs)
+        try:
+            return make(Hoists.WHAT_NO_STEP_CAN)
+        except TwoLayoutsError:
+            return make(Hoists.VIEWS_TOO)
 
 
 def _drop_zeros(graph: fx.Graph, gradients: Sequence[int | None]) -> tuple[int | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._library.custom_ops import OPDEFS
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import _engine_run_backward
 from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -26,20 +28,26 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "TorchFunctionMode",
+    "autocast_is_on",
     "constant_value",
     "custom_op_body",
     "fake_like",
+    "gradients",
     "lower",
     "op_location_key",
     "record",
     "set_stack_trace",
     "split_joint",
     "undisturbed",
+    "unrecorded",
     "without_hooks",
 ]
 
 
+_AUTOCAST_DEVICES = ("cpu", "cuda")
 _ONE_AT_A_TIME = threading.RLock()
+# The autograd nodes in whose backward formulas a trace has been begun, the innermost last.
+_around: list[Any] = []
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
@@ -51,7 +59,7 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     here = {"cpu", accelerator.type if accelerator is not None else "cpu"}
     device = tensor.device if tensor.device.type in here else torch.device("cpu")
-    with mode, torch.no_grad():
+    with _disable_current_modes(), mode, torch.no_grad():
         # Not `mode.from_tensor`: it keeps `requires_grad`, and refuses another mode's fake tensor.
         return cast(
             FakeTensor,
@@ -78,10 +86,15 @@ def op_location_key() -> tuple[bool, int]:
     An op and the backward formula that autograd runs for it have the same number.
     """
     node = torch._C._current_autograd_node()
-    if node is not None:
+    if node is not None and node is not _around[-1]:
         return True, node._sequence_nr()
     # The op's own node has been created already, and took the number before the next one.
-    return False, torch.autograd._get_sequence_nr() - 1
+    return False, torch._C._autograd._get_sequence_nr() - 1
+
+
+def autocast_is_on() -> bool:
+    """Whether `torch.autocast` applies; inside `undisturbed` it is the core that has switched it on."""
+    return any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES)
 
 
 @contextmanager
@@ -98,12 +111,26 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
-        for device in ("cpu", "cuda"):
+        for device in _AUTOCAST_DEVICES:
             stack.enter_context(torch.autocast(device, enabled=False))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it is slow to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-        yield
+        _around.append(torch._C._current_autograd_node())
+        try:
+            yield
+        finally:
+            _around.pop()
+
+
+def gradients(
+    roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """`torch.autograd.grad`, under which a function mode would not see what backward formulas call."""
+    found: tuple[Tensor | None, ...] = _engine_run_backward(
+        tuple(roots), tuple(cotangents), False, False, tuple(inputs), True, accumulate_grad=False
+    )
+    return found
 
 
 @contextmanager
@@ -138,7 +165,14 @@ def record(
 ) -> fx.GraphModule:
     """Records `function(*arguments)` as ATen ops, as they are called."""
     with mode, _keeping_locations():
-        return make_fx(function)(*arguments)
+        return make_fx(function, decomposition_table=_AS_EAGER)(*arguments)
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """What is called in here while `record` runs leaves no nodes."""
+    with disable_proxy_modes_tracing():
+        yield
 
 
 def lower(
@@ -151,7 +185,7 @@ def lower(
     def replay(*inputs: Tensor) -> Any:
         return fx.Interpreter(module).run(*inputs)
 
-    table = {**(decomposition_table if decompositions is None else decompositions), **_DECOMPOSITIONS}
+    table = {**(_TO_PRIMS if decompositions is None else decompositions), **_DECOMPOSITIONS}
     for view in VIEW_OPS:
         table.pop(view, None)
     arguments = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
@@ -180,6 +214,71 @@ def _index_put(
         return torch.where(mask, values.reshape(()), target)
     return NotImplemented
 
+
+def _bce_with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """As eager, also for infinite `x`, where torch's table gives NaN."""
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
+    loss = (1.0 - target) * x - log_sigmoid
+    if weight is not None:
+        loss = loss * weight
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
+    """Numbers and tensors without dimensions are rounded to the others' half dtype first, as eager mode does.
+
+    So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
+    """
+    dtype = torch.result_type(*values)
+    if dtype in _HALF_DTYPES:
+        values = tuple(_as_half(value, dtype) for value in values)
+    return decomposition(*values)
+
+
+def _as_half(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    if not isinstance(value, float):
+        return value
+    with _disable_current_modes():
+        return torch.tensor(value, dtype=dtype, device="cpu").item()
+
+
+def _pow_by_number(x: Tensor, exponent: float) -> Any:
+    """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
+    if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
+        if exponent == 3.0:
+            return x * x * x
+        if exponent == -2.0:
+            return (x * x).reciprocal()
+    return _in_common_dtype(decomposition_table[torch.ops.aten.pow.Tensor_Scalar], x, exponent)
+
+
+def _half_numbers() -> dict[Any, Callable[..., Any]]:
+    """What torch's table computes in float32 with numbers that eager mode rounds to the tensor's half dtype."""
+    aten = torch.ops.aten
+    ops = [getattr(getattr(aten, n), k) for n in ("eq", "ne", "lt", "le", "gt", "ge") for k in ("Scalar", "Tensor")]
+    ops += [aten.fmod.Scalar, aten.fmod.Tensor, aten.pow.Scalar, aten.pow.Tensor_Tensor]
+    ops += [aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.remainder.Tensor]
+    rounding = {op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in ops}
+    return {**rounding, aten.pow.Tensor_Scalar: _pow_by_number}
+
+
+_HALF_DTYPES = {torch.float16, torch.bfloat16}
+_TO_PRIMS: dict[Any, Callable[..., Any]] = {**decomposition_table, **_half_numbers()}
+
+# Decomposed while it is recorded: `functionalize` has another decomposition of its own.
+_AS_EAGER: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+}
 
 # What torch's tables leave, because its own backends have kernels for it.
 _DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

@@ -73,3 +73,7 @@ class ComplexDtypeError(UnsupportedCoreError):
 
 class CaptureError(UnsupportedCoreError):
     """A captured tensor is used in a way that the kernel cannot load."""
+
+
+class TwoLayoutsError(CaptureError):
+    """A captured tensor is read in two layouts where the kernel can load it in one only."""

@@ -1,0 +1,165 @@
+"""How long a step function takes to become kernel source, on the CPU, and how that grows with its size.
+
+    python benchmarks/trace_time.py [--output benchmarks/results/trace_time.md] [--repeats 7]
+
+From the Python function to the two Triton sources of a training step: the forward graph (`trace`), the graph of its
+gradient (`gradient`), and the scan kernels written from both (`code`). Triton's own compilation is not in it. No
+tensor holds data, so the sizes of the step do not matter. Medians in one process that has done the same once before,
+of its CPU time: one thread works, so that is the time on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, table, where
+from torch import Tensor
+
+from flexsn_codegen import BackwardSpec, ForwardSpec, InputLayout, backward_source, emit_core, forward_source
+from flexsn_graph import trace_step
+
+LIMIT = 0.3  # seconds, of the LIF neuron
+NODES = (10, 100, 500, 1000, 2000)
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds, and the number of ops in the forward graph."""
+
+    nodes: int
+    trace: float
+    gradient: float
+    code: float
+
+    @property
+    def total(self) -> float:
+        return self.trace + self.gradient + self.code
+
+
+class Spike(torch.autograd.Function):
+    """`x >= 0`; backward the derivative of `sigmoid(4 x)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x >= 0).to(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        soft = torch.sigmoid(4.0 * ctx.saved_tensors[0])
+        return grads[0] * 4.0 * soft * (1.0 - soft)
+
+
+def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Hard reset, `tau = 2`, sigmoid surrogate."""
+    h = v + (x - v) / 2.0
+    s: Tensor = Spike.apply(h - 1.0)  # type: ignore[no-untyped-call]
+    return s, h * (1.0 - s)
+
+
+def chain(nodes: int) -> Step:
+    """A step of `nodes` ops, each of which uses the one before."""
+
+    def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(nodes // 2):
+            v = x - v * 0.5
+        return v, v
+
+    return step
+
+
+def source_times(step: Step) -> Times:
+    """Traces a step and writes its kernels."""
+    marks = [time.process_time()]
+    example = torch.empty(4, device="meta")
+    trace = trace_step(step, 1, 1, 1, (example, example))
+    marks.append(time.process_time())
+    vjp = trace.vjp((True, True), (True, True))
+    marks.append(time.process_time())
+    core = emit_core(trace.forward.graph, "step", prune=True)
+    gradient = emit_core(vjp.graph, "vjp", prune=True, fast_division=True)
+    one, yes, dtypes = (InputLayout(),), (True,), ("tl.float32",)
+    forward_source("forward", core, ForwardSpec(one, (None,), dtypes, (), yes, (False,), yes, segment=8))
+    backward_source(
+        "backward",
+        core,
+        gradient,
+        BackwardSpec(
+            inputs=one,
+            states=(None,),
+            state_dtypes=dtypes,
+            lifted=(),
+            num_outputs=1,
+            grad_outputs=yes,
+            grad_state_seqs=(False,),
+            grad_final_states=(False,),
+            gradients=vjp.gradients,
+            grad_inputs=yes,
+            grad_states=(False,),
+            grad_lifted=(),
+            lifted_dtypes=(),
+        ),
+    )
+    marks.append(time.process_time())
+    nodes = sum(node.op == "call_function" for node in trace.forward.graph.nodes)
+    return Times(nodes, *(end - begin for begin, end in pairwise(marks)))
+
+
+def median_times(step: Step, repeats: int) -> Times:
+    """Medians of each part, after a first run that fills torch's caches."""
+    source_times(step)
+    runs = [source_times(step) for _ in range(repeats)]
+    parts = (statistics.median(getattr(run, part) for run in runs) for part in ("trace", "gradient", "code"))
+    return Times(runs[0].nodes, *parts)
+
+
+def exponent(rows: Sequence[Times]) -> float:
+    """`p` of `total = c * nodes**p`, fitted by least squares to the logarithms."""
+    return statistics.linear_regression(
+        [math.log(row.nodes) for row in rows], [math.log(row.total) for row in rows]
+    ).slope
+
+
+def milliseconds(times: Times) -> Iterator[str]:
+    return (f"{1e3 * part:.1f}" for part in (times.trace, times.gradient, times.code, times.total))
+
+
+def main(path: Path, repeats: int) -> None:
+    neuron = median_times(lif, repeats)
+    chains = [median_times(chain(nodes), max(1, min(repeats, 1000 // nodes))) for nodes in NODES]
+    cores = [("LIF", neuron), *((f"chain of {row.nodes}", row) for row in chains)]
+    rows = [(name, t.nodes, *milliseconds(t), f"{1e3 * t.total / t.nodes:.1f}") for name, t in cores]
+    lines = [
+        "# From a step function to kernel source",
+        "",
+        "`python benchmarks/trace_time.py`: CPU time in ms, medians, warm, of a training step's forward and backward",
+        "kernels. One thread works.",
+        f"{os.cpu_count()} cores, shared with other work. {where(torch.device('cpu'))}",
+        "",
+        *table(("core", "ops", "trace", "gradient", "code", "together", "ms per op"), rows),
+        "",
+        f"The LIF neuron takes {neuron.total:.3f} s; at most {LIMIT} s is wanted.",
+        f"Chains of {NODES[0]} to {NODES[-1]} ops: time grows as `ops ** {exponent(chains):.2f}`; "
+        f"from {NODES[1]} ops on as `ops ** {exponent(chains[1:]):.2f}`.",
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "trace_time.md")
+    parser.add_argument("--repeats", type=int, default=7)
+    arguments = parser.parse_args()
+    main(arguments.output, arguments.repeats)
