@@ -1,8 +1,9 @@
-"""All of PyTorch's elementwise ops through a pointwise kernel, against eager mode: a table of every variant.
+"""All of PyTorch's elementwise ops and their gradients through a pointwise kernel, against eager mode: a table of each.
 
     TRITON_INTERPRET=1 python benchmarks/opinfo_table.py [--samples N] [--out FILE] [VARIANT ...]
 
-Runs in Triton's interpreter, on the CPU; about ten minutes. Ends with status 1 if an answer is wrong.
+Runs in Triton's interpreter, on the CPU; about seven minutes. Ends with status 1 if an answer is wrong. The tests run a
+quick subset, `packages/flexsn-codegen/tests/test_codegen_opinfo.py`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")
@@ -18,7 +21,20 @@ sys.path.insert(0, str(ROOT / "packages/flexsn-codegen/tests"))
 
 import torch  # noqa: E402
 import triton  # noqa: E402
-from codegen_opinfo import DTYPES, EXCEPTIONS, Outcome, check, variant_name, variants  # noqa: E402
+from codegen_opinfo import (  # noqa: E402
+    CANCELLING,
+    DIFFERENTIABLE,
+    DTYPES,
+    EXCEPTIONS,
+    Outcome,
+    check,
+    check_gradient,
+    is_differentiable,
+    variant_name,
+    variants,
+)
+
+Outcomes = dict[torch.dtype, Outcome]
 
 
 def main() -> int:
@@ -30,60 +46,79 @@ def main() -> int:
     arguments = parser.parse_args()
     chosen = [v for v in variants() if not arguments.variants or variant_name(v) in arguments.variants]
     rows = []
-    counts = {"passes": 0, "refused": 0, "wrong": 0}
+    counts = Counter(passes=0, refused=0, wrong=0)
     for info in chosen:
-        dtypes = [d for d in DTYPES if d in info.dtypes]
-        outcomes = {d: check(info, d, samples=arguments.samples, special=True) for d in dtypes}
-        verdict, why = _verdict(outcomes)
-        counts[verdict] += 1
-        equal = sum(o.equal for o in outcomes.values())
-        total = equal + sum(o.close + len(o.wrong) for o in outcomes.values())
-        rows.append(f"| `{variant_name(info)}` | {verdict} | {len(dtypes)} | {equal} / {total} | {why} |")
+        limits = {"samples": arguments.samples, "special": True}
+        forward = {d: check(info, d, **limits) for d in DTYPES if d in info.dtypes}
+        backward = {d: check_gradient(info, d, **limits) for d in DIFFERENTIABLE if is_differentiable(info, d)}
+        verdicts = [_verdict(forward) or "refused", _verdict(backward) or "–"]
+        counts["wrong" if "wrong" in verdicts else "refused" if "refused" in verdicts else "passes"] += 1
+        cells = [f"`{variant_name(info)}`"]
+        for verdict, outcomes in zip(verdicts, (forward, backward), strict=True):
+            cells += [verdict, _equal(outcomes)]
+        rows.append(f"| {' | '.join([*cells, _why(forward, backward)])} |")
         print(rows[-1], flush=True)
     text = _page(rows, counts, arguments.samples)
     out = arguments.out or (None if arguments.variants else ROOT / "benchmarks/results/opinfo.md")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
-    print(counts)
+    print(dict(counts))
     return int(counts["wrong"] > 0)
 
 
-def _verdict(outcomes: dict[torch.dtype, Outcome]) -> tuple[str, str]:
-    wrong = [f"{dtype}: {o.wrong[0]}" for dtype, o in outcomes.items() if o.wrong]
-    if wrong:
-        return "wrong", _cell(wrong[0])
-    refused = sorted({o.refused for o in outcomes.values() if o.refused})
-    if not any(o.equal or o.close or o.refused for o in outcomes.values()):
-        return "refused", "complex numbers only"
-    return ("refused", _cell(refused[0])) if refused else ("passes", "")
+def _verdict(outcomes: Outcomes) -> str:
+    """The worst of the dtypes; empty if nothing ran."""
+    found = outcomes.values()
+    if any(o.wrong for o in found):
+        return "wrong"
+    return "refused" if any(o.refused for o in found) else "passes" if any(o.equal or o.close for o in found) else ""
 
 
-def _cell(text: str) -> str:
+def _equal(outcomes: Outcomes) -> str:
+    equal = sum(o.equal for o in outcomes.values())
+    total = equal + sum(o.close + len(o.wrong) for o in outcomes.values())
+    return f"{equal} / {total}" if total else ""
+
+
+def _why(forward: Outcomes, backward: Outcomes) -> str:
+    both = [*forward.items(), *backward.items()]
+    wrong = [f"{dtype}: {o.wrong[0]}" for dtype, o in both if o.wrong]
+    refused = sorted({o.refused for _, o in both if o.refused})
+    text = next(iter([*wrong, *refused]), "" if _verdict(forward) else "complex numbers only")
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def _page(rows: list[str], counts: dict[str, int], samples: int) -> str:
-    exceptions = "\n".join(f"- `{name}`: {why}." for name, why in EXCEPTIONS.items())
-    header = f"""# PyTorch's elementwise ops through a pointwise kernel
+def _page(rows: list[str], counts: Counter[str], samples: int) -> str:
+    return f"""# PyTorch's elementwise ops through a pointwise kernel
 
 Made by `python benchmarks/opinfo_table.py` with torch {torch.__version__} and Triton {triton.__version__}, in
 Triton's interpreter on the CPU. For each variant and dtype: {samples} of PyTorch's own samples, and special
 values (NaN, infinities, zeros of both signs, denormal, huge; for two arguments all pairs), against eager mode.
+Backward where PyTorch says that the variant is differentiable: results and gradients of
+`pointwise(..., autograd=True)` for the same samples, in float64, float32, float16 and bfloat16. "–" is where no
+dtype has a gradient.
 
-{counts["passes"]} variants pass, {counts["refused"]} are refused (by `UnsupportedOpError`, in at least one
-dtype), {counts["wrong"]} are wrong.
+{counts["passes"]} variants pass, {counts["refused"]} are refused (by `UnsupportedOpError`, in at least one dtype or
+in the backward), {counts["wrong"]} are wrong.
 
 Passing is: equal for integers and bool; for floats within `torch.testing.assert_close`'s tolerance of eager
 mode, or of eager mode in float64, rounded (its float32 code is off in places: `gelu(inf)` is NaN). "Equal" counts
 samples whose every element is equal. On purpose different:
 
-{exceptions}
+{_notes(EXCEPTIONS.items())}
 
-| variant | | dtypes | equal | why |
-|---|---|---|---|---|
-"""
-    return header + "\n".join(rows) + "\n"
+Compared to a unit of the values that are subtracted, in the backward:
+
+{_notes(CANCELLING.items())}
+
+| variant | forward | equal | backward | equal | why |
+|---|---|---|---|---|---|
+""" + "".join(f"{row}\n" for row in rows)
+
+
+def _notes(reasons: Iterable[tuple[str, str]]) -> str:
+    return "\n".join(f"- `{name}`: {why}." for name, why in reasons)
 
 
 if __name__ == "__main__":

@@ -155,6 +155,22 @@ def test_a_constant_node_is_written_where_it_is_used() -> None:
     assert "mul_default = x * tl.full([], 2.0, tl.float32)" in emit_core(graph, "core", prune=True).source
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_constant_node_of_a_narrow_dtype_is_rounded_to_it(dtype: torch.dtype) -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    x.meta["val"] = torch.empty(4, dtype=dtype)
+    tenth = graph.call_function(_prims.scalar_tensor.default, (0.1,), {"dtype": dtype})
+    tenth.meta["val"] = torch.empty((), dtype=dtype)
+    wide = graph.call_function(_prims.convert_element_type.default, (tenth, torch.float32))
+    wide.meta["val"] = torch.empty(())
+    total = graph.call_function(_prims.add.default, (wide, 0.0))
+    total.meta["val"] = torch.empty(())
+    graph.output((total, tenth))
+    source = emit_core(graph, "core", prune=True).source
+    assert source.count(f"dev.round_{str(dtype)[6:]}(tl.full([], 0.1, tl.float32))") == 2
+
+
 def test_same_graph_same_source() -> None:
     first, second = (generate_triton_code_str(graph_of(lif, torch.zeros(4), torch.zeros(4)), "core") for _ in range(2))
     assert first == second

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,10 @@ def test_each_compiled_function_is_written_out() -> None:
     assert set(_functions.UNARY) <= defined("_compiled")
 
 
+def test_each_function_with_an_approximate_twin_has_it() -> None:
+    assert {f"fast_{name}" for name in _functions.FAST} == {n for n in exported("_compiled") if n.startswith("fast_")}
+
+
 def test_generated_sources_find_all_names() -> None:
     for name in exported("_compiled") | exported("_composed"):
         assert hasattr(device, name), name
@@ -48,7 +53,8 @@ def test_each_compiled_function_calls_the_one_it_is_listed_with() -> None:
     tree = ast.parse((FOLDER / "_compiled.py").read_text())
     bodies = {n.name: ast.unparse(n.body[-1]) for n in tree.body if isinstance(n, ast.FunctionDef)}
     for name, (libdevice_name, _) in _functions.UNARY.items():
-        assert bodies[name] == f"return libdevice.{libdevice_name}(x)"
+        in_float64 = f"return libdevice.{libdevice_name}(x.to(tl.float64)).to(x.dtype)"
+        assert bodies[name] in (f"return libdevice.{libdevice_name}(x)", in_float64)
 
 
 SPECIAL = [
@@ -280,6 +286,26 @@ def test_halves_round_where_eager_rounds() -> None:
             return (x * y + y) / 3.0 - x * 0.1
 
         assert torch.equal(pointwise(function)(x, y), function(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x > 0.3, x >= 0.3, x < 0.3, x <= 0.3, x == 0.3, x != 0.3),
+        lambda x: (x > torch.full((), 0.3, device=x.device), torch.full((), 0.3, device=x.device) <= x),
+        lambda x: (x.fmod(0.3), x.remainder(0.3), torch.remainder(0.3, x)),
+        lambda x: (torch.nn.functional.hardshrink(x, 0.3), torch.where(x > 0.7, 0.3, x) + x),
+        lambda x: (x.float() > 0.3, x.float() == 0.3),
+    ],
+)
+def test_a_number_is_compared_with_halves_as_a_half(
+    function: Callable[[Tensor], tuple[Tensor, ...]], dtype: torch.dtype
+) -> None:
+    # 0.3 is between two halves: what is it to the nearest of them, greater or equal?
+    x = torch.tensor([0.3, -0.3, 0.7, 0.29, 0.31], dtype=dtype)
+    for actual, expected in zip(pointwise(function, name="f")(x), function(x), strict=True):
+        assert_same(actual, expected)
 
 
 def test_float64_is_rounded_to_halves_by_way_of_float32() -> None:

@@ -30,7 +30,7 @@ GOLDEN = Path(__file__).parent / "golden"
 COMMAND = "python packages/flexsn-codegen/tests/test_codegen_offline.py"
 
 
-def scan(name: str) -> KernelSource:
+def scan(name: str, *, fast_math: bool = False) -> KernelSource:
     graph, states = core_graph(name)
     spec = ForwardSpec(
         inputs=(InputLayout(),),
@@ -42,7 +42,7 @@ def scan(name: str) -> KernelSource:
         final_states=(True,) * states,
         chunk=4,
     )
-    return forward_source(name, emit_core(graph, name, prune=True), spec)
+    return forward_source(name, emit_core(graph, name, prune=True, fast_math=fast_math), spec)
 
 
 def golden(name: str) -> str:
@@ -63,9 +63,17 @@ def test_cores_compile_for_gpus_that_are_not_there() -> None:
     for job, use in zip(jobs, compile_offline(jobs), strict=True):
         assert use.target == job.target
         assert 8 <= use.registers <= 128, job
-        assert use.local_bytes == use.shared_bytes == 0, job
-        assert use.binary_bytes > 1000
+        assert use.spilled_bytes == use.local_bytes == use.shared_bytes == 0, job
+        assert len(use.binary) > 1000
         assert f"{use.registers} registers" in str(use)
+
+
+def test_a_scan_fuses_multiply_and_add_with_fast_math_alone() -> None:
+    jobs = [OfflineJob(scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
+    strict, hasty = (use.assembly for use in compile_offline(jobs))
+    assert "fma.rn.f32" not in strict
+    assert "mul.rn.f32" in strict
+    assert "fma.rn" in hasty
 
 
 def test_special_functions_compile() -> None:
@@ -82,7 +90,7 @@ def test_special_functions_compile() -> None:
     kernel = pointwise(functions).source(*arguments)
     dtypes = [torch.float32, torch.int32, torch.float32, torch.float32, torch.int32, torch.bfloat16]
     (use,) = compile_offline([OfflineJob(kernel, "sm_90", dtypes)])
-    assert use.binary_bytes > 10_000
+    assert len(use.binary) > 10_000
 
 
 def test_wrong_jobs_are_refused() -> None:
@@ -107,6 +115,10 @@ def sorted_(x):
     return torch.sort(x)[0]
 
 
+def broken(x):
+    return x.nothing
+
+
 number = 3
 """
 
@@ -114,6 +126,7 @@ number = 3
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "codegen_shown.py").write_text(MODULE)
+    (tmp_path / "codegen_misspelt.py").write_text("def f(x: return x")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "codegen_shown", raising=False)
@@ -139,6 +152,28 @@ def test_show_prints_the_gradient(module: str, capsys: pytest.CaptureFixture[str
     assert "dev.round_bfloat16" in out
 
 
+def test_show_takes_precision_and_fast_math(module: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--arguments", "float16", "float16", "--precision", "float32", "--fast-math", "--target", "sm_90"]
+    assert main(["show", f"{module}:gated", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "dev.fast_exp(" in out
+    assert out.count("dev.round_float16(") == 1
+    assert "# sm_90: " in out
+
+
+def test_prune_says_what_it_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
+    pointwise(torch.neg)(torch.zeros(3))
+    (source,) = (tmp_path / "cache").glob("*.py")
+    os.utime(source, (0, 0))
+    for count in (1, 0):
+        assert main(["prune", "--days", "30"]) == 0
+        assert capsys.readouterr().out == f"deleted {count} files from {tmp_path / 'cache'}\n"
+    assert not source.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -147,7 +182,10 @@ def test_show_prints_the_gradient(module: str, capsys: pytest.CaptureFixture[str
         (["show", "codegen_absent:f"], 2, "no module 'codegen_absent'"),
         (["show", "codegen_shown:number"], 2, "is a int, not a function"),
         (["show", "codegen_shown:gated", "--arguments", "float99"], 2, "'float99' is no argument"),
+        (["show", "codegen_shown:gated", "--precision", "single"], 2, "no precision 'single'"),
         (["show", "codegen_shown:sorted_"], 1, "aten.sort"),
+        (["show", "codegen_shown:broken"], 1, "codegen_shown.py:14: return x.nothing"),
+        (["show", "codegen_misspelt:f"], 2, "codegen_misspelt.py:1: "),
         (["show", "codegen_shown:gated", "--target", "h100"], 1, "'h100' is no target"),
     ],
 )

@@ -152,6 +152,61 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda *a: kernel(*a)[0], (x, w, s), fast_mode=False)
 
 
+def test_gradients_of_gradients() -> None:
+    def function(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x * w) / (1 + x * x), (x > w).to(x)
+
+    x, w = (tensor(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 2), (2,)))
+    kernel = pointwise(function, autograd=True)
+    assert torch.autograd.gradgradcheck(lambda *a: kernel(*a)[0], (x, w))
+    third = []
+    for f in (kernel, function):
+        result = f(x, w)[0].sum()
+        for _ in range(3):
+            (result,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        third.append(result)
+    torch.testing.assert_close(*third)
+
+
+def test_gradients_of_gradients_by_one_argument_alone() -> None:
+    x, y = tensor(6, dtype=torch.float64).requires_grad_(), tensor(6, dtype=torch.float64)
+
+    def twice(function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        (first,) = torch.autograd.grad(function(x, y), x, torch.ones_like(x), create_graph=True)
+        (second,) = torch.autograd.grad(first, x, y)
+        return second
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        return torch.exp(x * y)
+
+    torch.testing.assert_close(twice(pointwise(function, autograd=True)), twice(function))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, s: torch.exp(x * s),
+        lambda x, s: torch.sin(x) * (s * s) + s.exp() * x,
+        lambda x, s: functional.softplus(x * s.tanh()) / (s * s + x * x),
+    ],
+)
+def test_gradients_of_gradients_by_an_argument_without_dimensions(
+    function: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    x = tensor(5, dtype=torch.float64).requires_grad_()
+    s = torch.tensor(0.7, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    kernel = pointwise(function, autograd=True)
+    weights = torch.linspace(-1, 2, 5, dtype=torch.float64, device=DEVICE).requires_grad_()
+
+    def second(f: Callable[[Tensor, Tensor], Tensor]) -> tuple[Tensor, ...]:
+        by_x, by_s = torch.autograd.grad(f(x, s), (x, s), weights, create_graph=True)
+        return torch.autograd.grad((by_x * by_x).sum() + by_s * by_s, (x, s, weights))
+
+    for actual, expected in zip(second(kernel), second(function), strict=True):
+        torch.testing.assert_close(actual, expected)
+    assert torch.autograd.gradgradcheck(kernel, (x, s))
+
+
 def test_gradient_of_a_scalar_in_mixed_precision() -> None:
     x = tensor(64, dtype=torch.bfloat16)
     actual, expected = (torch.tensor(0.5, device=DEVICE, requires_grad=True) for _ in range(2))
@@ -160,6 +215,21 @@ def test_gradient_of_a_scalar_in_mixed_precision() -> None:
     assert actual.grad is not None
     assert actual.grad.dtype == torch.float32
     torch.testing.assert_close(actual.grad, expected.grad, rtol=0.02, atol=0.02)
+
+
+def test_terms_of_a_half_scalars_gradient_may_overflow_as_long_as_their_sum_does_not() -> None:
+    x = torch.tensor([1e6, -1e6, 3.0], device=DEVICE)
+    s = torch.tensor(0.5, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    pointwise(torch.mul, autograd=True)(x, s).sum().backward()
+    assert s.grad is not None
+    assert s.grad.dtype == torch.float16
+    assert s.grad.item() == 3.0
+
+
+@pytest.mark.parametrize("function", [torch.logit, lambda x: torch.xlogy(x, 0.3), torch.tanh])
+def test_tensors_without_dimensions_alone_have_gradients(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.tensor(0.3, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    assert torch.autograd.gradcheck(pointwise(function, autograd=True), (x,))
 
 
 def test_only_wanted_gradients_are_computed() -> None:
@@ -188,17 +258,21 @@ def test_surrogate_gradients() -> None:
     torch.testing.assert_close(x.grad, torch.exp(-x.detach().abs()))
 
 
-def test_gradient_of_a_sum_must_be_linear() -> None:
-    class Clip(torch.autograd.Function):
+@pytest.mark.parametrize(
+    "backward",
+    [lambda grad: grad.clamp(-1, 1), lambda grad: grad * grad, lambda grad: grad.expand(5).tanh().sum()],
+)
+def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) -> None:
+    class Odd(torch.autograd.Function):
         @staticmethod
         def forward(ctx: object, s: Tensor) -> Tensor:
             return s * 1
 
         @staticmethod
         def backward(ctx: object, grad: Tensor) -> Tensor:
-            return grad.clamp(-1, 1)
+            return backward(grad)
 
-    kernel = pointwise(lambda x, s: x * Clip.apply(s), autograd=True)  # type: ignore[no-untyped-call]
+    kernel = pointwise(lambda x, s: x * Odd.apply(s), autograd=True)  # type: ignore[no-untyped-call]
     with pytest.raises(UnsupportedOpError, match="without dimensions"):
         kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 
@@ -218,7 +292,8 @@ def test_a_gradient_asked_of_a_kernel_without_is_an_error() -> None:
         (lambda x: x.sum(), UnsupportedOpError, "prims.sum"),
         (lambda x: x.softmax(-1), UnsupportedOpError, "changes the shape"),
         (lambda x: x.flip(0) + x, UnsupportedOpError, "prims.rev"),
-        (lambda x: x + torch.rand_like(x), UnsupportedOpError, "aten.rand_like"),
+        (lambda x: x + torch.rand_like(x), UnsupportedOpError, "aten.rand_like.default is random"),
+        (lambda x: functional.dropout(x), UnsupportedOpError, "is random\n  at .*test_codegen_pointwise"),
         (lambda x: x * torch.complex(x, x), UnsupportedOpError, "complex"),
         (lambda x: x.t(), TraceError, "common shape"),
         (lambda x: x / x.shape[0], TraceError, "reads a shape"),

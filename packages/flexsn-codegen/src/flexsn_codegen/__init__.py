@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache
+from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
 from flexsn_codegen._core import CoreSource, emit_core, generate_triton_code_str
 from flexsn_codegen._dtypes import register_dtype, tl_name
+from flexsn_codegen._numerics import Numerics, Precision, compile_options
 from flexsn_codegen._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen._pointwise import Pointwise, pointwise
 from flexsn_codegen._rules import OpCall, register_op, supported_ops
@@ -16,6 +17,7 @@ from flexsn_codegen.errors import (
     GraphError,
     KernelNameError,
     OfflineCompileError,
+    PrecisionError,
     TraceError,
     TritonMissingError,
     UnsupportedOpError,
@@ -52,11 +54,14 @@ __all__ = [
     "InputLayout",
     "KernelNameError",
     "KernelSource",
+    "Numerics",
     "OfflineCompileError",
     "OfflineJob",
     "OpCall",
     "Param",
     "Pointwise",
+    "Precision",
+    "PrecisionError",
     "ResourceUse",
     "Role",
     "StepLayout",
@@ -67,6 +72,7 @@ __all__ = [
     "backward_source",
     "cache_folder",
     "compile_offline",
+    "compile_options",
     "compile_triton_code_str",
     "emit_core",
     "forward_source",
@@ -81,4 +87,5 @@ __all__ = [
     "register_op",
     "supported_ops",
     "tl_name",
+    "write_private",
 ]

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +15,12 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._cache import cache_folder, prune_cache
+from flexsn_codegen._numerics import Numerics
 from flexsn_codegen._offline import OfflineJob, compile_offline
 from flexsn_codegen._pointwise import Pointwise
+from flexsn_codegen.errors import PrecisionError
+
+_OURS = os.path.dirname(__file__)
 
 
 class _UsageError(Exception):
@@ -35,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="dtype of each argument, with :0 for one without dimensions; by default float32, all of them",
     )
     show.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+    show.add_argument("--precision", default="eager", help="eager (default) or float32: where half values are rounded")
+    show.add_argument("--fast-math", action="store_true", help="approximate functions, fused multiply-add")
     show.add_argument("--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, … (default: sm_90)")
     prune = commands.add_parser("prune", help="deletes generated sources that have not been used for a while")
     prune.add_argument("--days", type=float, default=30.0)
@@ -43,38 +50,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.command == "prune":
             print(f"deleted {prune_cache(given.days)} files from {cache_folder()}")
         else:
-            _show(given.function, given.arguments, given.gradient, given.target)
-    except _UsageError as error:
+            numerics = Numerics(given.precision, given.fast_math)
+            _show(given.function, given.arguments, given.gradient, given.target, numerics)
+    except (_UsageError, PrecisionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except (ValueError, TypeError, NotImplementedError, RuntimeError, ImportError) as error:
-        print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
+    except Exception as error:
+        print(f"error: {type(error).__name__}: {error}{_place(error)}", file=sys.stderr)
         return 1
     return 0
 
 
-def _show(path: str, dtypes: Sequence[str] | None, gradient: bool, targets: Sequence[str]) -> None:
+def _place(error: Exception) -> str:
+    """The line that failed, unless it is ours: our errors say where."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
+
+
+def _show(
+    path: str, dtypes: Sequence[str] | None, gradient: bool, targets: Sequence[str], numerics: Numerics
+) -> None:
     fn = _function(path)
     inputs = _inputs(fn, dtypes)
-    kernel = Pointwise(fn, autograd=gradient, name=path.rpartition(":")[2])
-    _print_kernel(kernel, inputs, targets)
+    kernel = Pointwise(fn, autograd=gradient, name=path.rpartition(":")[2], numerics=numerics)
+    _print_kernel(kernel, inputs, targets, fast_math=numerics.fast_math)
     if gradient:
         built = kernel.traced(*inputs)
         flags = tuple(t.requires_grad for t in inputs)
         if not any(built.differentiable):
             raise _UsageError(f"no result of {path} is differentiable.")
         pairs = zip(built.dtypes, built.differentiable, strict=True)
-        given = [torch.empty(8, device="meta", dtype=dtype) for dtype, there in pairs if there]
+        given = [t.detach() for t in inputs]
+        given += [torch.empty(8, device="meta", dtype=dtype) for dtype, there in pairs if there]
         print("\n# --- the gradient ---\n")
-        _print_kernel(kernel.gradient(inputs, flags), [*inputs, *given], targets)
+        _print_kernel(kernel.gradient(inputs, flags), given, targets, fast_math=numerics.fast_math)
 
 
-def _print_kernel(kernel: Pointwise, inputs: Sequence[Tensor], targets: Sequence[str]) -> None:
+def _print_kernel(kernel: Pointwise, inputs: Sequence[Tensor], targets: Sequence[str], *, fast_math: bool) -> None:
     traced, source = kernel.traced(*inputs), kernel.source(*inputs)
     print(f"# graph\n{traced.graph}\n\n# source\n{source.source}")
     of_result = iter(traced.dtypes)
     dtypes = [inputs[p.index].dtype if p.role.value == "input" else next(of_result) for p in source.params]
-    for use in compile_offline([OfflineJob(source, target, dtypes) for target in targets]):
+    for use in compile_offline([OfflineJob(source, target, dtypes, fast_math=fast_math) for target in targets]):
         print(f"# {use}")
 
 
@@ -87,6 +104,8 @@ def _function(path: str) -> Callable[..., Any]:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise _UsageError(f"there is no module {error.name!r}") from None
+    except SyntaxError as error:
+        raise _UsageError(f"{error.filename}:{error.lineno}: {error.msg}") from None
     for part in name.split("."):
         if not hasattr(found, part):
             raise _UsageError(f"{module_name!r} has no {name!r}")

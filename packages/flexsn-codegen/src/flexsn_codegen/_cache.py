@@ -113,17 +113,24 @@ def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
         with contextlib.suppress(OSError):
             os.utime(path)  # in use: not to be pruned
         return path, False
-    # Written aside and moved: a process that races for the same kernel sees all of it or nothing.
+    write_private(path, code)
+    return path, True
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that is this user's alone, in `cache_folder()` say.
+
+    It is written aside and moved: a process that reads or writes it at the same time sees all of a text or nothing.
+    """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(code)
+            file.write(text)
         os.chmod(temporary, 0o600)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    return path, True
 
 
 def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:

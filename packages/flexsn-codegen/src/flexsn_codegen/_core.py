@@ -7,7 +7,7 @@ import keyword
 import operator
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,8 +15,10 @@ from torch import Tensor, fx
 
 from flexsn_codegen._continuity import continuous_nodes
 from flexsn_codegen._dtypes import is_supported, literal
+from flexsn_codegen._functions import FAST
 from flexsn_codegen._location import citation, source_line
-from flexsn_codegen._rules import OpCall, expression
+from flexsn_codegen._numerics import Numerics, Precision
+from flexsn_codegen._rules import OpCall, expression, half_rounded
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 
 HEADER = """import triton
@@ -47,7 +49,14 @@ class CoreSource:
     arguments: tuple[str, ...]
 
 
-def generate_triton_code_str(graph: fx.Graph, fn_name: str, verbose: bool = False) -> tuple[str, str]:
+def generate_triton_code_str(
+    graph: fx.Graph,
+    fn_name: str,
+    verbose: bool = False,
+    *,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> tuple[str, str]:
     """Writes a graph as a `@triton.jit` function on blocks of values.
 
     Args:
@@ -55,6 +64,9 @@ def generate_triton_code_str(graph: fx.Graph, fn_name: str, verbose: bool = Fals
             `flexsn_graph` makes them.
         fn_name: any text; what is not allowed in an identifier becomes `_`.
         verbose: prints the source.
+        precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
+            ``"float32"`` rounds the function's results alone.
+        fast_math: call approximate functions. To be compiled with `compile_options(..., fast_math=True)`.
 
     Returns:
         The source of a module, and the function's name: `fn_name` plus a hash of the body. The function
@@ -64,22 +76,33 @@ def generate_triton_code_str(graph: fx.Graph, fn_name: str, verbose: bool = Fals
     Raises:
         UnsupportedOpError: an op has no rule; names it and the user's line.
         GraphError: a node has no dtype, or the graph returns something else than nodes.
+        PrecisionError: an unknown `precision`.
     """
-    core = emit_core(graph, fn_name, prune=False)
+    core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
     code = f"{HEADER}\n\n{core.source}"
     if verbose:
         print(code)
     return code, core.name
 
 
-def emit_core(graph: fx.Graph, fn_name: str, *, prune: bool, fast_division: bool = False) -> CoreSource:
+def emit_core(
+    graph: fx.Graph,
+    fn_name: str,
+    *,
+    prune: bool,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+    fast_division: bool = False,
+) -> CoreSource:
     """Like `generate_triton_code_str`, without imports.
 
     Args:
         prune: leave out arguments that are not used.
+        precision, fast_math: as for `generate_triton_code_str`.
         fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
             rounded division has a rare slow path, a branch, around which nothing is scheduled.
     """
+    numerics = Numerics(precision, fast_math)
     placeholders = [n for n in graph.nodes if n.op == "placeholder"]
     arguments = tuple(_name(n) for n in placeholders if n.users or not prune)
     # A result that is a constant needs a block to take its shape from.
@@ -88,8 +111,9 @@ def emit_core(graph: fx.Graph, fn_name: str, *, prune: bool, fast_division: bool
         arguments = tuple(_name(n) for n in placeholders[:1])
     loose = continuous_nodes(graph) if fast_division else frozenset()
     statements = [n for n in graph.nodes if n.op == "call_function" and not _is_inlined(n)]
-    lines = [_statement(n, loose=n in loose) for n in statements]
-    lines.append(f"return {_results(graph, arguments)}")
+    fast = [FAST if fast_math else ("div",) if n in loose else () for n in statements]
+    lines = [_statement(n, numerics, f) for n, f in zip(statements, fast, strict=True)]
+    lines.append(f"return {_results(graph, arguments, numerics)}")
     code = "\n".join(line for line, _ in (_split(line) for line in lines))
     digest = hashlib.sha256(f"{arguments}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name)}_{digest}"
@@ -140,10 +164,10 @@ def _is_inlined(node: fx.Node) -> bool:
     return node.target in _LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
-def _statement(node: fx.Node, *, loose: bool) -> str:
-    call = replace(_op_call(node), loose=loose)
+def _statement(node: fx.Node, numerics: Numerics, fast: Sequence[str]) -> str:
+    call = _op_call(node)
     try:
-        text = expression(call)
+        text = expression(call, rounded=numerics.precision == "eager", fast=fast)
     except UnsupportedOpError as error:
         raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
     where = citation(node)
@@ -185,24 +209,26 @@ def _operand(value: fx.Node | _Number, dtype: torch.dtype) -> str:
 
 def _literal(node: fx.Node) -> str:
     value: Any = node.args[0]
-    return literal(value, _dtype(node))
+    return half_rounded(literal(value, _dtype(node)), _dtype(node))
 
 
-def _results(graph: fx.Graph, arguments: Sequence[str]) -> str:
+def _results(graph: fx.Graph, arguments: Sequence[str], numerics: Numerics) -> str:
     output = next(n for n in reversed(graph.nodes) if n.op == "output")
     entries = output.args[0]
     results = entries if isinstance(entries, list | tuple) else (entries,)
-    texts = [_result(entry, arguments) for entry in results if entry is not None]
+    texts = [_result(entry, arguments, numerics) for entry in results if entry is not None]
     if not texts:
         raise GraphError("the graph returns nothing: there is no kernel to make of it.")
     return ", ".join(texts)
 
 
-def _result(entry: Any, arguments: Sequence[str]) -> str:
+def _result(entry: Any, arguments: Sequence[str], numerics: Numerics) -> str:
     if not isinstance(entry, fx.Node):
         raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
     if entry.target not in _LITERAL_OPS:
-        return _name(entry)
+        # An argument has its dtype's values already, and so has all else when each op was rounded.
+        computed = numerics.precision == "float32" and entry.op != "placeholder"
+        return half_rounded(_name(entry), _dtype(entry)) if computed else _name(entry)
     if not arguments:
         raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
     return f"tl.broadcast_to({_literal(entry)}, {arguments[0]}.shape)"

@@ -1,7 +1,11 @@
-"""Functions of one floating-point argument: the name in generated sources, in libdevice, in torch."""
+"""The functions in generated sources that have a name of their own: `dev.<name>`."""
 
 from __future__ import annotations
 
+# With an approximate twin, `dev.fast_<name>`: the GPU's own instructions for float32.
+FAST = ("div", "exp", "exp2", "pow", "sqrt", "tanh")
+
+# Functions of one floating-point argument: the name in libdevice, in torch.
 UNARY: dict[str, tuple[str, str]] = {
     "acos": ("acos", "acos"),
     "acosh": ("acosh", "acosh"),

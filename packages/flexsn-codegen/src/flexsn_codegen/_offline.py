@@ -6,21 +6,23 @@ in a process of its own: this module, which reads jobs from its input and writes
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import io
 import json
 import os
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen._numerics import compile_options
 from flexsn_codegen.errors import OfflineCompileError
 from flexsn_codegen.scan import KernelSource
 
@@ -53,6 +55,7 @@ class OfflineJob:
         dtypes: of the kernel's tensors, in the order of `kernel.params`; one for all is enough.
         block: elements per program.
         num_warps: warps per program.
+        fast_math: compile as the kernel of a core with fast math is compiled, see `compile_options`.
     """
 
     kernel: KernelSource
@@ -60,6 +63,7 @@ class OfflineJob:
     dtypes: Sequence[torch.dtype] = (torch.float32,)
     block: int = 1024
     num_warps: int = 4
+    fast_math: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +73,34 @@ class ResourceUse:
     Attributes:
         target: what it was compiled for.
         registers: per thread (of an AMD GPU, vector registers).
-        local_bytes: memory per thread for what did not fit into registers (on NVIDIA GPUs also the tables of
-            slow paths, such as that of `sin` for huge arguments).
+        spilled_bytes: per thread, of registers that there were too few of.
+        local_bytes: local memory per thread: what was spilled, and the tables of slow paths, such as that of
+            `sin` for huge arguments.
         shared_bytes: shared memory per program.
-        binary_bytes: size of the cubin or hsaco.
         seconds: time to compile.
+        assembly: PTX or AMD's assembly.
+        binary: the cubin or hsaco.
     """
 
     target: str
     registers: int
+    spilled_bytes: int
     local_bytes: int
     shared_bytes: int
-    binary_bytes: int
     seconds: float
+    assembly: str = field(repr=False)
+    binary: bytes = field(repr=False)
 
     def __str__(self) -> str:
         return (
-            f"{self.target}: {self.registers} registers, {self.local_bytes} bytes of local memory, "
-            f"{self.shared_bytes} bytes of shared memory, binary of {self.binary_bytes} bytes, "
-            f"compiled in {self.seconds:.2f} s"
+            f"{self.target}: {self.registers} registers, {self.spilled_bytes} bytes spilled, "
+            f"{self.local_bytes} bytes of local memory, {self.shared_bytes} bytes of shared memory, "
+            f"binary of {len(self.binary)} bytes, compiled in {self.seconds:.2f} s"
         )
 
 
 def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
-    """Compiles kernels to binaries, without a GPU, rounding as eager mode does.
+    """Compiles kernels to binaries, without a GPU, anew each time.
 
     Raises:
         OfflineCompileError: an unknown target, or what the compiler says.
@@ -110,7 +118,7 @@ def compile_offline(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
     tasks = [_task(job) for job in jobs]
     interpreted = os.environ.get("TRITON_INTERPRET", "0") != "0"
     results = _in_own_process(tasks) if interpreted else [_compile(task) for task in tasks]
-    return [ResourceUse(**result) for result in results]
+    return [ResourceUse(**{**result, "binary": base64.b64decode(result["binary"])}) for result in results]
 
 
 def _target(name: str) -> tuple[str, int | str, int]:
@@ -135,6 +143,7 @@ def _task(job: OfflineJob) -> dict[str, Any]:
         "target": job.target,
         "block": job.block,
         "num_warps": job.num_warps,
+        "fast_math": job.fast_math,
     }
 
 
@@ -168,49 +177,54 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     signature: dict[str, str] = task["signature"]
     names = list(signature)
     aligned = [n for n in names if n.endswith("_ptr") or n in _ALIGNED]
-    options = {"num_warps": task["num_warps"], "enable_fp_fusion": False}
-    if backend == "cuda":
-        options["enable_reflect_ftz"] = False
+    options = {"num_warps": task["num_warps"], **compile_options(backend, fast_math=task["fast_math"])}
+    source = ASTSource(
+        kernel,
+        signature,
+        {(names.index("BLOCK"),): task["block"]},
+        {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
+    )
+    log = io.StringIO()
     begun = time.perf_counter()
     try:
-        compiled = triton.compile(
-            ASTSource(
-                kernel,
-                signature,
-                {(names.index("BLOCK"),): task["block"]},
-                {(names.index(n),): [["tt.divisibility", 16]] for n in aligned},
-            ),
-            target=GPUTarget(backend, arch, warp_size),
-            options=options,
-        )
+        with triton.knobs.compilation.scope(), triton.knobs.nvidia.scope(), contextlib.redirect_stdout(log):
+            # Anew, even if it is in Triton's cache: the assembler then says what the kernel uses.
+            triton.knobs.compilation.always_compile = True
+            triton.knobs.nvidia.dump_ptxas_log = True
+            compiled = triton.compile(source, target=GPUTarget(backend, arch, warp_size), options=options)
     except Exception as error:
         raise OfflineCompileError(f"{task['name']} for {task['target']}: {error}") from error
     seconds = time.perf_counter() - begun
-    if backend == "cuda":
-        binary = compiled.asm["cubin"]
-        registers, local = _cuda_usage(binary)
-    else:
-        binary = compiled.asm["hsaco"]
-        registers, local = _amd_usage(compiled.asm["amdgcn"])
-    use = ResourceUse(task["target"], registers, local, compiled.metadata.shared, len(binary), seconds)
-    return asdict(use)
+    nvidia = backend == "cuda"
+    assembly = compiled.asm["ptx" if nvidia else "amdgcn"]
+    usage = _nvidia_usage(log.getvalue()) if nvidia else _amd_usage(assembly)
+    return {
+        "target": task["target"],
+        **usage,
+        "shared_bytes": compiled.metadata.shared,
+        "seconds": seconds,
+        "assembly": assembly,
+        "binary": base64.b64encode(compiled.asm["cubin" if nvidia else "hsaco"]).decode(),
+    }
 
 
-def _cuda_usage(cubin: bytes) -> tuple[int, int]:
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
-    numbers = dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", text))
-    return int(numbers["REG"]), int(numbers["STACK"]) + int(numbers["LOCAL"])
+def _nvidia_usage(log: str) -> dict[str, int]:
+    """From ptxas's log, which lists the functions that it has not inlined beside the kernel."""
+    return {
+        "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", log)),
+        "spilled_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill stores", log)),
+        "local_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes stack frame", log)),
+    }
 
 
-def _amd_usage(assembly: str) -> tuple[int, int]:
-    numbers = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
-    return int(numbers["vgpr_count"]), int(numbers["private_segment_fixed_size"])
+def _amd_usage(assembly: str) -> dict[str, int]:
+    """From the metadata at the assembly's end."""
+    numbers = dict(re.findall(r"\.(\w+):\s+(\d+)", assembly))
+    return {
+        "registers": int(numbers["vgpr_count"]),
+        "spilled_bytes": 4 * int(numbers["vgpr_spill_count"]),
+        "local_bytes": int(numbers["private_segment_fixed_size"]),
+    }
 
 
 def _main() -> None:

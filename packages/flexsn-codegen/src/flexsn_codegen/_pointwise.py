@@ -17,6 +17,7 @@ from flexsn_codegen._cache import compile_triton_code_str
 from flexsn_codegen._core import HEADER, CoreSource, identifier
 from flexsn_codegen._dtypes import is_supported
 from flexsn_codegen._layout import Plan, plan_layout
+from flexsn_codegen._numerics import Numerics, Precision, compile_options
 from flexsn_codegen._trace import MAX_DIMENSIONS, ArgumentType, Traced, gradient_of, trace
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
 from flexsn_codegen.scan import DENSE, KernelSource, Param, Role
@@ -27,22 +28,34 @@ _MAX_INTERPRETED_BLOCK = 1 << 16
 _MAX_PLANS = 1024
 
 
-def pointwise(fn: Callable[..., Any] | fx.Graph, *, autograd: bool = False, name: str | None = None) -> Pointwise:
+def pointwise(
+    fn: Callable[..., Any] | fx.Graph,
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> Pointwise:
     """Makes one Triton kernel of a function that works element by element.
 
     Args:
         fn: takes tensors, returns a tensor or a tuple of tensors; written for arguments of one common shape.
             It may use any torch op that works element by element, in-place ones on local values included.
             Tensors of no dimension promote as in eager mode. An `fx.Graph` with such ops works too.
-        autograd: whether gradients can flow through; the backward is one kernel more, which computes what it
-            needs again from the arguments.
+        autograd: whether gradients can flow through, and gradients of gradients; each backward is one kernel
+            more, which computes what it needs again from the arguments.
         name: for the kernel; by default the function's.
+        precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
+            ``"float32"`` computes them in float32 and rounds results and gradients alone.
+        fast_math: approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, fused multiply-add,
+            and denormals that may count as zero.
 
     Returns:
         A callable on tensors of any broadcasting shapes and strides, on one device. Each result has the
-        shape that all arguments broadcast to, and is rounded where eager mode rounds it.
+        shape that all arguments broadcast to.
 
     Raises:
+        PrecisionError: an unknown `precision`.
         UnsupportedOpError: on the first call, an op that is not pointwise or has no rule; names it and
             the line.
         TraceError: on the first call, `fn` captures a tensor, computes with shapes, or returns something else.
@@ -52,15 +65,18 @@ def pointwise(fn: Callable[..., Any] | fx.Graph, *, autograd: bool = False, name
         >>> swiglu = pointwise(lambda x, gate: x * torch.nn.functional.silu(gate))
         >>> y = swiglu(torch.randn(8, 64), torch.randn(64))
     """
-    return Pointwise(fn, autograd=autograd, name=name)
+    return Pointwise(fn, autograd=autograd, name=name, numerics=Numerics(precision, fast_math))
 
 
 class Pointwise:
     """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes."""
 
-    def __init__(self, fn: Callable[..., Any] | fx.Graph, *, autograd: bool, name: str | None) -> None:
+    def __init__(
+        self, fn: Callable[..., Any] | fx.Graph, *, autograd: bool, name: str | None, numerics: Numerics
+    ) -> None:
         self._fn = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
         self._autograd = autograd
+        self._numerics = numerics
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
         self._cores: dict[tuple[Any, ...], _Core] = {}
         self._built: dict[tuple[Any, ...], _Built] = {}
@@ -118,26 +134,29 @@ class Pointwise:
             ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0, want)
             for t, want in zip(inputs, requires_grad, strict=True)
         ]
-        return _Core(trace(self._fn, arguments, dimensions, inputs[0].device, self._name), arguments)
+        traced = trace(self._fn, arguments, dimensions, inputs[0].device, self._name, self._numerics)
+        return _Core(traced, arguments)
 
     def _run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
         plan = self._plan(inputs)
         built = self._build(inputs, plan, requires_grad)
         results = [plan.empty(dtype, inputs[0].device) for dtype in built.core.traced.dtypes]
         if plan.numel:
-            _launch(built, [t.detach() for t in inputs], results, plan)
+            _launch(built, [t.detach() for t in inputs], results, plan, fast_math=self._numerics.fast_math)
         return results[0] if built.core.traced.single else tuple(results)
 
     def gradient(self, inputs: Sequence[Tensor], wanted: tuple[bool, ...]) -> Pointwise:
         """The kernel `(*inputs, *gradients of the differentiable results) -> (*wanted gradients)`.
 
-        Each gradient has the shape that all arguments broadcast to.
+        Each gradient has the shape that all arguments broadcast to; that of an argument without dimensions may be
+        of a wider dtype, to be summed in it.
         """
         core = self._build(inputs, self._plan(inputs), wanted).core
         gradient = core.gradients.get(wanted)
         if gradient is None:
             fn = gradient_of(self._fn, core.arguments, core.traced.differentiable, wanted)
-            gradient = Pointwise(fn, autograd=False, name=f"{self._name}_backward")
+            name = f"{self._name}_backward"
+            gradient = Pointwise(fn, autograd=self._autograd, name=name, numerics=self._numerics)
             core.gradients[wanted] = gradient
         return gradient
 
@@ -174,17 +193,17 @@ class _Autograd(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
         inputs = ctx.saved_tensors
         wanted = tuple(ctx.needs_input_grad[1:])
         given = [c for c, there in zip(cotangents, ctx.differentiable, strict=True) if there]
         if not given:
             return (None,) * (1 + len(inputs))
-        arguments = [*inputs, *given]
-        found = iter(ctx.kernel.gradient(inputs, wanted)._run(arguments, _flags(arguments, False)))
+        # Recorded, if gradients of gradients are wanted: it is such a kernel itself.
+        found = iter(ctx.kernel.gradient(inputs, wanted)(*inputs, *given))
         return None, *(
-            next(found).sum_to_size(t.shape) if want else None for t, want in zip(inputs, wanted, strict=True)
+            next(found).sum_to_size(t.shape).to(t.dtype) if want else None
+            for t, want in zip(inputs, wanted, strict=True)
         )
 
 
@@ -257,7 +276,9 @@ def _source(name: str, core: CoreSource, layouts: Sequence[int], num_results: in
     return KernelSource(full_name, f"{HEADER}\n\n{core.source}\n\n{kernel}", params, tuple(sizes))
 
 
-def _launch(built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan) -> None:
+def _launch(
+    built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan, *, fast_math: bool
+) -> None:
     if built.kernel is None:
         built.kernel = compile_triton_code_str(built.source.source, built.source.name)
     tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
@@ -267,11 +288,14 @@ def _launch(built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], 
         if param.role is Role.INPUT:
             numbers += plan.numbers[param.index]
     device = inputs[0].device
-    block = _BLOCK
-    if device.type != "cuda":
+    if _interpreted():
         block = min(1 << (plan.numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
-    with _quiet() if _interpreted() else torch.cuda.device(device):
-        built.kernel[(-(-plan.numel // block),)](*arguments, *numbers, BLOCK=block, **strict_options(device))
+        with _quiet():
+            built.kernel[(-(-plan.numel // block),)](*arguments, *numbers, BLOCK=block)
+        return
+    options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
+    with torch.cuda.device(device):
+        built.kernel[(-(-plan.numel // _BLOCK),)](*arguments, *numbers, BLOCK=_BLOCK, **options)
 
 
 @contextlib.contextmanager
@@ -280,13 +304,3 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield
-
-
-def strict_options(device: torch.device) -> dict[str, Any]:
-    """How kernels are compiled to round as eager mode does: no fused multiply-add, denormals kept."""
-    if device.type != "cuda":
-        return {}
-    options: dict[str, Any] = {"enable_fp_fusion": False}
-    if torch.version.hip is None:
-        options["enable_reflect_ftz"] = False
-    return options

@@ -7,7 +7,8 @@ what an op does to them is rounded afterwards, unless it can only return one of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +33,6 @@ class OpCall:
         dtype: dtype of the tensor operands (of the result, where there is none).
         result: dtype of the result.
         index: which of the op's results is wanted, where it has several.
-        loose: whether a quotient may be off by 2 ulp.
         keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
     """
 
@@ -43,7 +43,6 @@ class OpCall:
     result: torch.dtype
     index: int = 0
     keywords: Mapping[str, object] = field(default_factory=dict)
-    loose: bool = False
 
     @property
     def is_float(self) -> bool:
@@ -108,8 +107,13 @@ def supported_ops() -> tuple[Op, ...]:
     return tuple(sorted(_RULES, key=str))
 
 
-def expression(call: OpCall) -> str:
-    """The Triton expression of `call`, rounded to its dtype."""
+def expression(call: OpCall, *, rounded: bool = True, fast: Collection[str] = ()) -> str:
+    """The Triton expression of `call`.
+
+    Args:
+        rounded: round a half value, as eager mode does after each op.
+        fast: the helper functions that their approximate twins replace, whatever rule calls them.
+    """
     entry = _RULES.get(call.op)
     if entry is None:
         raise UnsupportedOpError(
@@ -117,12 +121,15 @@ def expression(call: OpCall) -> str:
             str(call.op),
         )
     text = entry.rule(call)
-    if call.result in HALF_DTYPES and not entry.exact:
-        return _rounded(text, call.result)
-    return text
+    if fast:
+        text = re.sub(rf"\bdev\.({'|'.join(fast)})\(", r"dev.fast_\1(", text)
+    return half_rounded(text, call.result) if rounded and not entry.exact else text
 
 
-def _rounded(text: str, dtype: torch.dtype) -> str:
+def half_rounded(text: str, dtype: torch.dtype) -> str:
+    """`text`, rounded to `dtype` if that is narrower than the registers it is computed in."""
+    if dtype not in HALF_DTYPES:
+        return text
     return f"dev.round_{str(dtype).removeprefix('torch.')}({text})"
 
 
@@ -243,7 +250,7 @@ def _sign(call: OpCall) -> str:
 def _reciprocal(call: OpCall) -> str:
     if not call.is_float:
         raise call.refuse("convert to a floating-point dtype first.")
-    return f"dev.{_quotient(call)}({call.number(1.0)}, {call.operands[0]})"
+    return f"dev.div({call.number(1.0)}, {call.operands[0]})"
 
 
 @register_op(_prims.div.default)
@@ -253,13 +260,12 @@ def _div(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev.int_div({x}, {y})"
-    if call.constants[1] is not None and call.constants[0] is None:
-        return f"dev.div_by_constant({x}, {y})"
-    return f"dev.{_quotient(call)}({x}, {y})"
-
-
-def _quotient(call: OpCall) -> str:
-    return "loose_div" if call.loose else "div"
+    divisor = call.constants[1]
+    if divisor is not None and call.constants[0] is None:
+        # In float64, whatever the dtype, and rounded once: as eager CUDA has it.
+        reciprocal = 1.0 / divisor if divisor else math.copysign(math.inf, divisor)
+        return f"dev.div_by_constant({x}, {y}, {call.number(reciprocal)})"
+    return f"dev.div({x}, {y})"
 
 
 @register_op(_prims.remainder.default)
@@ -349,18 +355,20 @@ def _where(call: OpCall) -> str:
     return f"tl.where({condition}, {x}, {y})"
 
 
-@register_op(_prims.convert_element_type.default, exact=True)
+@register_op(_prims.convert_element_type.default)
 def _convert(call: OpCall) -> str:
     x = call.operands[0]
     if call.result == torch.bool:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     source, target = register_dtype(call.dtype), register_dtype(call.result)
-    text = x if source == target else f"{x}.to({tl_name(target)})"
     if call.is_float and call.result in _NARROW_UNSIGNED:
         # By way of int64, as torch does: a negative number wraps.
-        text = f"{x}.to(tl.int64).to({tl_name(target)})"
-    # A half value of the same kind is one already; any other is rounded on the way in.
-    return _rounded(text, call.result) if call.result in HALF_DTYPES - {call.dtype} else text
+        return f"{x}.to(tl.int64).to({tl_name(target)})"
+    text = x if source == target else f"{x}.to({tl_name(target)})"
+    if not call.is_float and call.dtype.itemsize >= 4 and call.result in HALF_DTYPES:
+        # Or else the compiler makes one conversion of this and the next to a narrower dtype, which rounds once.
+        text += f" + {literal(0.0, call.result)}"
+    return text
 
 
 _NARROW_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,15 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
+    "decomposition_table",
     "lower",
     "record",
+    "rounded",
     "set_stack_trace",
     "undisturbed",
 ]
 
+Table = Mapping[Any, Callable[..., Any]]
 TORCH_FOLDER = str(Path(torch.__file__).parent)
 
 
@@ -50,59 +53,28 @@ def undisturbed() -> Iterator[None]:
         yield
 
 
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A Python number, rounded to `dtype`; also while something is traced."""
+    with _disable_current_modes():
+        number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
+    return number
+
+
 def record(
-    function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], mode: FakeTensorMode
+    function: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], mode: FakeTensorMode, table: Table
 ) -> fx.GraphModule:
-    """Records `function(*arguments)` as ATen ops, as they are called."""
+    """Records `function(*arguments)` as ATen ops, as they are called; those in `table` decomposed."""
     with mode, fx_traceback.preserve_node_meta():
-        return make_fx(function, decomposition_table=_DECOMPOSITIONS)(*arguments)
+        return make_fx(function, decomposition_table=table)(*arguments)
 
 
-def lower(module: fx.GraphModule, arguments: Sequence[Tensor], mode: FakeTensorMode) -> fx.GraphModule:
-    """Re-traces `module` without mutation, decomposed down to prims."""
+def lower(module: fx.GraphModule, arguments: Sequence[Tensor], mode: FakeTensorMode, table: Table) -> fx.GraphModule:
+    """Re-traces `module` without mutation, decomposed down to prims; `table` goes before torch's."""
 
     def replay(*inputs: Tensor) -> Any:
         return fx.Interpreter(module).run(*inputs)
 
-    table = {**decomposition_table, **_DECOMPOSITIONS}
+    full = {**decomposition_table, **table}
     functional = torch.func.functionalize(replay, remove="mutations")
     with mode, fx_traceback.preserve_node_meta(), torch.no_grad():
-        return make_fx(functional, decomposition_table=table)(*arguments)
-
-
-def _logit(x: Tensor, eps: float | None = None) -> Tensor:
-    """As eager: half values are rounded once, at the end; torch's table rounds them after each op."""
-    wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-    if not wide.is_floating_point():
-        wide = wide.to(torch.get_default_dtype())
-    if eps is not None:
-        wide = wide.clamp(eps, 1.0 - eps)
-    return torch.log(wide / (1.0 - wide)).to(x.dtype if x.is_floating_point() else wide.dtype)
-
-
-def _bce_with_logits(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = 1,
-) -> Tensor:
-    """As eager, also for infinite `x`, where torch's table gives NaN."""
-    log_sigmoid = torch.nn.functional.logsigmoid(x)
-    if pos_weight is not None:
-        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
-    loss = (1.0 - target) * x - log_sigmoid
-    if weight is not None:
-        loss = loss * weight
-    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
-
-
-# What torch's own table leaves, or does further from eager mode.
-_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.__lshift__.Scalar: torch.bitwise_left_shift,
-    torch.ops.aten.__lshift__.Tensor: torch.bitwise_left_shift,
-    torch.ops.aten.__rshift__.Scalar: torch.bitwise_right_shift,
-    torch.ops.aten.__rshift__.Tensor: torch.bitwise_right_shift,
-    torch.ops.aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
-    torch.ops.aten.logit.default: _logit,
-}
+        return make_fx(functional, decomposition_table=full)(*arguments)

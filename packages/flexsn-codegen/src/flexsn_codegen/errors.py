@@ -15,6 +15,10 @@ class UnsupportedOpError(NotImplementedError):
         self.op = op
 
 
+class PrecisionError(ValueError):
+    """An unknown `precision`."""
+
+
 class GraphError(ValueError):
     """A graph that cannot be turned into source: no output, or a node without a dtype."""
 

@@ -6,9 +6,9 @@ from flexsn_codegen import device as dev
 
 
 @triton.jit
-def lif_95d9ff1192e6(input_0, state_0):
+def lif_1d36e8ac0187(input_0, state_0):
     sub = input_0 - state_0
-    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32))
+    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))
     add = state_0 + div
     ge = add >= tl.full([], 1.0, tl.float32)
     convert_element_type = ge.to(tl.float32)

@@ -1,6 +1,10 @@
 """The compiled implementation: `@triton.jit` functions over libdevice.
 
 Triton reads a function's source, so each is written out; `_functions.py` has the list, and a test compares.
+
+Some compute float32 in float64, because libdevice's float32 ones are off by more than 2 ulp: `asin`, `erfinv` and
+`pow` as Triton links them, with approximate square roots and reciprocals; the Bessel functions, `erfcx` and
+`normcdfinv` by themselves.
 """
 
 from __future__ import annotations
@@ -50,18 +54,9 @@ def div(x, y):
 
 
 @triton.jit
-def loose_div(x, y):
-    """To 2 ulp in float32, and without the branch of the rounded division's slow path."""
-    return x / y
-
-
-@triton.jit
-def div_by_constant(x, y):
+def div_by_constant(x, y, reciprocal):
     """Eager CUDA multiplies by the reciprocal when the divisor is a Python number."""
-    if x.dtype == tl.float32:
-        return x * tl.div_rn(tl.full([], 1.0, tl.float32), y)
-    else:
-        return x * (tl.full([], 1.0, tl.float64) / y)
+    return x * reciprocal
 
 
 @triton.jit
@@ -110,7 +105,7 @@ def nextafter(x, y):
 
 @triton.jit
 def pow(x, y):
-    return libdevice.pow(x, y)
+    return libdevice.pow(x.to(tl.float64), y.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -145,7 +140,7 @@ def acosh(x):
 
 @triton.jit
 def asin(x):
-    return libdevice.asin(x)
+    return libdevice.asin(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -165,32 +160,32 @@ def atanh(x):
 
 @triton.jit
 def bessel_i0(x):
-    return libdevice.cyl_bessel_i0(x)
+    return libdevice.cyl_bessel_i0(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_i1(x):
-    return libdevice.cyl_bessel_i1(x)
+    return libdevice.cyl_bessel_i1(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_j0(x):
-    return libdevice.j0(x)
+    return libdevice.j0(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_j1(x):
-    return libdevice.j1(x)
+    return libdevice.j1(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_y0(x):
-    return libdevice.y0(x)
+    return libdevice.y0(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
 def bessel_y1(x):
-    return libdevice.y1(x)
+    return libdevice.y1(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -215,7 +210,7 @@ def erf(x):
 
 @triton.jit
 def erf_inv(x):
-    return libdevice.erfinv(x)
+    return libdevice.erfinv(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -225,7 +220,7 @@ def erfc(x):
 
 @triton.jit
 def erfcx(x):
-    return libdevice.erfcx(x)
+    return libdevice.erfcx(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -275,7 +270,7 @@ def log2(x):
 
 @triton.jit
 def ndtri(x):
-    return libdevice.normcdfinv(x)
+    return libdevice.normcdfinv(x.to(tl.float64)).to(x.dtype)
 
 
 @triton.jit
@@ -313,18 +308,62 @@ def trunc(x):
     return libdevice.trunc(x)
 
 
+# -- approximate twins: of float32, the GPU's own instructions -------------------------------------------------
+
+
+@triton.jit
+def fast_div(x, y):
+    """To 2 ulp, and without the branch of the rounded division's slow path."""
+    return x / y
+
+
+@triton.jit
+def fast_exp(x):
+    return tl.exp(x)
+
+
+@triton.jit
+def fast_exp2(x):
+    return tl.exp2(x)
+
+
+@triton.jit
+def fast_pow(x, y):
+    """To 4 ulp."""
+    return libdevice.pow(x, y)
+
+
+@triton.jit
+def fast_sqrt(x):
+    return tl.sqrt(x)
+
+
+@triton.jit
+def fast_tanh(x):
+    """To 1e-6; relative to small values it is worse."""
+    if x.dtype == tl.float64:
+        return libdevice.tanh(x)
+    else:
+        return 1.0 - 2.0 / (tl.exp(x * 2.0) + 1.0)
+
+
 __all__ = [
     *UNARY,
     "atan2",
     "div",
     "div_by_constant",
+    "fast_div",
+    "fast_exp",
+    "fast_exp2",
+    "fast_pow",
+    "fast_sqrt",
+    "fast_tanh",
     "fmax",
     "fmin",
     "fmod",
     "hypot",
     "largest",
     "load",
-    "loose_div",
     "maximum",
     "minimum",
     "nextafter",

@@ -85,6 +85,7 @@ def shift_right(x, y, last: tl.constexpr):
 @triton.jit
 def nextafter_float16(x, y):
     """Of float16 values in float32 registers."""
+    x, y = base.round_float16(x), base.round_float16(y)
     bits = x.to(tl.float16).to(tl.int16, bitcast=True)
     one = tl.full([], 1, tl.int16)
     moved = tl.where((x < y) == (x > 0), bits + one, bits - one)
@@ -97,6 +98,7 @@ def nextafter_float16(x, y):
 @triton.jit
 def nextafter_bfloat16(x, y):
     """Of bfloat16 values in float32 registers, whose upper half they are."""
+    x, y = base.round_bfloat16(x), base.round_bfloat16(y)
     bits = x.to(tl.int32, bitcast=True)
     one = tl.full([], 65536, tl.int32)
     moved = tl.where((x < y) == (x > 0), bits + one, bits - one)
@@ -142,7 +144,6 @@ def frexp_exponent(x):
 
 
 # -- special functions ---------------------------------------------------------------------------------------
-
 
 @triton.jit
 def _number(value: tl.constexpr, x):
@@ -280,6 +281,11 @@ def _bessel_ie(x, scaled, order: tl.constexpr):
 
 @triton.jit
 def bessel_i0e(x):
+    return _bessel_i0e(x.to(tl.float64)).to(x.dtype)
+
+
+@triton.jit
+def _bessel_i0e(x):
     near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
     result = _bessel_ie(x, base.bessel_i0(near) * base.exp(-tl.abs(near)), 0)
     return tl.where(x != x, x, result)
@@ -287,6 +293,11 @@ def bessel_i0e(x):
 
 @triton.jit
 def bessel_i1e(x):
+    return _bessel_i1e(x.to(tl.float64)).to(x.dtype)
+
+
+@triton.jit
+def _bessel_i1e(x):
     near = tl.where(tl.abs(x) > 50, tl.zeros_like(x), x)
     result = _bessel_ie(x, base.bessel_i1(tl.abs(near)) * base.exp(-tl.abs(near)), 1)
     return tl.where(x != x, x, tl.where(x < 0, result * -1.0, result))  # not -result: of 0 it is 0
@@ -319,7 +330,7 @@ def _bessel_ke(x, order: tl.constexpr):
 def _bessel_k_near(x, order: tl.constexpr):
     """K_order(x) for x <= 1, by its series around 0 (DLMF 10.31.1, 10.31.2)."""
     quarter = x * x * 0.25
-    log = base.log(x * 0.5)
+    log = base.log(x) - 0.6931471805599453  # not of x / 2, which is 0 for the smallest x
     power = tl.zeros_like(x) + 1.0
     total = tl.zeros_like(x)
     digammas = tl.zeros_like(x) - 0.5772156649015329
@@ -356,22 +367,22 @@ def _bessel_k(x, order: tl.constexpr, scaled: tl.constexpr):
 
 @triton.jit
 def bessel_k0(x):
-    return _bessel_k(x, 0, False)
+    return _bessel_k(x.to(tl.float64), 0, False).to(x.dtype)
 
 
 @triton.jit
 def bessel_k1(x):
-    return _bessel_k(x, 1, False)
+    return _bessel_k(x.to(tl.float64), 1, False).to(x.dtype)
 
 
 @triton.jit
 def bessel_k0e(x):
-    return _bessel_k(x, 0, True)
+    return _bessel_k(x.to(tl.float64), 0, True).to(x.dtype)
 
 
 @triton.jit
 def bessel_k1e(x):
-    return _bessel_k(x, 1, True)
+    return _bessel_k(x.to(tl.float64), 1, True).to(x.dtype)
 
 
 @triton.jit

@@ -70,8 +70,7 @@ round_float16 = _on_torch(lambda x: x.to(torch.float16).to(torch.float32))
 round_bfloat16 = _on_torch(lambda x: x.to(torch.bfloat16).to(torch.float32))
 
 div = _on_torch(torch.div)
-loose_div = div
-div_by_constant = div  # eager on the CPU divides
+div_by_constant = _on_torch(lambda x, y, reciprocal: x / y)  # eager on the CPU divides
 sqrt = _on_torch(torch.sqrt)
 maximum = _on_torch(torch.maximum)
 minimum = _on_torch(torch.minimum)
@@ -100,18 +99,31 @@ def _unary(torch_name: str) -> Callable[..., Any]:
 
 globals().update({name: _unary(torch_name) for name, (_, torch_name) in UNARY.items()})
 
+# The approximate twins: exact ones will do.
+fast_div = div
+fast_exp = _unary("exp")
+fast_exp2 = _unary("exp2")
+fast_pow = pow
+fast_sqrt = sqrt
+fast_tanh = _unary("tanh")
+
 __all__ = [
     *UNARY,
     "atan2",
     "div",
     "div_by_constant",
+    "fast_div",
+    "fast_exp",
+    "fast_exp2",
+    "fast_pow",
+    "fast_sqrt",
+    "fast_tanh",
     "fmax",
     "fmin",
     "fmod",
     "hypot",
     "largest",
     "load",
-    "loose_div",
     "maximum",
     "minimum",
     "nextafter",

@@ -1,0 +1,370 @@
+"""Every rule of flexsn-codegen against eager mode, in units in the last place: a table.
+
+    python benchmarks/ulp_sweep.py [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
+
+On the GPU; with `--quick` on few numbers, where there is no GPU in Triton's interpreter against eager mode on the CPU.
+`--stride 1` runs all float32 numbers. One process per job, because compiling takes most of the time. Ends with
+status 1 if a function is off by more than it may be and the table of exceptions does not say why.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    # Before triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+import triton  # noqa: E402
+from ulp_cases import FULL, QUICK, Case, Size, cases, chunks  # noqa: E402
+from ulp_distance import NOT_A_NUMBER, ulp_distance, zero_signs_differ  # noqa: E402
+
+from flexsn_codegen import UnsupportedOpError, pointwise  # noqa: E402
+
+_BESSEL_JY = (
+    "eager mode reduces large arguments with a rounded multiple of pi: from 2^24 in float32 and 2^53 in float64 on it "
+    "has not even the sign (J0(9007199254772456) is 3.217027543546835e-09), and near roots few digits; at infinity it "
+    "gives NaN, where the limit is 0"
+)
+_BESSEL_I = (
+    "eager mode multiplies with exp(abs(x)), which overflows before the product, and gives NaN at infinity; its series "
+    "is off by 7 ulp at the worst arguments in float64, ours by 2 there; I1(-0) is -0"
+)
+_BESSEL_K = (
+    "eager mode's series is off by 15 ulp at the worst arguments in float64, ours by 4 there (K0(1.4616321449612955) "
+    "is 0.22474822127557867); for the smallest denormals it gives infinity or NaN, because x / 2 is 0"
+)
+_DIGAMMA = "eager mode's sum, rounded in other places: near its roots a small difference of large terms, noise in both"
+_ZETA = (
+    "eager mode's sum, rounded in other places: terms of negative arguments cancel. It gives NaN where a term "
+    "overflows or z is infinite, ours the limit, and leaves out 1 / (s - 1) where the first term is large"
+)
+_POLYGAMMA = "a multiple of zeta, see there; at infinity eager mode gives NaN, ours the limit 0"
+# By case, or by case and dtype: why it may be off by more. Roots and limits are those of mpmath, to 40 digits.
+EXCEPTIONS: dict[str, str] = {
+    **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
+    **dict.fromkeys(("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e"), _BESSEL_I),
+    **dict.fromkeys(("special_modified_bessel_i0", "special_modified_bessel_i1"), _BESSEL_I),
+    **dict.fromkeys(("special_modified_bessel_k0", "special_modified_bessel_k1"), _BESSEL_K),
+    **dict.fromkeys(("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"), _BESSEL_K),
+    "asinh float64": "off by 1 ulp, eager mode's by 2 in the other direction",
+    **dict.fromkeys(("digamma", "polygamma 0"), _DIGAMMA),
+    "erfcx": "eager mode rounds x^2 before exp(x^2), which is off by x^2 / 2 ulp then",
+    "ndtri float64": "libdevice's is off by 6 ulp, eager mode's by 2",
+    "ndtri float32": "eager mode's is off by 4 ulp",
+    "polygamma 1": "eager mode's few terms of the series, rounded in other places",
+    **dict.fromkeys(("polygamma 2", "polygamma 3", "polygamma 4"), _POLYGAMMA),
+    "zeta": _ZETA,
+}
+# Of these float32 and half results are held to eager mode's in float64 instead, where they are exceptions.
+_ACCURATE = {
+    *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
+    *("special_modified_bessel_i0", "special_modified_bessel_i1"),
+    *("special_modified_bessel_k0", "special_modified_bessel_k1"),
+    *("special_scaled_modified_bessel_k0", "special_scaled_modified_bessel_k1"),
+}
+
+
+@dataclass(slots=True)
+class Row:
+    """What came of one case in one dtype.
+
+    Attributes:
+        values: how many arguments, or pairs of them.
+        differ: how many results have other bits (NaN is NaN).
+        ulp: the largest distance, NaN apart.
+        worst: the argument of it, and the two results.
+        nan: how many are NaN on one side only.
+        zero: how many are zero on both sides, with other signs.
+        off: the largest distance of our and of eager mode's results from eager mode's in float64, rounded.
+        skipped: why there is nothing.
+        failed: what went wrong instead.
+    """
+
+    name: str
+    dtype: str
+    limit: int
+    left_out: str = ""
+    values: int = 0
+    differ: int = 0
+    ulp: int = 0
+    worst: str = ""
+    nan: int = 0
+    nan_at: str = ""
+    zero: int = 0
+    zero_at: str = ""
+    off: tuple[int, int] | None = None
+    skipped: str = ""
+    failed: str = ""
+    seconds: float = 0.0
+
+    @property
+    def over(self) -> bool:
+        return bool(self.ulp > self.limit or self.nan or self.zero)
+
+    @property
+    def reason(self) -> str:
+        """Why it may be over; empty also where the reason given does not hold."""
+        if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
+            return ""
+        return EXCEPTIONS.get(f"{self.name} {self.dtype}") or EXCEPTIONS.get(self.name, "")
+
+
+@functools.cache
+def _cases() -> dict[str, Case]:
+    return {case.name: case for case in cases()[0]}
+
+
+def measure(name: str, dtype: torch.dtype, size: Size, device: torch.device = DEVICE) -> Row:
+    """Runs one case in one dtype."""
+    begun = time.perf_counter()
+    case = _cases()[name]
+    row = Row(name, str(dtype).removeprefix("torch."), case.limit, case.why_keep)
+    try:
+        row.skipped = _fill(row, case, dtype, size, device)
+    except Exception as error:
+        # The others are to run all the same.
+        row.failed = f"{type(error).__name__}: {_first_line(error)}"
+    row.seconds = time.perf_counter() - begun
+    return row
+
+
+def _fill(row: Row, case: Case, dtype: torch.dtype, size: Size, device: torch.device) -> str:
+    """Counts into the row; returns why there is nothing to count."""
+    kernel = pointwise(case.function, name=case.name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for arguments in chunks(case, dtype, size, device):
+            try:
+                expected = _results(case.function(*arguments))
+            except (RuntimeError, NotImplementedError) as error:
+                return f"eager mode refuses: {_first_line(error)}"
+            try:
+                actual = _results(kernel(*arguments))
+            except UnsupportedOpError as error:
+                return f"the rule refuses: {_first_line(error)}"
+            exact = _in_float64(case, arguments) if case.limit and dtype != torch.float64 else None
+            for index, (ours, eagers) in enumerate(zip(actual, expected, strict=True)):
+                _compare(row, arguments, ours, eagers, None if exact is None else exact[index])
+    return ""
+
+
+def _results(value: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0].replace("|", "\\|")
+
+
+def _in_float64(case: Case, arguments: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
+    try:
+        return _results(case.function(*(t.double() if t.is_floating_point() else t for t in arguments)))
+    except RuntimeError:
+        return None
+
+
+def _compare(row: Row, arguments: Sequence[Tensor], ours: Tensor, eagers: Tensor, exact: Tensor | None) -> None:
+    if ours.dtype != eagers.dtype:
+        raise AssertionError(f"{row.name} on {row.dtype}: {ours.dtype}, and eager mode {eagers.dtype}")
+    distance, zero = ulp_distance(ours, eagers), zero_signs_differ(ours, eagers)
+    nan = distance == NOT_A_NUMBER
+    distance = distance.masked_fill(nan, 0)
+
+    def at(position: Tensor) -> str:
+        given = ", ".join(_text(t[position]) for t in arguments)
+        return f"{given}: {_text(ours[position])}, eager {_text(eagers[position])}"
+
+    row.values += ours.numel()
+    row.differ += int(((distance > 0) | zero | nan).sum())
+    largest = int(distance.max())
+    if largest > row.ulp:
+        row.ulp, row.worst = largest, at(distance.argmax())
+    if not row.nan and nan.any():
+        row.nan_at = at(nan.int().argmax())
+    if not row.zero and zero.any():
+        row.zero_at = at(zero.int().argmax())
+    row.nan += int(nan.sum())
+    row.zero += int(zero.sum())
+    if exact is not None:
+        rounded = exact.to(ours.dtype)
+        off = tuple(_largest_number(ulp_distance(t, rounded)) for t in (ours, eagers))
+        before = row.off or (0, 0)
+        row.off = (max(off[0], before[0]), max(off[1], before[1]))
+
+
+def _largest_number(distance: Tensor) -> int:
+    return int(distance.masked_fill(distance == NOT_A_NUMBER, 0).max())
+
+
+def _text(value: Tensor) -> str:
+    number = value.item()
+    return f"{number:.9g}" if isinstance(number, float) and value.dtype != torch.float64 else repr(number)
+
+
+# -- the page ------------------------------------------------------------------------------------------------
+
+
+def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: float) -> str:
+    ran = [row for row in rows if not row.skipped and not row.failed]
+    failed = [row for row in rows if row.failed]
+    over = [row for row in ran if row.over]
+    unnamed = [row for row in over if not row.reason]
+    lines = [
+        "# The rules of flexsn-codegen against eager mode, in ulp",
+        "",
+        "`python benchmarks/ulp_sweep.py`: " + what,
+        f"{_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
+        f"Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}; {seconds:.0f} s.",
+        "",
+        "A distance of 1 is to the neighbouring number of the dtype, denormals included; zeros of different signs",
+        "(`zero`) and results that are NaN on one side only (`NaN`) are counted apart. Arithmetic, comparison and",
+        "selection may be off by 0, other functions by 2. `off float64` is how far our result and eager mode's are",
+        "from eager mode's in float64, rounded: where both are far, eager mode itself is inaccurate.",
+        "",
+        f"{len(_cases())} functions in {len(ran)} combinations with a dtype, {sum(r.values for r in ran):,} results: "
+        f"{sum(not r.differ for r in ran)} combinations are equal to the last bit, "
+        f"{len(ran) - len(over)} are within their limit, {len(over) - len(unnamed)} are named exceptions, "
+        f"{len(unnamed)} are over without a reason. {len(failed)} failed.",
+        "",
+        *(f"- **failed**: {row.name} {row.dtype}: {row.failed}" for row in failed),
+        *([""] if failed else []),
+        *_exceptions(over),
+        "## Different in some bits",
+        "",
+        "| function | dtype | results | differ | ulp | may | off float64: ours, eager | NaN | zero | worst |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_line(row) for row in ran if row.differ),
+        "",
+        "## Equal to the last bit",
+        "",
+        "| function | dtypes | results | left out |",
+        "|---|---|---|---|",
+        *_equal(row for row in ran if not row.differ),
+        "",
+        "## Not run",
+        "",
+        "| function | dtypes | why |",
+        "|---|---|---|",
+        *_skipped(row for row in rows if row.skipped),
+        *(f"| `{op}` | all | {why} |" for op, why in uncovered.items()),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _device_name() -> str:
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU, Triton's interpreter"
+
+
+def _exceptions(over: Sequence[Row]) -> list[str]:
+    if not over:
+        return []
+    lines = ["## Over the limit", "", "| function | dtypes | why |", "|---|---|---|"]
+    for (name, reason), dtypes in _grouped(((row.name, row.reason or "**not known**"), row) for row in over):
+        lines.append(f"| {name} | {dtypes} | {reason} |")
+    return [*lines, ""]
+
+
+def _grouped(rows: Iterable[tuple[tuple[str, str], Row]]) -> list[tuple[tuple[str, str], str]]:
+    groups: dict[tuple[str, str], list[str]] = {}
+    for key, row in rows:
+        groups.setdefault(key, []).append(row.dtype)
+    return [(key, ", ".join(dtypes)) for key, dtypes in groups.items()]
+
+
+def _line(row: Row) -> str:
+    off = "" if row.off is None else f"{row.off[0]}, {row.off[1]}"
+    mark = "" if not row.over else " (exception)" if row.reason else " **over**"
+    worst = "; ".join(filter(None, (row.worst, row.nan_at, row.zero_at)))
+    cells = (row.name, row.dtype, f"{row.values:,}", f"{row.differ:,}", f"{row.ulp:,}{mark}", row.limit, off)
+    return f"| {' | '.join(map(str, cells))} | {row.nan or ''} | {row.zero or ''} | {worst} |"
+
+
+def _equal(rows: Iterable[Row]) -> list[str]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(row.name, []).append(row)
+    return [
+        f"| {name} | {', '.join(r.dtype for r in own)} | {sum(r.values for r in own):,} | "
+        f"{'counted: ' if own[0].left_out else ''}{own[0].left_out} |"
+        for name, own in groups.items()
+    ]
+
+
+def _skipped(rows: Iterable[Row]) -> list[str]:
+    grouped = _grouped(((row.name, row.skipped.replace(row.dtype, "T")), row) for row in rows)
+    return [f"| {name} | {dtypes} | {why} |" for (name, why), dtypes in grouped]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Writes the page; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, help="by default benchmarks/results/ulp.md, or nowhere for some")
+    parser.add_argument("--quick", action="store_true", help="few numbers")
+    parser.add_argument("--stride", type=int, help=f"of the float32 bit patterns; {FULL.stride} by default")
+    parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--limit", type=float, default=400.0, help="seconds, then a page is made of what there is")
+    parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
+    given = parser.parse_args(arguments)
+    size = QUICK if given.quick else FULL
+    if given.stride:
+        size = replace(size, stride=given.stride)
+    begun = time.perf_counter()
+    tasks = [
+        (case.name, dtype)
+        for case in _cases().values()
+        for dtype in case.dtypes
+        if not given.only or any(text in case.name for text in given.only)
+    ]
+    rows = _run(tasks, size, given.jobs, given.limit)
+    what = (
+        f"all float16 and bfloat16 numbers, every {size.stride}th float32 one, all within {size.window} of numbers "
+        f"where functions change, and {size.random} random ones of each of three kinds."
+    )
+    text = page(rows, cases()[1], what, time.perf_counter() - begun)
+    output = given.output or (None if given.only or given.quick else ROOT / "benchmarks/results/ulp.md")
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text, encoding="utf-8")
+    print(text)
+    slow = sorted(rows, key=lambda row: -row.seconds)[:5]
+    print("slowest:", ", ".join(f"{row.name} {row.dtype} {row.seconds:.1f} s" for row in slow))
+    return int(any(row.failed or (row.over and not row.reason) for row in rows))
+
+
+def _run(tasks: Sequence[tuple[str, torch.dtype]], size: Size, jobs: int, limit: float) -> list[Row]:
+    if jobs == 1:
+        return [measure(name, dtype, size) for name, dtype in tasks]
+    end = time.monotonic() + limit
+    # Left by `terminate`, so that one that hangs keeps nobody.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        pending = [pool.apply_async(measure, (name, dtype, size)) for name, dtype in tasks]
+        return [_outcome(p, name, dtype, end) for p, (name, dtype) in zip(pending, tasks, strict=True)]
+
+
+def _outcome(pending: AsyncResult[Row], name: str, dtype: torch.dtype, end: float) -> Row:
+    try:
+        return pending.get(max(0.0, end - time.monotonic()))
+    except multiprocessing.TimeoutError:
+        return Row(name, str(dtype).removeprefix("torch."), 0, failed="no result in time")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,137 @@
+"""Ops in terms of others, as eager mode computes them: what torch's own table leaves, or does differently."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_codegen._torch_private import decomposition_table, rounded
+
+_aten = torch.ops.aten
+
+
+def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
+    """Numbers and tensors without dimensions are rounded to the others' half dtype first.
+
+    So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
+    """
+    dtype = torch.result_type(*values)
+    if dtype in HALF_DTYPES:
+        values = tuple(_as_half(value, dtype) for value in values)
+    return decomposition(*values)
+
+
+def _as_half(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return rounded(value, dtype) if isinstance(value, float) else value
+
+
+def _pow_by_number(x: Tensor, exponent: float) -> Tensor:
+    """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
+    if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
+        if exponent == 3.0:
+            return x * x * x
+        if exponent == -2.0:
+            return (x * x).reciprocal()
+    power: Tensor = _in_common_dtype(decomposition_table[_aten.pow.Tensor_Scalar], x, exponent)
+    return power
+
+
+def _signbit(x: Tensor) -> Tensor:
+    """A GPU drops the sign of a float16 NaN when it widens it, before eager mode looks; the compiler looks first."""
+    negative: Tensor = decomposition_table[_aten.signbit.default](x)
+    return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
+
+
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    wide = _widened(x)
+    if not wide.is_floating_point():
+        wide = wide.to(torch.get_default_dtype())
+    if eps is not None:
+        wide = wide.clamp(eps, 1.0 - eps)
+    return torch.log(wide / (1.0 - wide)).to(x.dtype if x.is_floating_point() else wide.dtype)
+
+
+def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """Also at -0 and NaN."""
+    wide, slope = _widened(x), _widened(grad)
+    inside = slope / (wide * (1.0 - wide))
+    if eps is not None:
+        result = torch.where((wide < eps) | (wide > 1.0 - eps), 0.0, inside)
+    else:
+        result = torch.where((wide == 0.0) | (wide == 1.0), slope * math.inf, inside)
+        result = torch.where((wide < 0.0) | (wide > 1.0), math.nan, result)
+    return result.to(x.dtype)
+
+
+def _bce_with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Also for infinite `x`, where torch's table gives NaN."""
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
+    loss = (1.0 - target) * x - log_sigmoid
+    if weight is not None:
+        loss = loss * weight
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """Also where the arguments are NaN or equal."""
+    slope, distance = _widened(grad), _widened(x) - _widened(target)
+    if reduction == 1:
+        slope = slope / x.numel()
+    result = torch.where(distance >= beta, slope, slope * distance / beta)
+    return torch.where(distance <= -beta, -slope, result).to(grad.dtype)
+
+
+def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """In the order of eager mode, which gives NaN where `exp` overflows; torch's table does not."""
+    z = torch.exp(-target * x)
+    scale = -1.0 / x.numel() if reduction == 1 else -1.0
+    return target * z * scale / (z + 1.0) * grad
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
+    return torch.where((x >= -width) & (x <= width), 0.0, grad)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    _aten.__lshift__.Scalar: torch.bitwise_left_shift,
+    _aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    _aten.__rshift__.Scalar: torch.bitwise_right_shift,
+    _aten.__rshift__.Tensor: torch.bitwise_right_shift,
+    _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    _aten.hardshrink_backward.default: _shrink_backward,
+    _aten.logit.default: _logit,
+    _aten.logit_backward.default: _logit_backward,
+    _aten.pow.Tensor_Scalar: _pow_by_number,
+    _aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
+    _aten.signbit.default: _signbit,
+    _aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    _aten.softshrink_backward.default: _shrink_backward,
+}
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_IN_COMMON_DTYPE = [getattr(getattr(_aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")]
+_IN_COMMON_DTYPE += [_aten.fmod.Scalar, _aten.fmod.Tensor]
+_IN_COMMON_DTYPE += [_aten.pow.Scalar, _aten.pow.Tensor_Tensor]
+_IN_COMMON_DTYPE += [_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor]
+for _op in _IN_COMMON_DTYPE:
+    DECOMPOSITIONS[_op] = functools.partial(_in_common_dtype, decomposition_table[_op])

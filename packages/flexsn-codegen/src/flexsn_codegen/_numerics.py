@@ -1,0 +1,55 @@
+"""How exactly a kernel computes: where half values are rounded, and whether functions may be approximate."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from flexsn_codegen.errors import PrecisionError
+
+Precision = Literal["eager", "float32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Numerics:
+    """The choices that change results.
+
+    Attributes:
+        precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
+            ``"float32"`` keeps them in float32 inside the core, and rounds its results alone.
+        fast_math: approximate division and functions (`FAST` in `_functions.py`), fused multiply-add,
+            denormals that may count as zero. The same on every run, but not eager mode's bits.
+    """
+
+    precision: Precision = "eager"
+    fast_math: bool = False
+
+    def __post_init__(self) -> None:
+        known = get_args(Precision)
+        if self.precision not in known:
+            near = difflib.get_close_matches(str(self.precision), known, n=1, cutoff=0.0)[0]
+            raise PrecisionError(
+                f"there is no precision {self.precision!r}; did you mean {near!r}? There are "
+                f"{' and '.join(map(repr, known))}."
+            )
+
+
+def compile_options(backend: str, *, fast_math: bool = False) -> dict[str, bool]:
+    """The options of Triton's compiler with which a kernel computes what its source says.
+
+    Args:
+        backend: Triton's name, ``"cuda"`` or ``"hip"``.
+        fast_math: allow fused multiply-add and, on NVIDIA GPUs, denormals that count as zero. Without, neither.
+
+    Returns:
+        Keyword arguments of a kernel's launch, or `options` of `triton.compile`.
+
+    Example:
+        >>> compile_options("hip")
+        {'enable_fp_fusion': False}
+    """
+    options = {"enable_fp_fusion": fast_math}
+    if backend == "cuda":
+        options["enable_reflect_ftz"] = fast_math
+    return options

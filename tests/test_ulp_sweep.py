@@ -1,0 +1,111 @@
+"""`benchmarks/ulp_sweep.py` forgets no rule, and finds what is wrong; its numbers come from a GPU."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import ulp_cases
+import ulp_sweep
+
+from flexsn_codegen import pointwise, supported_ops
+
+CPU = torch.device("cpu")
+# Now, before other tests add rules of their own.
+RULES = supported_ops()
+FOUND, UNCOVERED = ulp_cases.cases()
+
+
+def test_every_rule_is_in_a_kernel_of_the_sweep() -> None:
+    assert UNCOVERED == {}
+    used = set()
+    for case in FOUND:
+        dtype = torch.float32 if torch.float32 in case.dtypes else torch.int32
+        arguments = [torch.empty(3, dtype=dtype, device="meta")] * case.arity
+        used |= {str(node.target) for node in pointwise(case.function).traced(*arguments).graph.nodes}
+    # On real numbers, nothing is left of it in a graph.
+    assert {str(op) for op in RULES} - used == {"prims.conj_physical.default"}
+
+
+def test_all_half_numbers_and_the_edges_of_float32_are_swept() -> None:
+    (case,) = (c for c in FOUND if c.name == "exp")
+
+    def swept(dtype: torch.dtype) -> Tensor:
+        return torch.cat([x for (x,) in ulp_cases.chunks(case, dtype, ulp_cases.QUICK, CPU)])
+
+    for dtype in (torch.float16, torch.bfloat16):
+        assert swept(dtype).view(torch.int16).unique().numel() == 2**16
+    x = swept(torch.float32)
+    info = torch.finfo(torch.float32)
+    for value in (0.0, 1.0, 88.72284, info.max, info.tiny, 2.0**-149, math.inf):
+        assert (x == value).any(), value
+        assert (x == -value).any(), value
+    assert (torch.signbit(x) & (x == 0)).any()
+    assert x.isnan().any()
+    assert ((x != 0) & (x.abs() < info.tiny)).sum() > 10
+
+
+def test_errors_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(x: Tensor) -> Tensor:
+        """The second power of e is off by 3; NaN instead of infinity; -0 instead of 0."""
+        y = torch.exp(x)
+        y = torch.where(x == 2, (y.view(torch.int32) + 3).view(torch.float32), y)
+        return torch.where(y.isinf(), math.nan, torch.where(y == 0, -0.0, y))
+
+    monkeypatch.setattr(ulp_sweep, "pointwise", lambda function, **_: wrong)
+    row = ulp_sweep.measure("exp", torch.float32, ulp_cases.QUICK, CPU)
+    assert (row.skipped, row.failed) == ("", "")
+    assert row.ulp == 3
+    assert row.over
+    assert row.worst.startswith("2: 7.38905")
+    assert row.nan > 0
+    assert "nan, eager inf" in row.nan_at
+    assert row.zero > 0
+    assert "-0, eager 0" in row.zero_at
+    assert row.off is not None
+    assert row.off[0] == 3
+    assert row.off[1] <= 1
+    assert row.nan + row.zero < row.differ < row.values
+
+
+def test_equal_is_equal(interpreted: None) -> None:
+    row = ulp_sweep.measure("mul", torch.float32, ulp_cases.QUICK, CPU)
+    assert row.values > 5000
+    assert (row.differ, row.ulp, row.over) == (0, 0, False)
+
+
+def test_the_page_says_what_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = ulp_sweep.Row("exp", "float32", limit=2, values=10, differ=1, ulp=5, worst="1: 2, eager 3")
+    equal = ulp_sweep.Row("mul", "float32", limit=0, values=10)
+    text = ulp_sweep.page([row, equal], {"prims.new.default": "why"}, "", 1.0)
+    assert "1 are over without a reason" in text
+    assert "| exp | float32 | **not known** |" in text
+    assert "| 5 **over** |" in text
+    assert "| mul | float32 | 10 |" in text
+    assert "| `prims.new.default` | all | why |" in text
+    monkeypatch.setitem(ulp_sweep.EXCEPTIONS, "exp float32", "it is hot")
+    text = ulp_sweep.page([row, equal], {}, "", 1.0)
+    assert "1 are named exceptions, 0 are over without a reason" in text
+    assert "| exp | float32 | it is hot |" in text
+    assert "**" not in text
+
+
+def test_an_exception_for_eager_modes_errors_holds_as_long_as_ours_are_small() -> None:
+    row = ulp_sweep.Row("erfcx", "float32", limit=2, values=10, differ=1, ulp=65, off=(2, 65))
+    assert row.over
+    assert row.reason == ulp_sweep.EXCEPTIONS["erfcx"]
+    row.off = (3, 65)
+    assert row.reason == ""
+
+
+def test_every_exception_is_of_a_case() -> None:
+    names = {case.name for case in FOUND}
+    assert {name.removesuffix(" float32").removesuffix(" float64") for name in ulp_sweep.EXCEPTIONS} <= names
+    assert names >= ulp_sweep._ACCURATE

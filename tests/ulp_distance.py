@@ -1,0 +1,58 @@
+"""How far apart two floating-point numbers are, in units in the last place."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
+#: The distance between a number and NaN.
+NOT_A_NUMBER = 2**63 - 1
+
+
+def ulp_distance(actual: Tensor, expected: Tensor) -> Tensor:
+    """How many numbers of the dtype one has to step over to get from `actual` to `expected`.
+
+    Args:
+        actual: of any floating-point dtype that Triton has; of integers and bool, the difference is counted.
+        expected: of the same dtype and shape.
+
+    Returns:
+        int64, of the arguments' shape. Zeros of both signs are one number, denormals count like all others,
+        infinity is next to the largest number; 0 for two NaNs, `NOT_A_NUMBER` for one. In float64, distances
+        across zero are cut off at `2**63 - 2`.
+
+    Example:
+        >>> ulp_distance(torch.tensor([1.0]), torch.tensor([1.0 + 2**-22]))
+        tensor([2])
+    """
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    if not actual.is_floating_point():
+        return (actual.to(torch.int64) - expected.to(torch.int64)).abs()
+    x, y = _places_from_zero(actual), _places_from_zero(expected)
+    same_side = torch.signbit(actual) == torch.signbit(expected)
+    # Both at most 0x7ff0...0 in float64, so their sum may pass 2**63.
+    half = 2**62 - 1
+    distance = torch.where(same_side, (x - y).abs(), x.clamp(max=half) + y.clamp(max=half))
+    nan, other_nan = actual.isnan(), expected.isnan()
+    distance = distance.masked_fill(nan & other_nan, 0)
+    return distance.masked_fill(nan ^ other_nan, NOT_A_NUMBER)
+
+
+def zero_signs_differ(actual: Tensor, expected: Tensor) -> Tensor:
+    """Where both are zero, of different signs: they are equal, and 1 / x is not."""
+    if not actual.is_floating_point():
+        return torch.zeros_like(actual, dtype=torch.bool)
+    return (actual == 0) & (expected == 0) & (torch.signbit(actual) != torch.signbit(expected))
+
+
+def _places_from_zero(x: Tensor) -> Tensor:
+    """The bits without the sign, which count the numbers between zero and `x`."""
+    bits = x.view(_BITS[x.dtype]).to(torch.int64)
+    return bits & torch.iinfo(_BITS[x.dtype]).max
