@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from runtime_cores import STEP, assert_like_the_loop, compiled, hard_lif, loop, random, soft_lif
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from flexsn_runtime import DoubleBackwardError, ScanProgram
 from flexsn_runtime import _forward as forward_module
@@ -43,6 +45,24 @@ def test_one_tensor_as_input_and_state() -> None:
     assert_like_the_loop(soft_lif, 1, [x], [x[0]])
     v = random(*STEP).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [v.expand(5, *STEP)], [v])
+
+
+def test_no_graph_of_a_trace_is_left_behind() -> None:
+    """It would keep the parameter's node alive, on whose stream a CUDA graph cannot be captured."""
+    weight = torch.tensor(0.3, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + x * torch.sigmoid(weight)
+        return torch.sigmoid(h), h
+
+    def of_traces() -> list[Tensor]:
+        gc.collect()
+        return [t for t in gc.get_objects() if type(t) is FakeTensor and t.grad_fn is not None]
+
+    x, v = leaves()
+    before = {id(t): t for t in of_traces()}  # compilers keep theirs
+    torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, weight])
+    assert not [t for t in of_traces() if id(t) not in before]
 
 
 @pytest.mark.parametrize("which", ["input", "state", "parameter"])
@@ -147,10 +167,13 @@ def test_backward_twice_with_retain_graph() -> None:
         torch.autograd.grad(output.sum(), x)
 
 
-def test_double_backward_is_refused_though_the_incoming_gradient_is_constant() -> None:
+@pytest.mark.parametrize("loss", [torch.sum, lambda output: output.square().sum()], ids=["constant", "not"])
+def test_double_backward_is_refused_whether_the_incoming_gradient_is_constant(
+    loss: Callable[[Tensor], Tensor],
+) -> None:
     x, v = leaves()
     output = compiled(soft_lif, 1, [x], [v])[0]
-    (grad,) = torch.autograd.grad(output.sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(loss(output), x, create_graph=True)
     with pytest.raises(DoubleBackwardError, match="no gradient itself"):
         (grad.square().sum() + x.sum()).backward()
 
@@ -163,16 +186,31 @@ def test_create_graph_alone_is_harmless() -> None:
     torch.testing.assert_close(grad.detach(), expected)
 
 
-def test_checkpointing_recomputes_the_scan() -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_recomputes_the_scan(reentrant: bool) -> None:
     x, v = leaves()
+    w = random(STEP[1], seed=4).requires_grad_()
+    program = ScanProgram(lambda x, v: (v * w + x.square(), v * 0.5 + x * w), 1, 1, 1)
 
-    def run(x: Tensor, v: Tensor) -> Tensor:
-        return compiled(soft_lif, 1, [x], [v])[0]
+    def run(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        runs.append(torch.is_grad_enabled())
+        return compiled(program, 1, [x], [v])
 
-    output: Tensor = torch.utils.checkpoint.checkpoint(run, x, v, use_reentrant=False)
-    (grad,) = torch.autograd.grad(output.sum(), x)
-    (expected,) = torch.autograd.grad(loop(soft_lif, 1, [x], [v])[0].sum(), x)
-    torch.testing.assert_close(grad, expected)
+    def gradients(results: tuple[Tensor, ...]) -> list[Tensor | None]:
+        for leaf in (x, v, w):
+            leaf.grad = None
+        # `backward`, as reentrant checkpointing does not support `autograd.grad`.
+        (results[0].sum() + results[1].sin().sum()).backward()
+        return [x.grad, v.grad, w.grad]
+
+    runs: list[bool] = []
+    expected = gradients(run(x, v))
+    found = gradients(torch.utils.checkpoint.checkpoint(run, x, v, use_reentrant=reentrant))
+    assert runs == [True, not reentrant, True]
+    for got, wanted in zip(found, expected, strict=True):
+        assert got is not None
+        assert wanted is not None
+        assert torch.equal(got, wanted)
 
 
 def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:

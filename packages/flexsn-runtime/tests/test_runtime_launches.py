@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +24,7 @@ from flexsn_runtime import (
 from flexsn_runtime import _arguments as arguments_module
 from flexsn_runtime._buckets import launch_plan
 from flexsn_runtime._forward import checkpoint_rows
+from flexsn_runtime._triton_private import launcher
 
 
 @pytest.mark.parametrize(
@@ -35,8 +39,9 @@ def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("ncl", [1, 2**12 + 1, 2**17 + 1, 2**20 + 1, 2**23 + 1])
 @pytest.mark.parametrize("num_ops", [0, 1, 8, 40, 100, 1000, 10**5])
-def test_plans_can_be_generated(ncl: int, num_ops: int, interpreted: bool) -> None:
-    plan = launch_plan(ncl, num_ops, interpreted=interpreted)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+def test_plans_can_be_generated(width: int, ncl: int, num_ops: int, interpreted: bool) -> None:
+    plan = launch_plan(ncl, num_ops, width=width, interpreted=interpreted)
     assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints stand at the backward's chunks"
     for config in (plan.inference, plan.forward, plan.backward):
         assert config.chunk >= 1
@@ -104,3 +109,39 @@ def test_cpu_tensors_without_the_interpreter() -> None:
     assert ".to('cuda')" in result.stdout
     assert "backend='torch'" in result.stdout
     assert "TRITON_INTERPRET=1" in result.stdout
+
+
+# -- launching again -----------------------------------------------------------------------------------
+
+
+class Compiled:
+    """Stands for what Triton compiled: notes how it is launched."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def run(self, *arguments: Any) -> None:
+        self.launches.append(arguments)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments, stream: self.launches.append(("with hooks", grid, stream, *arguments))
+
+
+def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = pytest.importorskip("triton.runtime.driver").driver
+    knobs = pytest.importorskip("triton").knobs.runtime
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: f"stream of {index}"))
+    compiled = Compiled()
+    launch = launcher(compiled, (7, 1, 1), torch.device("cuda", 3))
+    launch("x", 5)
+    assert compiled.launches == [(7, 1, 1, "stream of 3", "function", "metadata", None, None, None, "x", 5)]
+
+    def hook(metadata: object) -> None: ...
+
+    for chain in (knobs.launch_enter_hook, knobs.launch_exit_hook):
+        chain.add(hook)
+        launch("y", 6)
+        chain.remove(hook)
+        assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 6)

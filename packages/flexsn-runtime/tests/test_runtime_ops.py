@@ -314,6 +314,16 @@ def test_compiled_training(handle: int, dynamic: bool) -> None:
 
 
 @pytest.mark.usefixtures("fresh_dynamo")
+def test_compiled_double_backward_is_refused(handle: int) -> None:
+    """By torch: what AOTAutograd compiles has no second derivative."""
+    step = torch.compile(lambda x: flexsn_inductor_training(handle, [x, V, W])[0] * 2.0, backend="aot_eager")
+    x, _ = leaves()
+    loss = step(x).square().sum()
+    with pytest.raises(RuntimeError, match=r"double backward|requires create_graph=False"):
+        torch.autograd.grad(loss, x, create_graph=True)[0].sum().backward()
+
+
+@pytest.mark.usefixtures("fresh_dynamo")
 def test_compiled_inference_for_several_lengths_is_compiled_once(handle: int) -> None:
     compilations = []
 

@@ -14,6 +14,7 @@ from flexsn_codegen import UnsupportedOpError
 from flexsn_graph import CoreArityError, NonPointwiseError, StateMismatchError
 from flexsn_runtime import (
     DeviceError,
+    DtypeError,
     ShapeError,
     TemplateNeededError,
     TensorCountError,
@@ -170,6 +171,45 @@ def test_flat_arguments_are_told_by_their_number() -> None:
             TensorCountError, match=rf"got {count} tensors; the step takes 1 input .* 1 .* 2 captured"
         ):
             flexsn_inference(kernel, info, *[X] * count)
+
+
+@pytest.mark.parametrize("given", [0, 1], ids=["zeros", "states"])
+def test_a_second_call_knows_what_the_first_found_out(given: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, w = with_gain()
+    kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
+    # As many lifted tensors as states: with states, or none of both.
+    calls = [(X, V, w), (X, V)] if given else [(X,)]
+    expected = [flexsn_inference(kernel, info, *call) for call in calls]
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("specialised again")
+
+    monkeypatch.setattr(kernel.program, "specialize", refuse)
+    for call, results in zip(calls, expected, strict=True):
+        for a, b in zip(flexsn_inference(kernel, info, *call), results, strict=True):
+            assert torch.equal(a, b)
+    if given:
+        doubled = flexsn_inference(kernel, info, X, V, w.detach() * 2)[0]
+        assert torch.equal(doubled, loop(lambda x, v: core(x * 2, v), 1, [X], [V])[0])
+
+
+def test_captured_tensors_that_are_not_like_the_captured_ones_are_refused() -> None:
+    a, b = random(STEP[1], seed=5), random(*STEP, seed=6).double()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * a + (x * b).to(x.dtype)
+        return h, h
+
+    forward, backward, info = build_training_kernels(core, 1, 1, 1, EXAMPLES)
+    expected = flexsn_inference(forward, info, X, V)[0]
+    assert torch.equal(flexsn_inference(forward, info, X, V, a, b)[0], expected)
+    saved = flexsn_forward(forward, info, X, V, a, b)[2:]
+    with pytest.raises(ShapeError, match=r"captured tensor 0 is given as \[41, 37\] float64; .* \[37\] float32 in its"):
+        flexsn_inference(forward, info, X, V, b, a)
+    with pytest.raises(DtypeError, match=r"captured tensor 1 is given as .* float32; .* float64 .*ScanProgram\.lifted"):
+        flexsn_inference(forward, info, X, V, a, b.float())
+    with pytest.raises(ShapeError, match=r"captured tensor 0 "):
+        flexsn_backward(backward, info, torch.ones_like(X), None, X, V, b, a, saved[-1])
 
 
 # -- backward ------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flexsn_runtime._arguments import prepare
 from flexsn_runtime._autograd import scan
+from flexsn_runtime._autotune import tune
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
-from flexsn_runtime._buckets import LaunchConfig, flexsn_backward_ncl_bucket
+from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,
@@ -31,6 +32,7 @@ from flexsn_runtime._ops import (
     flexsn_inductor_training_final_state,
 )
 from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._scan_lowering import KernelLowering
 from flexsn_runtime._wrappers import (
     flexsn_backward,
     flexsn_forward,
@@ -42,10 +44,14 @@ from flexsn_runtime.errors import (
     CapturedTensorError,
     DeviceError,
     DoubleBackwardError,
+    DtypeError,
     ShapeError,
+    SymbolicSizeError,
     TemplateNeededError,
     TensorCountError,
+    TransformError,
     UnknownHandleError,
+    UnsupportedScanError,
 )
 
 __version__ = "0.1.0"
@@ -56,15 +62,21 @@ __all__ = [
     "CapturedTensorError",
     "DeviceError",
     "DoubleBackwardError",
+    "DtypeError",
     "FlexSNKernelHandle",
+    "KernelLowering",
     "LaunchConfig",
+    "LaunchPlan",
     "ScanKernel",
     "ScanProgram",
     "ShapeError",
     "Specialization",
+    "SymbolicSizeError",
     "TemplateNeededError",
     "TensorCountError",
+    "TransformError",
     "UnknownHandleError",
+    "UnsupportedScanError",
     "__version__",
     "attach_flexsn_handle_finalizer",
     "build_inference_final_state_kernel",
@@ -89,5 +101,6 @@ __all__ = [
     "retain_owner_flexsn_kernel_handle",
     "scan",
     "triton_interpreted",
+    "tune",
     "why_unavailable",
 ]

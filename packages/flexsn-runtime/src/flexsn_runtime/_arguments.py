@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from flexsn_graph import StepValue
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._operands import Arguments, layout_key
 from flexsn_runtime._program import ScanProgram, Specialization
-from flexsn_runtime.errors import BackendUnavailableError, DeviceError, ShapeError, TensorCountError
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.errors import (
+    BackendUnavailableError,
+    DeviceError,
+    DtypeError,
+    ShapeError,
+    TensorCountError,
+    TransformError,
+)
 
 
 def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Specialization, Arguments]:
@@ -24,25 +35,47 @@ def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Speciali
         TypeError: an argument is no tensor.
         TensorCountError: another number of tensors than the step takes.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
+        DtypeError, ShapeError: a lifted tensor is not like the one that the core captures in its place.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
+        TransformError: inside of a transform of `torch.func` or of forward-mode differentiation.
     """
-    check_tensors(flat_args)
-    key = layout_key(flat_args)
+    transform = transform_at_work()
+    if transform is not None:
+        raise TransformError(
+            f"a compiled scan cannot run inside of {transform}. Use backend='torch' there, or backend='hop'."
+        )
+    try:
+        key = layout_key(flat_args)
+    except AttributeError:
+        check_tensors(flat_args)
+        raise
     known = program.calls.get(key)
-    if known is not None and (captured := known.captured()) is not None:
-        states = flat_args[program.num_inputs :] or (None,) * program.num_states
-        return known, _arguments(program, flat_args[: program.num_inputs], states, captured, key)
+    if known is not None:
+        step, first_lifted, scans = known
+        captured = step.captured()
+        if captured is not None:
+            lifted = flat_args[first_lifted:] or captured
+            layout = layout_key(lifted)
+            prepared = scans.get(layout)
+            if prepared is None:
+                prepared = scans[layout] = {}
+            states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
+            return step, _arguments(program, flat_args[: program.num_inputs], states, lifted, prepared)
+    check_tensors(flat_args)
     inputs, given, lifted = split_flat(program, flat_args)
+    first_lifted = len(flat_args) - len(lifted)
     check_sequences(inputs)
     check_device((*inputs, *(given or ())))
     step, captured = program.specialize(inputs, given)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
+    if lifted:
+        check_lifted(step, lifted)
     # A kernel reads memory, which the negative bit of a lazily negated view is not in.
     states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
     arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
-    if not lifted and not any(t.is_neg() for t in flat_args):
-        program.calls[key] = step
+    if not any(t.is_neg() for t in flat_args):
+        program.calls[key] = step, first_lifted, Recent()
     return step, arguments
 
 
@@ -51,29 +84,13 @@ def _arguments(
     inputs: Sequence[Tensor],
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
-    key: tuple[object, ...] | None = None,
+    prepared: dict[Hashable, Any] | None = None,
 ) -> Arguments:
-    """`key`: that of inputs and states, if it is known."""
     if program.requires_grad is not None:
         allowed = iter(program.requires_grad)
         inputs = [x if next(allowed) else x.detach() for x in inputs]
         states = [v if next(allowed) or v is None else v.detach() for v in states]
-    # Absent states are `None` in a key of all arguments, and not there in that of a call's.
-    complete = None if key is None else (len(key), *key, *layout_key(lifted))
-    return Arguments(tuple(inputs), tuple(states), tuple(lifted), complete)
-
-
-def split_arguments(step: Specialization, tensors: Sequence[Tensor | None]) -> Arguments:
-    """`[*inputs, *states, *lifted]`, with `None` for absent states, by role."""
-    first_state = step.trace.num_inputs
-    first_lifted = first_state + step.trace.num_states
-    inputs, lifted = tensors[:first_state], tensors[first_lifted:]
-    assert all(t is not None for t in (*inputs, *lifted))
-    return Arguments(
-        tuple(t for t in inputs if t is not None),
-        tuple(tensors[first_state:first_lifted]),
-        tuple(t for t in lifted if t is not None),
-    )
+    return Arguments(tuple(inputs), tuple(states), tuple(lifted), prepared)
 
 
 def split_flat(
@@ -110,6 +127,19 @@ def check_tensors(tensors: Sequence[object]) -> None:
     for i, value in enumerate(tensors):
         if not isinstance(value, Tensor):
             raise TypeError(f"argument {i} is a {type(value).__name__}; a scan takes tensors.")
+
+
+def check_lifted(step: Specialization, lifted: Sequence[Tensor]) -> None:
+    """Raises unless each lifted tensor has the shape and dtype that the step was traced with."""
+    for i, (tensor, value) in enumerate(zip(lifted, step.trace.lifted_values, strict=True)):
+        given = StepValue.of(tensor)
+        if given == value:
+            continue
+        kind = DtypeError if given.shape == value.shape else ShapeError
+        raise kind(
+            f"captured tensor {i} is given as {given}; the core captures {value} in its place. Give them in the "
+            "order of `ScanProgram.lifted()`, or leave all of them out."
+        )
 
 
 def check_sequences(inputs: Sequence[Tensor]) -> None:

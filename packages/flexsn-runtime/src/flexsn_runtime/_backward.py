@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, Param, Role
 from flexsn_graph import LiftedLayout
+from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments, Operands
@@ -18,15 +19,26 @@ from flexsn_runtime._program import Specialization
 
 
 class Cotangents(NamedTuple):
-    """Incoming gradients; `None` is zero. `state_seqs` are `[T, *step]`, `final_states` `[*step]`."""
+    """Incoming gradients; `None` is zero.
+
+    Attributes:
+        outputs: `[T, *step]` each.
+        states: of the state sequences, `[T, *step]` each, or of the final states, `[*step]` each.
+        state_seqs: which of the two.
+    """
 
     outputs: tuple[Tensor | None, ...]
-    state_seqs: tuple[Tensor | None, ...]
-    final_states: tuple[Tensor | None, ...]
+    states: tuple[Tensor | None, ...]
+    state_seqs: bool
 
     @property
     def all(self) -> tuple[Tensor | None, ...]:
-        return (*self.outputs, *self.state_seqs, *self.final_states)
+        return (*self.outputs, *self.states)
+
+
+def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_seqs: bool) -> Cotangents:
+    """Gradients of `(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, by role."""
+    return Cotangents(tuple(grads[:num_outputs]), tuple(grads[num_outputs:]), state_seqs)
 
 
 class BackwardScan:
@@ -35,16 +47,25 @@ class BackwardScan:
     Args:
         arguments: as in the forward.
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        plan: as for `ForwardScan`.
     """
 
     def __init__(
-        self, step: Specialization, arguments: Arguments, cotangents: Cotangents, wanted: Sequence[bool]
+        self,
+        step: Specialization,
+        arguments: Arguments,
+        cotangents: Cotangents,
+        wanted: Sequence[bool],
+        *,
+        plan: LaunchPlan | None = None,
     ) -> None:
         trace = step.trace
         self._device = arguments.device
         self._wanted = tuple(wanted)
         self._launch: Launch | None = None
         num_inputs, num_states = trace.num_inputs, trace.num_states
+        self._first_state, self._first_lifted = num_inputs, num_inputs + num_states
+        self._state_seqs = cotangents.state_seqs
         wanted_inputs = self._wanted[:num_inputs]
         wanted_states = self._wanted[num_inputs : num_inputs + num_states]
         wanted_lifted = self._wanted[num_inputs + num_states :]
@@ -61,7 +82,9 @@ class BackwardScan:
         # The kernel computes the states again: it reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         self._operands = operands = Operands(arguments, layouts, trace.step_shape)
-        config = step.plan(math.prod(trace.step_shape)).backward
+        states_present = tuple(g is not None for g in cotangents.states)
+        absent = (False,) * num_states
+        config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         spec = BackwardSpec(
             inputs=operands.inputs,
             states=operands.states,
@@ -69,8 +92,8 @@ class BackwardScan:
             lifted=operands.lifted,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
-            grad_state_seqs=_present(cotangents.state_seqs, num_states),
-            grad_final_states=_present(cotangents.final_states, num_states),
+            grad_state_seqs=states_present if cotangents.state_seqs else absent,
+            grad_final_states=absent if cotangents.state_seqs else states_present,
             gradients=vjp.gradients,
             grad_inputs=wanted_inputs,
             grad_states=wanted_states,
@@ -91,14 +114,18 @@ class BackwardScan:
             for (shape, dtype), want in zip(described, self._wanted, strict=True)
         ]
         self._layouts = layouts
-        self._any_negated = any(g is not None and g.is_neg() for g in cotangents.all)
+        first_grad = len(arguments.all) + num_states
+        self._copied = [
+            first_grad + i
+            for i, g in enumerate(cotangents.all)
+            if g is not None and (g.is_neg() or not g.is_contiguous())
+        ]
         kernel = step.backward_kernel(spec, source)
         places = [
             *operands.params,
             *(Param(Role.CHECKPOINT, i) for i in range(num_states)),
             *_params(Role.GRAD_OUTPUT, cotangents.outputs),
-            *_params(Role.GRAD_STATE_SEQ, cotangents.state_seqs),
-            *_params(Role.GRAD_FINAL_STATE, cotangents.final_states),
+            *_params(Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE, cotangents.states),
             *_params(Role.GRAD_INPUT, wanted_inputs),
             *_params(Role.GRAD_STATE, wanted_states),
             *_params(Role.GRAD_LIFTED, wanted_lifted),
@@ -116,50 +143,54 @@ class BackwardScan:
         Returns:
             A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
         """
+        return self.run((*arguments.all, *checkpoints, *cotangents.all))
+
+    def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The same, from `[*inputs, *states, *lifted, *checkpoints, *grad_outputs, *grad_states]`."""
         if self._launch is None:
-            return _zero_gradients(arguments, cotangents, self._wanted, passes_final=self._empty)
+            return self._zero_gradients(given)
         device = self._device
         gradients = [
             None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device=device)
             for one in self._written
         ]
-        incoming = [g if g is None else g.contiguous() for g in cotangents.all]
-        if self._any_negated:
-            incoming = [g if g is None else g.resolve_neg() for g in incoming]
-        tensors = [*self._operands.tensors(arguments), *checkpoints, *incoming, *gradients]
+        tensors = [*given, *gradients]
+        self._operands.move(tensors)
+        for place in self._copied:
+            tensors[place] = _dense(tensors[place])
         self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
         for i in self._broadcast:
-            gradients[i] = _sum_to(gradients[i], arguments.inputs[i].shape)
-        first_lifted = len(gradients) - len(arguments.lifted)
-        for i, tensor in enumerate(arguments.lifted):
-            partial_sums, layout = gradients[first_lifted + i], self._layouts.get(i)
-            if partial_sums is not None:
-                gradients[first_lifted + i] = (
-                    tensor.new_zeros(tensor.shape)  # nothing that counts is computed from it
-                    if layout is None
-                    else _lifted_gradient(partial_sums, layout, tensor)
-                )
+            gradients[i] = _sum_to(gradients[i], given[i])
+        for i in range(self._first_lifted, len(gradients)):
+            gradients[i] = _lifted_gradient(gradients[i], self._layouts.get(i - self._first_lifted), given[i])
+        return gradients
+
+    def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Without a step, the final states are the initial ones, and so are their gradients."""
+        gradients: list[Tensor | None] = [
+            primal.new_zeros(primal.shape) if want and primal is not None else None
+            for primal, want in zip(given, self._wanted, strict=False)
+        ]
+        if self._empty and not self._state_seqs:
+            for i in range(self._first_state, self._first_lifted):
+                final = given[i - self._first_lifted]  # the last ones are the states'
+                if gradients[i] is not None and final is not None:
+                    gradients[i] = final.clone(memory_format=torch.contiguous_format)
         return gradients
 
 
-def _zero_gradients(
-    arguments: Arguments, cotangents: Cotangents, wanted: Sequence[bool], *, passes_final: bool
-) -> list[Tensor | None]:
-    """Without a step, the final states are the initial ones, and so are their gradients."""
-    finals = (None,) * len(arguments.inputs) + tuple(cotangents.final_states)
-    gradients: list[Tensor | None] = []
-    for i, (primal, want) in enumerate(zip(arguments.all, wanted, strict=True)):
-        if not want or primal is None:
-            gradients.append(None)
-        elif passes_final and i < len(finals) and (final := finals[i]) is not None:
-            gradients.append(final.clone(memory_format=torch.contiguous_format))
-        else:
-            gradients.append(primal.new_zeros(primal.shape))
-    return gradients
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    return gradient if gradient is None else gradient.contiguous().resolve_neg()
 
 
-def _lifted_gradient(partial_sums: Tensor, layout: LiftedLayout, tensor: Tensor) -> Tensor:
+def _lifted_gradient(
+    partial_sums: Tensor | None, layout: LiftedLayout | None, tensor: Tensor | None
+) -> Tensor | None:
     """Sums over the elements of the step that read the same element of the captured tensor."""
+    if partial_sums is None or tensor is None:
+        return None
+    if layout is None:  # nothing that counts is computed from it
+        return tensor.new_zeros(tensor.shape)
     summed = [d for d, stride in enumerate(layout.strides) if stride == 0 and partial_sums.shape[d] > 1]
     # A fixed order of summation, so that two runs agree to the last bit.
     reduced = partial_sums.sum(summed, keepdim=True) if summed else partial_sums
@@ -174,10 +205,11 @@ def _lifted_gradient(partial_sums: Tensor, layout: LiftedLayout, tensor: Tensor)
     return gradient.to(dtype=tensor.dtype, device=tensor.device)
 
 
-def _sum_to(gradient: Tensor | None, shape: torch.Size) -> Tensor | None:
+def _sum_to(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
     """Sums over the dimensions in which an input broadcasts to the step."""
-    if gradient is None:
+    if gradient is None or like is None:
         return None
+    shape = like.shape
     lead = gradient.dim() - len(shape)
     # Behind T, the input may have fewer dimensions than the step.
     aligned = (shape[0], *(1,) * lead, *shape[1:])
@@ -191,7 +223,3 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def _params(role: Role, entries: Sequence[object]) -> list[Param]:
     return [Param(role, i) for i in range(len(entries))]
-
-
-def _present(tensors: Sequence[Tensor | None], count: int) -> tuple[bool, ...]:
-    return tuple(t is not None for t in tensors) or (False,) * count

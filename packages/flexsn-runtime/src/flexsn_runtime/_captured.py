@@ -55,32 +55,40 @@ class Captured:
         That is when a constant was assigned anew, a tensor is gone or was replaced by something else, or one
         tensor that was in two places was replaced in one of them.
         """
-        for place, value in self._constants:
-            if not _same(_read(place), value):
-                return None
-        tensors: list[Tensor] = []
-        for places in self._tensors:
-            found = [_read(place) for place in places]
-            first = found[0]
-            if not isinstance(first, Tensor) or any(value is not first for value in found[1:]):
-                return None
-            tensors.append(first)
+        try:
+            for place, value in self._constants:
+                now = place()
+                if now is not value and not _same(now, value):
+                    return None
+            tensors: list[Tensor] = []
+            for first, *others in self._tensors:
+                tensor = first()
+                if not isinstance(tensor, Tensor):
+                    return None
+                for place in others:
+                    if place() is not tensor:
+                        return None
+                tensors.append(tensor)
+        except _MISSING:
+            return None
         return tuple(tensors)
 
 
 _GONE = object()
+# What reading a place raises when nothing is there.
+_MISSING = (KeyError, AttributeError, ValueError, IndexError)
 
 
 def _read(place: Place) -> Any:
     try:
         return place()
-    except (KeyError, AttributeError, ValueError, IndexError):
+    except _MISSING:
         return _GONE
 
 
 def _same(now: Any, before: Any) -> bool:
     # Python takes 1 and 1.0 and True for equal; a trace does not.
-    return now is before or (type(now) is type(before) and isinstance(now, _SCALARS) and bool(now == before))
+    return type(now) is type(before) and isinstance(now, _SCALARS) and bool(now == before)
 
 
 def _places_of(tensor: Tensor, found: Sequence[tuple[Place, Tensor]]) -> list[Place]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flexsn_codegen import ForwardSpec, Param, Role
 from flexsn_graph import StepValue
+from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments, Operands
@@ -39,6 +40,8 @@ class ForwardScan:
         state_seqs: write the states after every step; otherwise the final ones alone.
         checkpoints: write what the backward recomputes from.
         spare_rows: rows of checkpoints to allocate beyond those that are written.
+        padding: give the checkpoints one dimension, and so many elements beyond those that are written.
+        plan: how it is launched; `None`: as the step has it.
     """
 
     def __init__(
@@ -49,20 +52,24 @@ class ForwardScan:
         state_seqs: bool,
         checkpoints: bool,
         spare_rows: int = 0,
+        padding: int | None = None,
+        plan: LaunchPlan | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
-        self._shape = shape = trace.step_shape
+        shape = trace.step_shape
         self._device = arguments.device
-        plan = step.plan(math.prod(shape))
+        plan = step.plan(math.prod(shape)) if plan is None else plan
         rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows if checkpoints else 0
+        checkpoint_shape = (rows, *shape) if padding is None else (rows * math.prod(shape) + padding,)
         self._written = [
             *_described(Role.OUTPUT, trace.outputs, (num_steps, *shape)),
             *_described(Role.STATE_SEQ, trace.states if state_seqs else (), (num_steps, *shape)),
             *_described(Role.FINAL_STATE, () if state_seqs else trace.states, shape),
-            *_described(Role.CHECKPOINT, trace.states if checkpoints else (), (rows, *shape)),
+            *_described(Role.CHECKPOINT, trace.states if checkpoints else (), checkpoint_shape),
         ]
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
+        self._first_state = trace.num_inputs
         self._launch: Launch | None = None
         if num_steps == 0 or 0 in shape:
             return
@@ -87,25 +94,31 @@ class ForwardScan:
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs it on arguments of that layout."""
-        device = self._device
-        written = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
-            for _, shape, strides, dtype in self._written
-        ]
+        written = self.run(arguments.all)
         outputs, sequences, finals = self._ends
-        result = ForwardResult(
+        return ForwardResult(
             tuple(written[:outputs]),
             tuple(written[outputs:sequences]),
             tuple(written[sequences:finals]),
             tuple(written[finals:]),
         )
+
+    def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
+        """The same, from one list to another: to `[*output_seqs, *state_seqs or *final_states, *checkpoints]`."""
+        device = self._device
+        written = [
+            torch.empty_strided(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
+            for _, shape, strides, dtype in self._written
+        ]
         if self._launch is not None:
-            tensors = [*self._operands.tensors(arguments), *written]
+            tensors = [*arguments, *written]
+            self._operands.move(tensors)
             self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
         else:
-            for final, initial in zip(result.final_states, arguments.states, strict=False):
+            _, sequences, finals = self._ends
+            for final, initial in zip(written[sequences:finals], arguments[self._first_state :], strict=False):
                 final.zero_() if initial is None else final.copy_(initial)
-        return result
+        return written
 
 
 def checkpoint_rows(num_steps: int, chunk: int) -> int:

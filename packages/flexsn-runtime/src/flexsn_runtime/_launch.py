@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +14,11 @@ from torch import Tensor
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchConfig
 from flexsn_runtime._program import CompiledKernel
+from flexsn_runtime._triton_private import launcher
 
 # Triton's interpreter keeps the number of the running program in a global.
 _INTERPRETER = threading.Lock()
 
-# No fma contraction and no flush to zero: bit for bit what eager computes.
-_STRICT = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 _HERE: AbstractContextManager[object] = nullcontext()
 
 
@@ -37,29 +35,31 @@ class Launch:
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> None:
         self._function = kernel.function
-        self._numbers = [sizes[name] for name in kernel.sizes]
+        self._options = kernel.options
+        self._numbers = tuple(sizes[name] for name in kernel.sizes)
         self._grid = (-(-sizes["NCL"] // config.block), 1, 1)
         self._config = config
         self._device = device
-        self._compiled: Any = None
+        # Once it is compiled: without Triton's search for the binary that fits the arguments.
+        self._again: Callable[..., None] | None = None
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""
         block = self._config.block
-        if self._compiled is not None:
+        if self._again is not None:
             with _on(self._device):
-                self._compiled(*tensors, *self._numbers, block)
+                self._again(*tensors, *self._numbers, block)
         elif triton_interpreted():
             with _INTERPRETER, warnings.catch_warnings():
                 # Lanes beyond the end of the step compute with zeros, and are not stored.
                 warnings.simplefilter("ignore", RuntimeWarning)
                 self._function[self._grid](*tensors, *self._numbers, BLOCK=block)
         else:
-            options = {"num_warps": self._config.num_warps, **_STRICT}
+            options = {"num_warps": self._config.num_warps, **self._options}
             with _on(self._device):
                 compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=block, **options)
-            # Without Triton's search for the binary that fits the arguments: half of a launch's time.
-            self._compiled = None if compiled is None else compiled[self._grid]
+            if compiled is not None:
+                self._again = launcher(compiled, self._grid, self._device)
 
 
 def _on(device: torch.device) -> AbstractContextManager[object]:

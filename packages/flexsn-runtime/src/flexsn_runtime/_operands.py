@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,23 @@ class Arguments(NamedTuple):
         inputs: `[T, *step]` each, or what broadcasts to it behind T.
         states: initial states `[*step]`; `None` starts at zero.
         lifted: captured tensors, of any shape.
-        key: `layout_key` of all of them; `None`: not known.
+        prepared: the forward scans that are prepared for their layout, by what they write; `None`: not known.
     """
 
     inputs: tuple[Tensor, ...]
     states: tuple[Tensor | None, ...]
     lifted: tuple[Tensor, ...]
-    key: tuple[object, ...] | None = None
+    prepared: dict[Hashable, Any] | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], num_inputs: int, num_states: int, num_lifted: int) -> Arguments:
+        """The first of `tensors`: `[*inputs, *states, *lifted]`."""
+        first_lifted = num_inputs + num_states
+        return cls(
+            tuple(tensors[:num_inputs]),
+            tuple(tensors[num_inputs:first_lifted]),
+            tuple(tensors[first_lifted : first_lifted + num_lifted]),
+        )
 
     @property
     def num_steps(self) -> int:
@@ -81,22 +91,23 @@ class Operands:
 
     @property
     def params(self) -> tuple[Param, ...]:
-        """The parameters of what `tensors` gives."""
+        """The parameters for `[*inputs, *states, *lifted]`."""
         roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
         return tuple(Param(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
 
-    def tensors(self, arguments: Arguments) -> tuple[Tensor | None, ...]:
-        """What the kernel reads of arguments of this layout; `None` for states that start at zero."""
-        return (*arguments.inputs, *arguments.states, *self._read_lifted(arguments.lifted))
+    def move(self, tensors: list[Tensor | None]) -> None:
+        """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.
 
-    def _read_lifted(self, lifted: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """The lifted tensors as the kernel reads them. A CPU scalar among CUDA tensors is moved."""
-        if not self._moved:
-            return lifted
-        tensors = list(lifted)
+        A CPU scalar among CUDA tensors is moved, say.
+
+        Args:
+            tensors: begins with `[*inputs, *states, *lifted]` of this layout.
+        """
+        first_lifted = len(self.inputs) + len(self.states)
         for i, offset in self._moved.items():
-            tensors[i] = lifted[i].detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
-        return tuple(tensors)
+            lifted = tensors[first_lifted + i]
+            assert lifted is not None
+            tensors[first_lifted + i] = lifted.detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
 
     def _input(self, i: int, x: Tensor, shape: tuple[int, ...], ncl: int) -> InputLayout:
         if x.is_contiguous() and tuple(x.shape[1:]) == shape:

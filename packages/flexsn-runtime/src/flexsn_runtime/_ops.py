@@ -15,7 +15,8 @@ from torch import Tensor
 
 from flexsn_graph import StepValue
 from flexsn_runtime._arguments import prepare, split_flat
-from flexsn_runtime._autograd import refuse_double_backward, split_cotangents
+from flexsn_runtime._autograd import refuse_double_backward
+from flexsn_runtime._backward import split_cotangents
 from flexsn_runtime._forward import checkpoint_rows
 from flexsn_runtime._handles import (
     get_flexsn_kernel_handle,
@@ -26,6 +27,10 @@ from flexsn_runtime._kernels import ScanKernel
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TensorCountError, UnknownHandleError
+
+# A compiler treats sizes of 0 and 1 apart from all others, and T decides how many rows of checkpoints there are: none,
+# one or more. In one dimension, and two elements longer than needed, they have a size like any other.
+_PADDING = 2
 
 
 def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
@@ -43,7 +48,9 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
             f"the core captures {forgotten} tensors that require grad, which an operator can only give a "
             "gradient as arguments: pass the captured tensors after the initial states."
         )
-    result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=True)
+    result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=True, padding=_PADDING)
+    for checkpoint in result.checkpoints:
+        checkpoint[-_PADDING:].zero_()  # the same results on every run
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
@@ -62,8 +69,9 @@ def _fake(
     results = allocate(step.trace.outputs, num_steps)
     results += allocate(step.trace.states, *((num_steps,) if state_seqs else ()))
     if checkpoints:
-        rows = checkpoint_rows(num_steps, step.plan(math.prod(shape)).backward.chunk)
-        results += allocate(step.trace.states, rows)
+        ncl = math.prod(shape)
+        size = checkpoint_rows(num_steps, step.plan(ncl).backward.chunk) * ncl + _PADDING
+        results += [inputs[0].new_empty((size,), dtype=v.dtype) for v in step.trace.states]
     return results
 
 
@@ -212,7 +220,9 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> 
     tensors = [*grads[: ctx.num_results], *ctx.saved_tensors]
     with torch.no_grad():
         gradients = flexsn_inductor_backward(ctx.handle, tensors, wanted, state_seqs)
-    found = iter(refuse_double_backward(gradients, tensors))
+    if torch.is_grad_enabled():  # `create_graph`
+        gradients = refuse_double_backward(gradients, tensors)
+    found = iter(gradients)
     return None, [next(found) if want else None for want in wanted]
 
 

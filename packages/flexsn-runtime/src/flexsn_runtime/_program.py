@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_codegen import (
     BackwardSpec,
     CoreSource,
     ForwardSpec,
     KernelSource,
+    Numerics,
     Param,
+    Precision,
     backward_source,
+    compile_options,
     compile_triton_code_str,
     emit_core,
     forward_source,
@@ -24,8 +28,9 @@ from flexsn_codegen import (
     tl_name,
 )
 from flexsn_graph import StepTrace, StepValue, StepVjp, trace_step
+from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._buckets import LaunchPlan, launch_plan
+from flexsn_runtime._buckets import LaunchPlan, launch_plan, size_class
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._recent import Recent
@@ -34,14 +39,17 @@ from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountEr
 
 Core = Callable[..., Any]
 
+_EXACT = Numerics()
+
 
 @dataclass(frozen=True, slots=True)
 class CompiledKernel:
-    """A kernel and its calling convention."""
+    """A kernel, its calling convention, and the compiler's options that it is made for."""
 
     function: Any  # triton.JITFunction, or what stands for it in the interpreter
     params: tuple[Param, ...]
     sizes: tuple[str, ...]
+    options: Mapping[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,35 +64,63 @@ class Signature:
 class Specialization:
     """A traced step and the kernels made of it so far."""
 
-    def __init__(self, trace: StepTrace, name: str, device: torch.device) -> None:
+    def __init__(
+        self, trace: StepTrace, name: str, device: torch.device, numerics: Numerics = _EXACT
+    ) -> None:
         self.trace = trace
-        self.name = name
+        # Where nothing is approximate in the source itself, the compiler's options still are.
+        self.name = f"{name}_fast" if numerics.fast_math else name
         self.device = device
-        self._captured = Captured(trace.core, trace.lifted)
+        self._numerics = numerics
+        self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
+        self._captured = Captured(trace.core, trace.captured)
         self.state_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.states)
         self.lifted_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.lifted_values)
+        self._width = min(v.dtype.itemsize for v in trace.inputs)
         self._num_ops = sum(node.op == "call_function" for node in trace.forward.graph.nodes)
         self._core: CoreSource | None = None
         self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
         self._lock = threading.RLock()
+        self._plans: dict[int, LaunchPlan] = {}  # by size class
         # Prepared launches by the layout of their arguments: see `_scan.py`.
-        self.forward_scans: Recent[Callable[..., Any]] = Recent()
-        self.backward_scans: Recent[Callable[..., Any]] = Recent()
+        self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
+        self.backward_scans: Recent[Any] = Recent()
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        return launch_plan(ncl, self._num_ops, interpreted=triton_interpreted())
+        limit = size_class(ncl)
+        plan = self._plans.get(limit)
+        if plan is None:
+            usual = launch_plan(limit, self._num_ops, width=self._width, interpreted=triton_interpreted())
+            plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
+        return plan
+
+    def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
+        """Keeps a plan on disk, for steps of the size class of `ncl`."""
+        limit = size_class(ncl)
+        tuned.save(self._plan_key(limit), plan)
+
+    def forget_plans(self) -> None:
+        """Looks for plans on disk again, and prepares launches again."""
+        with self._lock:
+            self._plans.clear()
+            self.forward_scans.clear()
+            self.backward_scans.clear()
+
+    def _plan_key(self, limit: int) -> dict[str, str | int]:
+        values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
+        return tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
 
     def captured(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None` when the step has to be traced again for them."""
+        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
         tensors = self._captured.fetch()
-        if tensors is None or any(
-            t.dtype != value.dtype or t.shape != value.shape
-            for t, value in zip(tensors, self.trace.lifted_values, strict=True)
-        ):
-            return None
-        return tensors
+        if not tensors:
+            return tensors
+        for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
+            if tensor.dtype != value.dtype or tensor.shape != value.shape:
+                return None
+        return self.trace.lift(tensors)
 
     def core(self) -> CoreSource:
         """The source of the step."""
@@ -94,7 +130,17 @@ class Specialization:
             return self._core
 
     def _emit(self, trace: StepTrace) -> CoreSource:
-        return emit_core(trace.forward.graph, f"{self.name}_step", prune=True)
+        return self._emit_graph(trace.forward.graph, "step")
+
+    def _emit_graph(self, graph: fx.Graph, role: str, *, fast_division: bool = False) -> CoreSource:
+        return emit_core(
+            graph,
+            f"{self.name}_{role}",
+            prune=True,
+            precision=self._numerics.precision,
+            fast_math=self._numerics.fast_math,
+            fast_division=fast_division,
+        )
 
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
@@ -107,15 +153,14 @@ class Specialization:
                 with as_outside():
                     vjp = self.trace.vjp(cotangents, wanted)
                 present = any(position is not None for position in vjp.gradients)
-                name = f"{self.name}_vjp"
-                source = emit_core(vjp.graph, name, prune=True, fast_division=True) if present else None
+                source = self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
                 self._vjps[key] = (vjp, source)
             return self._vjps[key]
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
-        now = self.captured()
-        if now is not None and all(a is b for a, b in zip(now, self.trace.lifted, strict=True)):
+        now = self._captured.fetch()
+        if now is not None and all(a is b for a, b in zip(now, self.trace.captured, strict=True)):
             return
         old = self.trace
         counts = (old.num_inputs, old.num_states, old.num_outputs)
@@ -135,6 +180,12 @@ class Specialization:
         name = f"{self.name}_backward"
         return self._kernel((spec, vjp.name), lambda: backward_source(name, self.core(), vjp, spec))
 
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """The kernels made so far."""
+        with self._lock:
+            return tuple(kernel.function.__name__ for kernel in self._kernels.values())
+
     def close(self) -> None:
         """Drops the compiled kernels."""
         with self._lock:
@@ -152,7 +203,7 @@ class Specialization:
             if key not in self._kernels:
                 source = write()
                 function = compile_triton_code_str(source.source, source.name)
-                self._kernels[key] = CompiledKernel(function, source.params, source.sizes)
+                self._kernels[key] = CompiledKernel(function, source.params, source.sizes, self._options)
             return self._kernels[key]
 
 
@@ -163,6 +214,13 @@ class ScanProgram:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
         num_inputs, num_states, num_outputs: how many of each.
         requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
+        precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
+            after each step, where they are outputs and states.
+        fast_math: approximate division and functions, and fused multiply-add: close to the loop's values, and not
+            equal to them. The backward may compute states that differ from the forward's in the last bits.
+
+    Raises:
+        PrecisionError: an unknown precision.
     """
 
     def __init__(
@@ -172,6 +230,9 @@ class ScanProgram:
         num_states: int,
         num_outputs: int,
         requires_grad: Sequence[bool] | None = None,
+        *,
+        precision: Precision = "eager",
+        fast_math: bool = False,
     ) -> None:
         if num_inputs < 1:
             raise TensorCountError(
@@ -189,21 +250,23 @@ class ScanProgram:
         self.num_states = num_states
         self.num_outputs = num_outputs
         self.requires_grad = requires_grad
+        self.numerics = Numerics(precision, fast_math)
         self._specializations: Recent[Specialization] = Recent()
-        # By `layout_key` of a call's arguments, what `prepare` found out about them.
-        self.calls: Recent[Specialization] = Recent()
+        # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
+        # begin, and the forward scans by the layout of these.
+        self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
         self._latest: Specialization | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy traces and compiles for itself."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
-        return ScanProgram, arguments
+        return partial(ScanProgram, precision=self.numerics.precision, fast_math=self.numerics.fast_math), arguments
 
     @property
     def num_lifted(self) -> int | None:
         """How many tensors the core captures; `None` before the first specialisation."""
-        return None if self._latest is None else len(self._latest.trace.lifted)
+        return None if self._latest is None else len(self._latest.trace.lifted_values)
 
     def specialize(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None
@@ -261,11 +324,24 @@ class ScanProgram:
         )
         return step
 
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        """Those made so far."""
+        with self._lock:
+            return tuple(self._specializations.values())
+
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
         if self._latest is None:
             return ()
-        return self._latest.captured() or self._latest.trace.lifted
+        return self._latest.captured() or self._latest.trace.lift(self._latest.trace.captured)
+
+    def forget_plans(self) -> None:
+        """Launches as the plans on disk have it from now on."""
+        with self._lock:
+            self.calls.clear()
+            for step in self._specializations.values():
+                step.forget_plans()
 
     def close(self) -> None:
         """Drops the compiled kernels. Using the program makes them again."""
@@ -287,7 +363,7 @@ class ScanProgram:
             if known is None:
                 step = self._trace(signature, device)
                 self._specializations[signature] = self._latest = step
-                known = step, step.captured() or step.trace.lifted
+                known = step, step.captured() or step.trace.lift(step.trace.captured)
             return known
 
     def _known(self, signature: Signature) -> tuple[Specialization, tuple[Tensor, ...]] | None:
@@ -305,7 +381,7 @@ class ScanProgram:
                     "initialise it with the step's shape."
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
-        return Specialization(trace, name, device)
+        return Specialization(trace, name, device, self.numerics)
 
 
 def _trace(

@@ -6,28 +6,42 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_runtime._backward import BackwardScan, Cotangents
+from flexsn_runtime._backward import BackwardScan, Cotangents, split_cotangents
 from flexsn_runtime._forward import ForwardResult, ForwardScan
 from flexsn_runtime._operands import Arguments, layout_key
 from flexsn_runtime._program import Specialization
 
 
 def run_forward(
-    step: Specialization, arguments: Arguments, *, state_seqs: bool, checkpoints: bool
+    step: Specialization, arguments: Arguments, *, state_seqs: bool, checkpoints: bool, padding: int | None = None
 ) -> ForwardResult:
-    """Scans forward.
+    """Scans forward; see `forward_scan`."""
+    return forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=checkpoints, padding=padding)(arguments)
+
+
+def forward_scan(
+    step: Specialization, arguments: Arguments, *, state_seqs: bool, checkpoints: bool, padding: int | None = None
+) -> ForwardScan:
+    """What scans forward over arguments of this layout.
 
     Args:
         state_seqs: write the states after every step; otherwise the final ones alone.
         checkpoints: write what the backward recomputes from.
+        padding: as for `ForwardScan`.
     """
-    layout = layout_key(arguments.all) if arguments.key is None else arguments.key
-    key = (state_seqs, checkpoints, layout)
-    scan = step.forward_scans.get(key)
+    prepared = arguments.prepared
+    if prepared is None:
+        layout = layout_key(arguments.all)
+        prepared = step.forward_scans.get(layout)
+        if prepared is None:
+            prepared = step.forward_scans[layout] = {}
+    written = (state_seqs, checkpoints, padding)
+    scan: ForwardScan | None = prepared.get(written)
     if scan is None:
-        scan = ForwardScan(step, arguments, state_seqs=state_seqs, checkpoints=checkpoints)
-        step.forward_scans[key] = scan
-    return scan(arguments)
+        scan = prepared[written] = ForwardScan(
+            step, arguments, state_seqs=state_seqs, checkpoints=checkpoints, padding=padding
+        )
+    return scan
 
 
 def run_backward(
@@ -47,9 +61,26 @@ def run_backward(
     Returns:
         A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
     """
-    # Whether the cotangents are those of state sequences or of final states, their shapes tell.
-    key = (tuple(wanted), len(cotangents.outputs), layout_key((*arguments.all, *checkpoints, *cotangents.all)))
+    tensors = (*arguments.all, *checkpoints, *cotangents.all)
+    return backward_scan(step, tensors, tuple(wanted), state_seqs=cotangents.state_seqs).run(tensors)
+
+
+def backward_scan(
+    step: Specialization, tensors: Sequence[Tensor | None], wanted: tuple[bool, ...], *, state_seqs: bool
+) -> BackwardScan:
+    """What scans backward over tensors of this layout.
+
+    Args:
+        tensors: `[*inputs, *states, *lifted, *checkpoints, *grad_outputs, *grad_states]`.
+        wanted: as for `run_backward`.
+        state_seqs: whether the last are the gradients of state sequences, or of final states.
+    """
+    key = (wanted, state_seqs, layout_key(tensors))
     scan = step.backward_scans.get(key)
     if scan is None:
+        trace = step.trace
+        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+        grads = tensors[len(arguments.all) + trace.num_states :]
+        cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
         scan = step.backward_scans[key] = BackwardScan(step, arguments, cotangents, wanted)
-    return scan(arguments, checkpoints, cotangents)
+    return scan

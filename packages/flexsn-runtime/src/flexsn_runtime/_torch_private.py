@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import sympy
 import torch
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _disable_current_modes
+
+# `torch.autograd.Function` looks for transforms of `torch.func` first, at every `apply`.
+SingleLevelFunction = torch.autograd.function._SingleLevelFunction
 
 # Of a thread that is in no operator and in no mode; as it is when this package is imported.
 _INCLUDED = torch._C._dispatch_tls_local_include_set()
@@ -19,12 +25,36 @@ def as_outside() -> Iterator[None]:
     Inside a custom op's implementation, dispatch keys are off that a trace needs; and what a trace saves for
     its own backward is nothing for the caller's saved-tensor hooks (activation checkpointing).
     """
-    with (
-        torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED),
-        torch.autograd.graph.saved_tensors_hooks(_same, _same),
-    ):
+    # Not by hooks that change nothing: where an op saves its own result, torch would keep the two alive for good.
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED):
+            yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+
+
+@contextmanager
+def untraced() -> Iterator[None]:
+    """Like `as_outside`, and no dispatch mode sees what happens: for real tensors while a graph is traced."""
+    with as_outside(), _disable_current_modes():
         yield
 
 
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
+def transform_at_work() -> str | None:
+    """Which transform of torch's the caller is inside of, `torch.func` or forward mode; `None` outside of any."""
+    if torch._C._are_functorch_transforms_active():
+        return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
+    if forward_ad._current_level >= 0:
+        return "torch.autograd.forward_ad"
+    return None
+
+
+def size_expression(size: int | torch.SymInt) -> sympy.Expr:
+    """A size as a formula of symbols."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """What a symbolic size was when it was traced, if that is known. Asking puts no guard on it."""
+    return size.node.hint if isinstance(size, torch.SymInt) else size

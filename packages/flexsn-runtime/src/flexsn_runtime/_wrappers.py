@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from flexsn_graph import FlexSNInfo
-from flexsn_runtime._arguments import prepare
-from flexsn_runtime._autograd import split_cotangents
+from flexsn_runtime._arguments import check_lifted, prepare
+from flexsn_runtime._backward import split_cotangents
 from flexsn_runtime._kernels import ScanKernel
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import ScanProgram
@@ -92,6 +92,7 @@ def flexsn_backward(
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)
     step, arguments = prepare(program, tensors)
+    check_lifted(step, captured)
     gradients = run_backward(
         step,
         Arguments(arguments.inputs, arguments.states, captured),

@@ -19,6 +19,14 @@ class ShapeError(ValueError):
     """Shapes that do not belong to one scan: unequal T, or a state that is not like the step."""
 
 
+class DtypeError(TypeError):
+    """A captured tensor was given in another dtype than the one that the step reads."""
+
+
+class TransformError(NotImplementedError):
+    """A compiled scan inside of a function transform (`torch.func`) or of forward-mode differentiation."""
+
+
 class TemplateNeededError(ValueError):
     """A gradient's shape cannot be known from what was given."""
 
@@ -33,3 +41,11 @@ class CapturedTensorError(RuntimeError):
 
 class DoubleBackwardError(NotImplementedError):
     """A gradient of a gradient was asked for."""
+
+
+class UnsupportedScanError(NotImplementedError):
+    """A step that a compiler asks kernels for, and that they cannot be made of."""
+
+
+class SymbolicSizeError(UnsupportedScanError):
+    """Symbolic sizes of which kernels cannot be made."""

@@ -1,0 +1,112 @@
+"""Measures how a step's kernels are launched best, for those to whom the table of `_buckets.py` is not good enough."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._arguments import prepare
+from flexsn_runtime._backward import BackwardScan, split_cotangents
+from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, fits
+from flexsn_runtime._forward import ForwardScan
+from flexsn_runtime._operands import Arguments
+from flexsn_runtime._program import ScanProgram, Specialization
+
+Run = Callable[[], object]
+Timer = Callable[[Run], float]
+
+
+def tune(program: ScanProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
+    """Measures a handful of launch configurations on these tensors, and keeps the best in the cache folder.
+
+    They are used from then on, in this process and in those to come: for this step on tensors of these dtypes, on GPUs
+    of this name, at all sizes of the same class. What the kernels compute does not depend on them. The operator inside
+    of `torch.compile` is launched as without.
+
+    Args:
+        program: the step.
+        flat_args: `[*input_seqs, *init_states, *lifted]`, as for `prepare`.
+        timer: from a launch to how long it takes; `None`: Triton's `do_bench`, in milliseconds.
+
+    Returns:
+        The best plan.
+
+    Raises:
+        The errors of `prepare`.
+
+    Example:
+        >>> program = ScanProgram(lambda x, v: (x + v, x + v), 1, 1, 1)
+        >>> plan = tune(program, (torch.rand(64, 2**17, device="cuda"),))  # doctest: +SKIP
+    """
+    with torch.no_grad():
+        step, arguments = prepare(program, flat_args)
+        plan = _best(step, arguments, timer or _do_bench)
+    step.keep_plan(math.prod(step.trace.step_shape), plan)
+    program.forget_plans()
+    return plan
+
+
+def candidates(config: LaunchConfig) -> list[LaunchConfig]:
+    """`config`, and its neighbours with half and twice the elements, other stages, and other chunks.
+
+    Example:
+        >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
+        [(4, 512, 4, 1), (4, 256, 2, 1), (4, 1024, 8, 1), (4, 512, 4, 3), (2, 512, 4, 1), (8, 512, 4, 1)]
+    """
+    found = [
+        config,
+        replace(config, block=config.block // 2, num_warps=max(config.num_warps // 2, 1)),
+        replace(config, block=config.block * 2, num_warps=min(config.num_warps * 2, 8)),
+        *(replace(config, stages=stages) for stages in (1, 3)),
+        *(replace(config, chunk=chunk) for chunk in (config.chunk // 2, config.chunk * 2)),
+    ]
+    return [c for c in dict.fromkeys(found) if c.block >= 32 and c.chunk >= 1]
+
+
+def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
+    """The best of each launch, one launch after the other."""
+    usual = best = step.plan(math.prod(step.trace.step_shape))
+    for name in ("inference", "forward", "backward"):
+        plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
+        times = {plan: _time(step, arguments, plan, name, timer) for plan in plans if fits(plan, usual)}
+        best = min(times, key=times.__getitem__)
+    return best
+
+
+def _time(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
+    """How long one launch of a plan takes; infinitely long if the GPU has not enough shared memory for it."""
+    from triton import OutOfResources
+
+    run = _launch(step, arguments, plan, name)
+    try:
+        run()
+    except OutOfResources:
+        return math.inf
+    return timer(run)
+
+
+def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
+    """A launch of a plan, with the gradients of all outputs for the backward."""
+    tensors = arguments.all
+    forward = ForwardScan(step, arguments, state_seqs=False, checkpoints=name != "inference", plan=plan)
+    if name != "backward":
+        return lambda: forward.run(tensors)
+    trace = step.trace
+    results = forward.run(tensors)
+    first_checkpoint = len(results) - trace.num_states
+    grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
+    cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
+    wanted = [t is not None and t.is_floating_point() for t in tensors]
+    backward = BackwardScan(step, arguments, cotangents, wanted, plan=plan)
+    given = (*tensors, *results[first_checkpoint:], *cotangents.all)
+    return lambda: backward.run(given)
+
+
+def _do_bench(run: Run) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=5, rep=20, return_mode="median"))

@@ -1,0 +1,213 @@
+"""Kernels of a step that comes as a graph with sizes that may be symbols: what a compiler has of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.library import wrap_triton
+
+from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, emit_core
+from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._buckets import LaunchPlan, with_segment
+from flexsn_runtime._layout import broadcast_shape
+from flexsn_runtime._order import StepOrder
+from flexsn_runtime._program import CompiledKernel, Specialization
+from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
+from flexsn_runtime._torch_private import size_hint, untraced
+from flexsn_runtime.errors import SymbolicSizeError
+
+# Without a hint of a symbolic size: the plan of large steps, which suits small ones better than the reverse.
+_UNKNOWN_NCL = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """One step as ATen graphs.
+
+    Attributes:
+        core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+        num_inputs, num_states, num_outputs: how many of each.
+        arguments: what one step takes: tensors and, among the lifted ones, sizes.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be asked for.
+        cotangents: for each of `[*outputs, *new_states]`, whether `vjp` takes its gradient.
+        wanted: for each argument, whether `vjp` gives its gradient.
+    """
+
+    core: fx.GraphModule
+    num_inputs: int
+    num_states: int
+    num_outputs: int
+    arguments: Sequence[StepValue | Size]
+    vjp: fx.GraphModule | None = None
+    cotangents: tuple[bool, ...] = ()
+    wanted: tuple[bool, ...] = ()
+
+    @property
+    def num_primals(self) -> int:
+        return self.num_inputs + self.num_states
+
+    def sizes_of(self, position: int) -> tuple[Size, ...]:
+        """The shape of an argument, or the size that it is."""
+        value = self.arguments[position]
+        return value.shape if isinstance(value, StepValue) else (value,)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Every size in it."""
+        return [size for position in range(len(self.arguments)) for size in self.sizes_of(position)]
+
+
+class GraphSpecialization(Specialization):
+    """Kernels of a `GraphStep`.
+
+    Args:
+        order: of the step's elements, in which the tensors will come.
+        segment: distance of the checkpoints; `None`: as the launch plan has it.
+
+    Attributes:
+        lifted: for each tensor that the step captures, its position among the step's arguments.
+    """
+
+    def __init__(self, step: GraphStep, device: torch.device, order: StepOrder, segment: int | None) -> None:
+        self._segment = segment
+        self._order = order
+        self._assignments = [Assignment(step.sizes, 0)]
+        if self._assignments[0].is_symbolic:
+            self._assignments.append(Assignment(step.sizes, 1))
+        with untraced():
+            traced = [_trace(step, assigned, device) for assigned in self._assignments]
+            self._traces = [trace for trace, _ in traced]
+            super().__init__(self._traces[0], "scan", device)
+            _check_same([self._emit(trace) for trace in self._traces])
+        _, stand_ins = traced[0]
+        self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
+        self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
+        # The trace has the numbers of an assignment, where its users want the symbols.
+        sized = copy.copy(self.trace)
+        sized.step_shape = order.shape(self._step_shape(step))
+        sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
+        self.trace = sized
+
+    def plan(self, ncl: int) -> LaunchPlan:
+        hint = size_hint(ncl)
+        plan = super().plan(_UNKNOWN_NCL if hint is None else hint)
+        return plan if self._segment is None else with_segment(plan, self._segment)
+
+    def vjp(
+        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> tuple[StepVjp, CoreSource | None]:
+        with untraced():
+            vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
+            if all(position is None for position in vjps[0].gradients):
+                return vjps[0], None
+            sources = [emit_core(v.graph, "scan_vjp", prune=True, fast_division=True) for v in vjps]
+        _check_same(sources)
+        return replace(vjps[0], layouts=self._layouts(vjps)), sources[0]
+
+    def forward_kernel(self, spec: ForwardSpec) -> CompiledKernel:
+        return _recorded(super().forward_kernel(spec))
+
+    def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
+        return _recorded(super().backward_kernel(spec, vjp))
+
+    def _layouts(self, graphs: Sequence[StepGraph | StepVjp]) -> dict[int, LiftedLayout]:
+        return {
+            i: self._order.layout(
+                symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
+            )
+            for i in graphs[0].layouts
+        }
+
+    def _step_shape(self, step: GraphStep) -> tuple[int, ...]:
+        """The step's shape, which the tensors that are not lifted have together."""
+        shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
+        if self._assignments[0].shape(shape) != self.trace.step_shape:
+            raise SymbolicSizeError(
+                f"the outputs have the shape {list(self.trace.step_shape)} by a captured tensor alone. Expand an "
+                "input to it."
+            )
+        return shape
+
+
+def _trace(
+    step: GraphStep, assigned: Assignment, device: torch.device
+) -> tuple[StepTrace, dict[int, int]]:
+    """The step traced for the assigned sizes; the positions of the lifted tensors by the `id` of their stand-ins."""
+
+    def stand_in(value: StepValue | Size) -> Any:
+        if not isinstance(value, StepValue):
+            return assigned(value)
+        # One element, whatever the size: the tracer looks at shape, dtype and device alone.
+        tensor = torch.empty((), dtype=value.dtype, device=device).expand(assigned.shape(value.shape))
+        return tensor.requires_grad_(tensor.is_floating_point())
+
+    primals = [stand_in(value) for value in step.arguments[: step.num_primals]]
+    lifted = [stand_in(value) for value in step.arguments[step.num_primals :]]
+    run = step.core if step.vjp is None else _differentiable(step, step.vjp)
+
+    def core(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(*values, *lifted))
+
+    trace = trace_step(core, step.num_inputs, step.num_states, step.num_outputs, primals)
+    return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
+
+
+def _differentiable(step: GraphStep, vjp: fx.GraphModule) -> Callable[..., Any]:
+    """The step's core as a function whose gradient is `vjp`.
+
+    The core's own operators do not have it: what the user wrote as the gradient of a spike is in `vjp` alone.
+    """
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
+            ctx.values = values
+            # Copies, where the core passes an argument on: autograd would not let it be marked below.
+            results = tuple(
+                result.clone() if any(result is value for value in values) else result for result in step.core(*values)
+            )
+            flows = zip(results, step.cotangents, strict=True)
+            ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            came = [gradient for gradient, flow in zip(gradients, step.cotangents, strict=True) if flow]
+            found = iter(vjp(*ctx.values, *came))
+            return tuple(next(found) if want else None for want in step.wanted)
+
+    return Step.apply
+
+
+def _check_same(sources: Sequence[CoreSource]) -> None:
+    if len({source.name for source in sources}) > 1:
+        raise SymbolicSizeError(
+            "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
+            "tensor outside of the core, or compile with dynamic=False."
+        )
+
+
+def _recorded(kernel: CompiledKernel) -> CompiledKernel:
+    """`kernel` for a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
+    if triton_interpreted():
+        return kernel
+    from flexsn_runtime._standalone import standalone  # imports triton, which need not be there
+
+    return replace(kernel, function=_Recorded(standalone(kernel.function)))
+
+
+class _Recorded:
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
+            # The other options are about exactness, which the source itself takes care of.
+            wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
+
+        return launch

@@ -1,0 +1,211 @@
+"""Scans in a compiler's graph as launches of scan kernels.
+
+`KernelLowering` is what `flexsn_hop.register_scan_lowering` takes. Neither package imports the other: the layouts
+below are what this one reads of `flexsn_hop.ScanLayout` and `BackwardLayout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor, fx
+
+import flexsn_codegen
+import flexsn_graph
+import flexsn_runtime
+from flexsn_graph import StepValue, TraceError
+from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._backward import BackwardScan, split_cotangents
+from flexsn_runtime._buckets import launch_plan
+from flexsn_runtime._forward import ForwardScan
+from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
+from flexsn_runtime._operands import Arguments
+from flexsn_runtime._order import StepOrder
+from flexsn_runtime._symbols import Size
+from flexsn_runtime._torch_private import size_hint
+from flexsn_runtime.errors import ShapeError, UnsupportedScanError
+
+
+class ForwardLayout(Protocol):
+    """What the forward operator takes and returns; see `flexsn_hop.ScanLayout`."""
+
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_states(self) -> int: ...
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def final_state(self) -> bool: ...
+    @property
+    def checkpoint_interval(self) -> int: ...
+    @property
+    def spare_checkpoints(self) -> int: ...
+
+
+class BackwardLayout(Protocol):
+    """What the backward operator takes and returns; see `flexsn_hop.BackwardLayout`."""
+
+    @property
+    def scan(self) -> ForwardLayout: ...
+    @property
+    def needs(self) -> tuple[bool, ...]: ...
+    @property
+    def active_states(self) -> tuple[bool, ...]: ...
+    @property
+    def output_grads(self) -> tuple[bool, ...]: ...
+    @property
+    def state_grads(self) -> tuple[bool, ...]: ...
+    @property
+    def saved_interval(self) -> int: ...
+    @property
+    def wanted(self) -> tuple[bool, ...]: ...
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]: ...
+
+
+class KernelLowering:
+    """Makes compiled scans launches of the kernels that eager mode has.
+
+    Example:
+        >>> from flexsn_runtime import KernelLowering
+        >>> KernelLowering().name
+        'triton'
+    """
+
+    name = "triton"
+
+    @property
+    def version(self) -> str:
+        """Of all code that writes kernels: compiled code is found again on disk by it."""
+        return _digest()
+
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        """Why there are no kernels for these arguments; `None` if there are."""
+        devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
+        if len(devices) != 1:
+            return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
+        (device,) = devices
+        if triton_interpreted():
+            return "Triton's interpreter is on, and a compiler cannot call it"
+        return why_unavailable(device)
+
+    def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
+        """The distance of the checkpoints, by the size of the step and the number of its operators."""
+        num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
+        hints = [size_hint(value.numel()) for value in primals]
+        largest = max((hint for hint in hints if hint is not None), default=0)
+        width = min(value.dtype.itemsize for value in primals)
+        return launch_plan(largest, num_ops, width=width, interpreted=triton_interpreted()).backward.chunk
+
+    def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+        """The forward scan; see `flexsn_hop.ScanLowering`.
+
+        Raises:
+            UnsupportedScanError: no kernel can be made of the core.
+        """
+        interval = layout.checkpoint_interval
+        graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
+        with _refusals():
+            order = _order(graph, flat_args)
+            step = GraphSpecialization(graph, flat_args[0].device, order, interval or None)
+            arguments = _arguments(step, order, flat_args)
+            result = ForwardScan(
+                step,
+                arguments,
+                state_seqs=not layout.final_state,
+                checkpoints=interval > 0,
+                spare_rows=layout.spare_checkpoints,
+            )(arguments)
+        return [order.back(tensor) for tensor in (*result.returned, *result.checkpoints)]
+
+    def backward(
+        self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
+    ) -> list[Tensor]:
+        """The backward scan; see `flexsn_hop.ScanLowering`.
+
+        Raises:
+            UnsupportedScanError: no kernel can be made of the core's gradient.
+        """
+        scan = layout.scan
+        flat_args, saved, output_grads, state_grads = layout.split(args)
+        flows = (*layout.output_grads, *layout.active_states)
+        graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
+        with _refusals():
+            order = _order(graphs, flat_args)
+            step = GraphSpecialization(graphs, flat_args[0].device, order, layout.saved_interval)
+            arguments = _arguments(step, order, flat_args)
+            came = iter([*map(order.sequence, output_grads), *map(order.either, state_grads)])
+            gradients = [next(came) if present else None for present in (*layout.output_grads, *layout.state_grads)]
+            cotangents = split_cotangents(gradients, scan.num_outputs, state_seqs=not scan.final_state)
+            positions = (*range(graphs.num_primals), *step.lifted)
+            wanted = [layout.needs[position] for position in positions]
+            checkpoints = [order.sequence(tensor).contiguous() for tensor in saved]
+            found = BackwardScan(step, arguments, cotangents, wanted)(arguments, checkpoints, cotangents)
+        results = []
+        for position, need in enumerate(layout.needs):
+            if need:
+                gradient = found[positions.index(position)] if position in positions else None
+                results.append(_like_argument(flat_args[position], gradient, order, position < graphs.num_primals))
+        return results
+
+
+def _counts(layout: ForwardLayout) -> tuple[int, int, int]:
+    return layout.num_inputs, layout.num_states, layout.num_outputs
+
+
+def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
+    """What one step takes of `[*input_seqs, *init_states, *lifted]`."""
+    return [
+        StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
+        for i, value in enumerate(flat_args)
+    ]
+
+
+def _order(step: GraphStep, flat_args: Sequence[Any]) -> StepOrder:
+    """The order of the elements of the first input that has all dimensions of a step."""
+    inputs = flat_args[: step.num_inputs]
+    return StepOrder.of(max(inputs, key=lambda x: size_hint(x.numel()) or 0))
+
+
+def _arguments(step: GraphSpecialization, order: StepOrder, flat_args: Sequence[Any]) -> Arguments:
+    num_inputs = step.trace.num_inputs
+    states = flat_args[num_inputs : num_inputs + step.trace.num_states]
+    return Arguments(
+        tuple(order.sequence(x) for x in flat_args[:num_inputs]),
+        tuple(order.step(state) for state in states),
+        tuple(flat_args[position] for position in step.lifted),
+    )
+
+
+def _like_argument(argument: Tensor, gradient: Tensor | None, order: StepOrder, is_primal: bool) -> Tensor:
+    """The gradient of an argument, with its shape, in the usual order."""
+    if gradient is None:  # the step does not read the tensor that it captures
+        return argument.new_zeros(argument.shape)
+    return order.back(gradient).reshape(argument.shape) if is_primal else gradient
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Says in one kind of error that kernels cannot be made of a step."""
+    try:
+        yield
+    except UnsupportedScanError:
+        raise
+    except (TraceError, NotImplementedError, ShapeError) as error:
+        raise UnsupportedScanError(str(error)) from error
+
+
+@functools.cache
+def _digest() -> str:
+    """Of the sources of the packages that write kernels."""
+    digest = hashlib.sha256()
+    for package in (flexsn_graph, flexsn_codegen, flexsn_runtime):
+        assert package.__file__ is not None
+        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

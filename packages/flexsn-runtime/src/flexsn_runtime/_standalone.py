@@ -1,0 +1,103 @@
+"""A kernel's source with all that it calls, for a compiler that copies a kernel into code of its own.
+
+Inductor writes a kernel and the `@triton.jit` functions that it finds by name into the module that it generates. It
+knows nothing of modules that they are looked up in, as `dev.exp`, and it compiles with fused multiply-add. So the
+functions come along under names of their own, and products are rounded before anything is added to them.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from typing import Any
+
+import triton
+
+from flexsn_codegen import compile_triton_code_str
+
+_HEADER = """import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+"""
+# Not libdevice.mul_rn for float32: as Inductor compiles it, it flushes subnormal products to zero.
+_ROUNDED_PRODUCT = """@triton.jit
+def rounded_product(x, y):
+    if x.dtype == tl.float32:
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $2;", "=f,f,f", [x, y], tl.float32, True, 1)
+    elif x.dtype == tl.float64:
+        return libdevice.mul_rn(x, y)
+    else:
+        return x * y
+"""
+# Inductor's generated modules have these names, too.
+_KNOWN = frozenset({"triton", "tl", "libdevice"})
+
+
+def standalone(kernel: Any) -> Any:
+    """`kernel`, a `triton.JITFunction` made of generated source, as one that calls nothing outside of its module."""
+    linker = _Linker(kernel)
+    return compile_triton_code_str(linker.source(), kernel.fn.__name__)
+
+
+class _Linker:
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        # AMD's compilers have no such instruction: there, a product and a sum may become one operation.
+        self._rounds = triton.runtime.driver.active.get_current_target().backend == "cuda"
+        self._written: dict[str, str] = {}
+        self._add(kernel)
+
+    def source(self) -> str:
+        # The kernel was the first to be begun, and what it calls stands before it.
+        rounded_product = [_ROUNDED_PRODUCT] if self._rounds else []
+        return "\n\n".join([_HEADER, *rounded_product, *self._written.values()]) + "\n"
+
+    def _add(self, function: Any) -> str:
+        name = self._name(function)
+        if name in self._written:
+            return name
+        tree = ast.parse(function.src)
+        rounds = self._rounds and function is not self._kernel  # the kernel itself multiplies sizes alone
+        linked = _Linked(function.fn.__globals__, self._add, rounds=rounds).visit(tree)
+        linked.body[0].name = name
+        self._written[name] = f"@triton.jit{self._options(function)}\n{ast.unparse(linked)}"
+        return name
+
+    def _name(self, function: Any) -> str:
+        same_module = function.fn.__module__ == self._kernel.fn.__module__
+        return str(function.fn.__name__) if same_module else f"dev_{function.fn.__name__}"
+
+    def _options(self, function: Any) -> str:
+        return '(do_not_specialize=["T"])' if function is self._kernel else ""
+
+
+class _Linked(ast.NodeTransformer):
+    """Replaces the names of functions by those that `add` gives them."""
+
+    def __init__(self, names: dict[str, Any], add: Any, *, rounds: bool) -> None:
+        self._names = names
+        self._add = add
+        self._rounds = rounds
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.value, ast.Name) and node.value.id not in _KNOWN:
+            module = self._names.get(node.value.id)
+            if isinstance(module, types.ModuleType):
+                return self._reference(getattr(module, node.attr))
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        value = self._names.get(node.id)
+        return self._reference(value) if isinstance(value, triton.JITFunction) else node
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        # A product with a number that has no dtype yet is left to Triton.
+        numbers = any(isinstance(side, ast.Constant) for side in (node.left, node.right))
+        if not self._rounds or not isinstance(node.op, ast.Mult) or numbers:
+            return node
+        return ast.Call(ast.Name("rounded_product"), [node.left, node.right], [])
+
+    def _reference(self, function: Any) -> ast.Name:
+        assert isinstance(function, triton.JITFunction), f"{function} is no function that a kernel can call"
+        return ast.Name(self._add(function))

@@ -1,0 +1,71 @@
+"""Symbolic sizes as numbers, to trace a step with, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from flexsn_graph import LiftedLayout
+from flexsn_runtime._torch_private import size_expression
+from flexsn_runtime.errors import SymbolicSizeError
+
+# Products of different ones are different: what is computed from a size shows from which.
+_PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)
+
+Size = int
+"""Or a `torch.SymInt`, which torch lets pass for an int."""
+
+
+class Assignment:
+    """A number for each symbol in the sizes of some tensors.
+
+    Args:
+        sizes: all sizes that will be asked for.
+        number: two assignments of different numbers have no value in common.
+    """
+
+    def __init__(self, sizes: Sequence[Size], number: int) -> None:
+        symbols: set[sympy.Symbol] = set().union(*(size_expression(size).free_symbols for size in sizes))
+        ordered = sorted(symbols, key=str)
+        if len(ordered) > len(_PRIMES) // 2:
+            raise SymbolicSizeError(
+                f"the tensors' sizes have {len(ordered)} symbols; a kernel can have {len(_PRIMES) // 2}. Mark fewer "
+                "dimensions as dynamic."
+            )
+        self._values = dict(zip(ordered, _PRIMES[number * len(_PRIMES) // 2 :], strict=False))
+        self.is_symbolic = bool(ordered)
+
+    def __call__(self, size: Size) -> int:
+        return int(size_expression(size).subs(self._values))
+
+    def shape(self, sizes: Sequence[Size]) -> tuple[int, ...]:
+        return tuple(self(size) for size in sizes)
+
+
+def symbolic_layout(
+    assignments: Sequence[Assignment], layouts: Sequence[LiftedLayout], shape: Sequence[Size]
+) -> LiftedLayout:
+    """The layout, found at each assignment to be as in `layouts`, in the symbols of the captured tensor's shape."""
+    candidates = _contiguous_strides(shape)
+
+    def symbolic(numbers: Sequence[int]) -> Size:
+        if len(set(numbers)) == 1:
+            return numbers[0]
+        for size in candidates:
+            if [assigned(size) for assigned in assignments] == list(numbers):
+                return size
+        raise SymbolicSizeError(
+            "the core reads a captured tensor at a distance that depends on symbolic sizes in no simple way. Make "
+            "that view of the tensor outside of the core, or compile with dynamic=False."
+        )
+
+    strides = tuple(symbolic(numbers) for numbers in zip(*(layout.strides for layout in layouts), strict=True))
+    return LiftedLayout(strides, symbolic([layout.offset for layout in layouts]))
+
+
+def _contiguous_strides(shape: Sequence[Size]) -> list[Size]:
+    strides: list[Size] = [1]
+    for size in reversed(shape):
+        strides.append(strides[-1] * size)
+    return strides
