@@ -105,10 +105,13 @@ class Unrolled:
     name = "unrolled"
     version = "1"
 
-    def __init__(self, checkpoint_interval: int = 1, why: str | None = None) -> None:
-        self.checkpoint_interval = checkpoint_interval
+    def __init__(self, interval: int = 1, why: str | None = None) -> None:
+        self.interval = interval
         self.why = why
         self.traced: list[ScanLayout | BackwardLayout] = []
+
+    def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
+        return self.interval
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         return self.why
@@ -157,7 +160,7 @@ def test_a_registered_lowering_becomes_part_of_the_graph(
     assert not any("run_scan" in code for code in codes)
     backward = lowering.traced[1]
     assert isinstance(backward, BackwardLayout)
-    assert backward.saved_interval == (interval if scan is flex_sn_scan_final_state else 1)
+    assert backward.saved_interval == interval
 
 
 def test_auto_falls_back_to_the_loop_and_kernel_does_not(
@@ -207,7 +210,7 @@ def test_checkpoints_further_apart_than_one_step(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]
 ) -> None:
     # aot_eager runs the operators as loops, with the interval that the lowering asked for.
-    register(Unrolled(checkpoint_interval=3))
+    register(Unrolled(interval=3))
     run = torch.compile(network(scan), fullgraph=True, backend="aot_eager", dynamic=False)
     for steps in (1, 2, 3, 4, 7):
         assert_same(run, network(reference), CASES[5].arguments(steps))

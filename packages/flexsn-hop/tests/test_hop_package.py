@@ -10,11 +10,11 @@ import torch
 
 from flexsn_hop import (
     FlexSNScan,
-    _torch_private,
     dynamo_hop_available,
     flex_sn_scan,
     why_dynamo_hop_unavailable,
 )
+from flexsn_hop._torch_private import _dynamo
 
 
 def test_importing_it_imports_neither_triton_nor_dynamo_nor_a_sibling() -> None:
@@ -34,8 +34,8 @@ def test_the_operator_is_torchs() -> None:
 
 def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_dynamo_hop_unavailable() is None
-    hooks = (*_torch_private._REQUIRED_FOR_DYNAMO, "a_hook_that_is_gone")
-    monkeypatch.setattr(_torch_private, "_REQUIRED_FOR_DYNAMO", hooks)
+    hooks = (*_dynamo._REQUIRED_FOR_DYNAMO, "a_hook_that_is_gone")
+    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", hooks)
     assert dynamo_hop_available() is False
     why = why_dynamo_hop_unavailable()
     assert why is not None

@@ -19,7 +19,6 @@ from flexsn_hop import eager_scan, flex_sn_scan, flex_sn_scan_final_state
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
     # Dynamo looks at .grad of what a core captures.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
     # Loading and packaging an exported program.
     pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
     pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning"),

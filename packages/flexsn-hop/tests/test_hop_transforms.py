@@ -15,13 +15,14 @@ import torch
 from hop_cores import CASES, detach_spike, function_spike, plif_core, smooth_spike, value_and_gradients
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.func import functional_call, grad, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
     create_selective_checkpoint_contexts,
 )
 
-from flexsn_hop import eager_scan, flex_sn_scan
+from flexsn_hop import eager_scan, errors, flex_sn_scan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
@@ -220,3 +221,22 @@ def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Pa
     assert again[0] > 0
     assert again[1] == 0
     assert other[0] == 0
+
+
+def test_gradients_of_gradients() -> None:
+    """The loop has them; a graph's operator refuses them, also where other terms would hide that it has none."""
+
+    def twice(scan: Run, others: float = 0.0) -> Run:
+        def call(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+            output, _ = scan(SMOOTH, 1, 1, 1, x, v, w)
+            (gradient,) = torch.autograd.grad(output.square().sum(), x, create_graph=True)
+            loss = gradient.square().sum() + others * (x.sum() + w.sum())
+            return torch.autograd.grad(loss, [x, w], allow_unused=True)
+
+        return call
+
+    leaves = [value.detach().clone().requires_grad_() for value in (X, V, W)]
+    torch.testing.assert_close(twice(flex_sn_scan)(*leaves), twice(eager_scan)(*leaves))
+    for others in (0.0, 1.0):
+        with pytest.raises(errors.DoubleBackwardError, match="use eager_scan"):
+            make_fx(twice(flex_sn_scan, others))(*leaves)

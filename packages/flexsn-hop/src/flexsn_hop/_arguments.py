@@ -1,4 +1,4 @@
-"""The arguments of a scan: ``[*input_seqs, *init_states, *lifted]``, split and checked."""
+"""A call of a scan, in whichever form, and the checks of its arguments."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ._layout import ScanLayout
 from .errors import (
     CoreArityError,
     EmptyScanError,
@@ -20,12 +21,10 @@ from .errors import (
 
 __all__ = [
     "OutputTemplateSpec",
-    "ScanArguments",
+    "ScanCall",
     "StepFunction",
-    "check_arity",
-    "check_counts",
+    "check_call",
     "check_output_specs",
-    "split_arguments",
 ]
 
 StepFunction = Callable[..., Any]
@@ -36,19 +35,36 @@ OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], to
 
 
 @dataclass(frozen=True, slots=True)
-class ScanArguments:
-    """The flat arguments by role. ``steps`` is T; every input sequence is ``[T, *step]``.
+class ScanCall:
+    """What every form of the scan is called with; the forms hand it on as one record.
 
-    Lifted values are tensors, or sizes where the core was captured with symbolic shapes.
+    Dynamo traces through it where a form takes the place of the operator.
+
+    Attributes:
+        core: One time step.
+        layout: The counts, and whether the last states are wanted instead of the state sequences.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes where
+            the core was captured with symbolic shapes.
+        output_template_specs: What outputs look like if ``T == 0``.
     """
 
-    inputs: tuple[torch.Tensor, ...]
-    states: tuple[torch.Tensor, ...]
-    lifted: tuple[Any, ...]
-    steps: int
+    core: StepFunction
+    layout: ScanLayout
+    flat_args: Sequence[Any]
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        steps: int = self.flat_args[0].shape[0]
+        return steps
+
+    def split(self) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Input sequences, initial states, lifted values."""
+        return self.layout.split(self.flat_args)
 
 
-def check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
+def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
     """Refuse numbers of inputs, states and outputs that no scan can have."""
     if num_inputs < 1:
         raise ScanCountError(
@@ -86,7 +102,7 @@ def _positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]
     return fewest, most, keywords
 
 
-def check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
+def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
     """Refuse a core that cannot be called with one value per input, state and lifted tensor."""
     if not callable(core_fn):
         raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
@@ -108,53 +124,40 @@ def check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lif
         )
 
 
-def split_arguments(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    flat_args: Sequence[Any],
-    captured: bool = False,
-) -> ScanArguments:
-    """Split ``[*input_seqs, *init_states, *lifted]`` by role, after every check that needs no call.
+def check_call(call: ScanCall, *, captured: bool = False) -> None:
+    """Every check of a call that does not need to call the core.
 
     ``captured`` says that the core is a graph, whose lifted values may be sizes, too.
 
     Raises:
         ScanCountError, TooFewTensorsError, NotATensorError, SequenceLengthError, CoreArityError.
     """
-    check_counts(num_inputs, num_states, num_outputs)
+    num_inputs, num_states, num_outputs = call.layout.counts
+    _check_counts(num_inputs, num_states, num_outputs)
     wanted = num_inputs + num_states
-    if len(flat_args) < wanted:
+    if len(call.flat_args) < wanted:
         raise TooFewTensorsError(
-            f"{len(flat_args)} tensors came; num_inputs + num_states is {wanted} "
+            f"{len(call.flat_args)} tensors came; num_inputs + num_states is {wanted} "
             f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
         )
-    for index, value in enumerate(flat_args):
+    for index, value in enumerate(call.flat_args):
         if captured and index >= wanted and isinstance(value, (int, torch.SymInt)):
             continue
         if not isinstance(value, torch.Tensor):
             raise NotATensorError(
                 f"flat argument {index} is a {type(value).__name__}; every flat argument must be a torch.Tensor"
             )
-    inputs = tuple(flat_args[:num_inputs])
+    inputs, _, lifted = call.split()
     for index, sequence in enumerate(inputs):
         if sequence.dim() == 0:
             raise SequenceLengthError(f"input {index} has 0 dimensions; an input sequence needs at least 1, [T, *step]")
-    steps = inputs[0].shape[0]
     for index, sequence in enumerate(inputs):
-        if sequence.shape[0] != steps:
+        if sequence.shape[0] != call.steps:
             raise SequenceLengthError(
-                f"input 0 has {steps} steps and input {index} has {sequence.shape[0]}: "
+                f"input 0 has {call.steps} steps and input {index} has {sequence.shape[0]}: "
                 "all input sequences must have the same leading dimension"
             )
-    check_arity(core_fn, num_inputs, num_states, len(flat_args) - wanted)
-    return ScanArguments(
-        inputs=inputs,
-        states=tuple(flat_args[num_inputs:wanted]),
-        lifted=tuple(flat_args[wanted:]),
-        steps=steps,
-    )
+    _check_arity(call.core, num_inputs, num_states, len(lifted))
 
 
 def check_output_specs(

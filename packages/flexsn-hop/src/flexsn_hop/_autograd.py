@@ -16,20 +16,24 @@ from ._lowering import choose_lowering
 from ._operator import flex_sn_scan, flex_sn_scan_backward
 from ._torch_private import below_autograd, outside_of_tracing, trace_step
 from ._vjp import Activity, find_activity, step_vjp
+from .errors import DoubleBackwardError
 
 __all__: list[str] = []
 
 LOOP_CHECKPOINT_INTERVAL = 1
-"""Save every state of a final-state scan: no state is computed twice in the loop's backward."""
+"""A loop saves every state: none is computed twice in the backward."""
+
+SPARE_CHECKPOINTS = 2
+"""With a symbolic number of steps; see :class:`ScanLayout`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Options:
-    """What is passed on to the two operators, and the interval of a final-state scan."""
+    """What is passed on to the two operators; with checkpoints at no interval, state sequences are saved."""
 
     lowering: str
     version: str
-    checkpoint_interval: int
+    checkpoints: tuple[int, int]
 
 
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
@@ -57,16 +61,21 @@ def _autograd(
     *flat_args: Any,
     final_state: bool,
     lowering: str,
-    checkpoint_interval: int,
+    checkpoints: tuple[int, int],
     version: str,
 ) -> tuple[torch.Tensor, ...]:
-    assert checkpoint_interval == 0  # only this function asks for checkpoints, below autograd
+    assert checkpoints == (0, 0)  # only this function asks for checkpoints, below autograd
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
     with outside_of_tracing(flat_args) as fakes:
         activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
     chosen = choose_lowering(lowering, flat_args)
-    options = _Options(lowering, version, LOOP_CHECKPOINT_INTERVAL if chosen is None else chosen.checkpoint_interval)
+    if chosen is not None:
+        interval = chosen.checkpoint_interval(core, flat_args[: num_inputs + num_states])
+    else:
+        interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
+    spare = SPARE_CHECKPOINTS if interval and isinstance(flat_args[0].shape[0], torch.SymInt) else 0
+    options = _Options(lowering, version, (interval, spare))
     results = _Scan.apply(core, layout, activity, options, *flat_args)  # type: ignore[no-untyped-call]
     return tuple(results)
 
@@ -81,7 +90,7 @@ class _Scan(torch.autograd.Function):
         options: _Options,
         *flat_args: Any,
     ) -> tuple[torch.Tensor, ...]:
-        interval = options.checkpoint_interval if layout.final_state else 0
+        interval, _ = options.checkpoints
         with below_autograd():
             results = flex_sn_scan.redispatch(
                 core,
@@ -89,7 +98,7 @@ class _Scan(torch.autograd.Function):
                 *flat_args,
                 final_state=layout.final_state,
                 lowering=options.lowering,
-                checkpoint_interval=interval,
+                checkpoints=options.checkpoints,
                 version=options.version,
             )
         visible = layout.num_outputs + layout.num_states
@@ -97,7 +106,7 @@ class _Scan(torch.autograd.Function):
         flows = (*activity.outputs, *activity.states)
         ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
         ctx.set_materialize_grads(False)
-        saved = checkpoints if layout.final_state else results[layout.num_outputs :]
+        saved = checkpoints if interval else results[layout.num_outputs :]
         ctx.is_tensor = [isinstance(value, torch.Tensor) for value in flat_args]
         ctx.sizes = [value for value in flat_args if not isinstance(value, torch.Tensor)]
         tensors = [value for value in flat_args if isinstance(value, torch.Tensor)]
@@ -128,8 +137,8 @@ class _Scan(torch.autograd.Function):
         with outside_of_tracing(args) as fakes:
             samples = backward_samples(layout, fakes)
         vjp = trace_step(step_vjp(ctx.core, layout), samples)
-        found = iter(
-            flex_sn_scan_backward(
+        with torch.no_grad():
+            results = flex_sn_scan_backward(
                 ctx.core,
                 vjp,
                 *scan.counts,
@@ -138,5 +147,22 @@ class _Scan(torch.autograd.Function):
                 lowering=ctx.options.lowering,
                 version=ctx.options.version,
             )
-        )
+        if torch.is_grad_enabled():  # create_graph
+            results = _Once.apply(len(results), *results, *args)  # type: ignore[no-untyped-call]
+        found = iter(results)
         return (None, None, None, None, *(next(found) if need else None for need in layout.needs))
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that raise when they are differentiated, by whichever argument they were computed from."""
+
+    @staticmethod
+    def forward(ctx: Any, num_gradients: int, *gradients_and_arguments: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(gradient.view_as(gradient) for gradient in gradients_and_arguments[:num_gradients])
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> Any:
+        raise DoubleBackwardError(
+            "the gradient of flex_sn_scan has no gradient itself (double backward, create_graph=True) in a graph: "
+            "use eager_scan, or leave create_graph out"
+        )

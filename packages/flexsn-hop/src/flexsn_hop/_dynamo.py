@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ._arguments import check_output_specs, split_arguments
+from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
 from ._eager import check_step, empty_scan, plain_scan
 from ._inspect import inspect_step
+from ._layout import ScanLayout
 from ._lowerable import through_scan, through_while_loop
 from ._lowering import choose_lowering, code_version, requested_lowering
 from ._torch_private import (
@@ -43,18 +44,18 @@ def why_dynamo_hop_unavailable() -> str | None:
 
 def offer_to_dynamo(name: str) -> None:
     """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
-    register_with_dynamo(name, CaptureHooks(before=_before, after=_after))
+    register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
 
 
 def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     num_inputs, num_states, num_outputs, *flat_args = call.args
     core = _any_arity if call.core_fn is None else call.core_fn
-    captured = isinstance(core, torch.fx.GraphModule)
-    scan = split_arguments(core, num_inputs, num_states, num_outputs, flat_args, captured=captured)
+    scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs), flat_args)
+    check_call(scan, captured=isinstance(core, torch.fx.GraphModule))
     if scan.steps == 0:
         check_output_specs(num_outputs, call.kwargs.get("output_template_specs"))
         return empty_scan
-    options = {"final_state": False, "checkpoint_interval": 0, **call.kwargs}
+    options = {"final_state": False, "checkpoints": (0, 0), **call.kwargs}
     options.pop("output_template_specs", None)
     options["lowering"] = requested_lowering(options.get("lowering"))
     if is_transforming():
@@ -66,6 +67,21 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     options["version"] = code_version()
     choose_lowering(options["lowering"], flat_args)  # an unavailable one is refused here
     return options
+
+
+def _instead(
+    form: Callable[[ScanCall], tuple[torch.Tensor, ...]],
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+    final_state: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Another form of the scan, called as the operator is."""
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
+    return form(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def _any_arity(*args: Any) -> None:

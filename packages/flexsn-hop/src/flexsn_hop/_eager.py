@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
 
-from ._arguments import (
-    OutputTemplateSpec,
-    StepFunction,
-    check_output_specs,
-    split_arguments,
-)
+from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+from ._layout import ScanLayout
 from .errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
 
 __all__ = [
     "check_step",
+    "contiguous_copy",
     "eager_scan",
     "eager_scan_final_state",
     "empty_scan",
@@ -81,15 +78,8 @@ def eager_scan(
         >>> spikes[:, 0]
         tensor([0., 1., 0.])
     """
-    split_arguments(core_fn, num_inputs, num_states, num_outputs, flat_args)
-    return plain_scan(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def eager_scan_final_state(
@@ -118,36 +108,30 @@ def eager_scan_final_state(
         >>> last
         tensor([4., 4.])
     """
-    split_arguments(core_fn, num_inputs, num_states, num_outputs, flat_args)
-    return plain_scan(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-        final_state=True,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def empty_scan(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-    final_state: bool = False,
-) -> tuple[torch.Tensor, ...]:
+def _checked_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    check_call(call)
+    return plain_scan(call)
+
+
+def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     """The results of a scan with ``T == 0``; the core is not called."""
     outputs = []
-    for spec in check_output_specs(num_outputs, output_template_specs):
-        device = spec[2] if len(spec) == 3 and spec[2] is not None else flat_args[0].device
+    for spec in check_output_specs(call.layout.num_outputs, call.output_template_specs):
+        device = spec[2] if len(spec) == 3 and spec[2] is not None else call.flat_args[0].device
         outputs.append(torch.empty((0, *spec[0]), dtype=spec[1], device=device))
-    states = flat_args[num_inputs : num_inputs + num_states]
-    if final_state:
-        return (*outputs, *[s.clone(memory_format=torch.contiguous_format) for s in states])
+    _, states, _ = call.split()
+    if call.layout.final_state:
+        return (*outputs, *[contiguous_copy(state) for state in states])
     return (*outputs, *[state.new_empty((0, *state.shape)) for state in states])
+
+
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What shares memory with nothing, and has the same strides whatever those of ``tensor``."""
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
@@ -189,36 +173,19 @@ def check_step(
     return outputs, new_states
 
 
-def plain_scan(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-    final_state: bool = False,
-) -> tuple[torch.Tensor, ...]:
+def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     """Both forms of the eager scan, after the checks: what Dynamo can trace step by step."""
-    inputs, states = flat_args[:num_inputs], flat_args[num_inputs : num_inputs + num_states]
-    steps = inputs[0].shape[0]
-    if steps == 0:
-        return empty_scan(
-            core_fn,
-            num_inputs,
-            num_states,
-            num_outputs,
-            *flat_args,
-            output_template_specs=output_template_specs,
-            final_state=final_state,
-        )
-    lifted = flat_args[num_inputs + num_states :]
-    interval = steps if final_state else 1
-    outputs_by_step, kept = run_steps(core_fn, inputs, states, lifted, num_outputs, interval)
+    if call.steps == 0:
+        return empty_scan(call)
+    inputs, states, lifted = call.split()
+    last = call.steps - 1
+    kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
+    outputs_by_step, states_after = run_steps(call.core, inputs, states, lifted, call.layout.num_outputs, kept)
     outputs = stack_steps(outputs_by_step)
-    if not final_state:
-        return (*outputs, *stack_steps(kept))
+    if not call.layout.final_state:
+        return (*outputs, *stack_steps(list(states_after.values())))
     # A core may pass a state through; the copy keeps the result apart from the argument.
-    return (*outputs, *[state.clone(memory_format=torch.contiguous_format) for state in kept[-1]])
+    return (*outputs, *[contiguous_copy(state) for state in states_after[last]])
 
 
 def run_steps(
@@ -227,12 +194,11 @@ def run_steps(
     states: Sequence[torch.Tensor],
     lifted: Sequence[Any],
     num_outputs: int,
-    interval: int,
-) -> tuple[list[tuple[torch.Tensor, ...]], list[tuple[torch.Tensor, ...]]]:
-    """Outputs of every step, and the states after every ``interval``-th and after the last one."""
+    kept: Container[int],
+) -> tuple[list[tuple[torch.Tensor, ...]], dict[int, tuple[torch.Tensor, ...]]]:
+    """Outputs of every step, and the states after each step in ``kept``."""
     outputs_by_step: list[tuple[torch.Tensor, ...]] = []
-    kept_states: list[tuple[torch.Tensor, ...]] = []
-    num_steps = inputs[0].shape[0]
+    states_after: dict[int, tuple[torch.Tensor, ...]] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
     slices_by_step = zip(*[sequence.unbind(0) for sequence in inputs], strict=True)
     for step, slices in enumerate(slices_by_step):
@@ -246,10 +212,10 @@ def run_steps(
                         f"at step {step}; an output keeps its shape, dtype and device"
                     )
         outputs_by_step.append(outputs)
-        if (step + 1) % interval == 0 or step + 1 == num_steps:
-            kept_states.append(new_states)
+        if step in kept:
+            states_after[step] = new_states
         states = new_states
-    return outputs_by_step, kept_states
+    return outputs_by_step, states_after
 
 
 def stack_steps(by_step: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

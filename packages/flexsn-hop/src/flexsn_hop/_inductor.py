@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +38,15 @@ def lower(
             return tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
         return tuple(lowering.forward(call.graphs[0], layout, args))
 
-    return call.inline(run)
+    try:
+        return call.inline(run)
+    except NotImplementedError as error:
+        if asked == "kernel":
+            raise LoweringError(
+                f"the lowering 'kernel' cannot have this core: {error} Use 'auto' or 'loop' instead"
+            ) from error
+        warnings.warn(f"a compiled scan runs as a loop, without kernels: {error}", stacklevel=2)
+        return _lower_to_loop(call, layout)
 
 
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:

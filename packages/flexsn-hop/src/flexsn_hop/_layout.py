@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["BackwardLayout", "ScanLayout"]
+__all__ = ["BackwardLayout", "ScanLayout", "num_checkpoints"]
 
 T = TypeVar("T")
+
+
+def num_checkpoints(steps: Any, interval: int) -> Any:
+    """One fewer than the segments of ``interval`` steps, of which the last may be shorter.
+
+    ``steps``, at least 1, may be symbolic.
+    """
+    return (steps - 1) // interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +25,10 @@ class ScanLayout:
 
     The results are ``(*output_seqs, *state_results, *checkpoints)``. A state result is the
     sequence ``[T, *step]``, or the last state ``[*step]`` if ``final_state``. There are
-    checkpoints if ``checkpoint_interval`` K is not 0: one ``[ceil(T / K), *step]`` per state,
-    entry ``c`` being the state after step ``min((c + 1) K, T) - 1``.
+    checkpoints if ``checkpoint_interval`` K is not 0: one ``[ceil(T / K) - 1 + spare, *step]`` per
+    state, the states before each segment of K steps but the first, and ``spare_checkpoints`` rows
+    without meaning. With 2 of them a symbolic number of rows is never 0 or 1, which compilers
+    specialise on.
     """
 
     num_inputs: int
@@ -26,6 +36,7 @@ class ScanLayout:
     num_outputs: int
     final_state: bool = False
     checkpoint_interval: int = 0
+    spare_checkpoints: int = 0
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -43,7 +54,7 @@ class BackwardLayout:
     """The backward operator.
 
     Its arguments are those of the forward operator, then the saved states of ``scan``
-    (``[ceil(T / K), *step]`` each, as checkpoints with ``saved_interval`` K), then the gradients
+    (checkpoints with ``saved_interval`` K, or more of them than needed), then the gradients
     that exist: of the output sequences, then of the state results. Its results are the gradients
     of the arguments for which ``needs`` is true, contiguous and in their order.
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ._arguments import StepFunction
-from ._eager import run_steps, stack_steps, step_values
-from ._layout import BackwardLayout, ScanLayout
+from ._eager import contiguous_copy, run_steps, stack_steps, step_values
+from ._layout import BackwardLayout, ScanLayout, num_checkpoints
 
 __all__ = [
     "backward_loop",
@@ -33,32 +33,41 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
     """The forward operator on dense tensors, for ``T >= 1``. Must equal ``eager_scan``."""
     inputs, states, lifted = layout.split(flat_args)
     steps = inputs[0].shape[0]
-    interval = 1 if not layout.final_state else layout.checkpoint_interval or steps
-    outputs_by_step, kept_states = run_steps(core, inputs, states, lifted, layout.num_outputs, interval)
+    interval = layout.checkpoint_interval
+    before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
+    asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
+    outputs_by_step, states_after = run_steps(core, inputs, states, lifted, layout.num_outputs, asked)
     outputs = stack_steps(outputs_by_step)
-    if not layout.final_state:
-        return (*outputs, *stack_steps(kept_states))
-    final = tuple(_fresh(state) for state in kept_states[-1])
-    return (*outputs, *final, *(stack_steps(kept_states) if layout.checkpoint_interval else ()))
+    if layout.final_state:
+        state_results = tuple(contiguous_copy(state) for state in states_after[steps - 1])
+    else:
+        state_results = stack_steps(list(states_after.values()))
+    if not interval:
+        return (*outputs, *state_results)
+    checkpoints = []
+    for index, state in enumerate(states):
+        rows = [states_after[step][index] for step in before_segments]
+        spare = state.new_zeros((layout.spare_checkpoints, *state.shape))
+        checkpoints.append(torch.cat([torch.stack(rows), spare]) if rows else spare)
+    return (*outputs, *state_results, *checkpoints)
 
 
 def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
     """Tensors like the forward operator's results, from one call of the core."""
     inputs, states, lifted = layout.split(flat_args)
     first = [sequence[:1] for sequence in inputs]
-    (outputs,), (new_states,) = run_steps(core, first, states, lifted, layout.num_outputs, 1)
+    (outputs,), states_after = run_steps(core, first, states, lifted, layout.num_outputs, [0])
+    new_states = states_after[0]
     steps = inputs[0].shape[0]
 
     def over_time(length: Any, value: torch.Tensor) -> torch.Tensor:
         return value.new_empty((length, *value.shape))
 
     results = [over_time(steps, output) for output in outputs]
-    if not layout.final_state:
-        return (*results, *(over_time(steps, state) for state in new_states))
-    results += [state.new_empty(state.shape) for state in new_states]
+    results += [state.new_empty(state.shape) if layout.final_state else over_time(steps, state) for state in new_states]
     if layout.checkpoint_interval:
-        segments = -(-steps // layout.checkpoint_interval)
-        results += [over_time(segments, state) for state in new_states]
+        rows = num_checkpoints(steps, layout.checkpoint_interval) + layout.spare_checkpoints
+        results += [over_time(rows, state) for state in new_states]
     return tuple(results)
 
 
@@ -91,8 +100,7 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
     lifted_grads: Tensors | None = None
     _, _, lifted_needs = layout.scan.split(layout.needs)
     num_carried, num_lifted = len(cotangents), sum(lifted_needs)
-    for first, start in _segments_backwards(layout, states, saved, steps):
-        last = min(first + layout.saved_interval, steps)
+    for first, last, start in _segments_backwards(layout, states, saved, steps):
         befores = [start]
         for step in range(first, last - 1):
             values = step_values(
@@ -123,8 +131,8 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
     assert lifted_grads is not None  # the operators are never called with T == 0
     return (
         *stack_steps(input_grads[::-1]),
-        *(_fresh(cotangents[i]) for i in _needed_carried(layout)),
-        *(_fresh(gradient) for gradient in lifted_grads),
+        *(contiguous_copy(cotangents[i]) for i in _needed_carried(layout)),
+        *(contiguous_copy(gradient) for gradient in lifted_grads),
     )
 
 
@@ -152,15 +160,13 @@ def _needed_carried(layout: BackwardLayout) -> list[int]:
 
 def _segments_backwards(
     layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
-) -> Iterator[tuple[int, Tensors]]:
-    """First step and state before it, of each segment between saved states, from the last one."""
-    saved_by_segment = list(zip(*(sequence.unbind(0) for sequence in saved), strict=True))
-    for segment in range(-(-steps // layout.saved_interval) - 1, -1, -1):
-        if not states:
-            start: Tensors = ()
-        else:
-            start = tuple(states) if segment == 0 else saved_by_segment[segment - 1]
-        yield segment * layout.saved_interval, start
+) -> Iterator[tuple[int, int, Tensors]]:
+    """First step, the one behind the last, and the states before, of each segment from the last one."""
+    interval = layout.saved_interval
+    befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
+    for segment in range(num_checkpoints(steps, interval), -1, -1):
+        first = segment * interval
+        yield first, min(first + interval, steps), befores[segment] if states else ()
 
 
 class _StateGradients:
@@ -190,8 +196,3 @@ class _StateGradients:
             carried if sequence is None else carried + sequence[step]
             for carried, sequence in zip(cotangents, self._by_step, strict=True)
         )
-
-
-def _fresh(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous copy: an operator's result shares memory with nothing."""
-    return tensor.clone(memory_format=torch.contiguous_format)

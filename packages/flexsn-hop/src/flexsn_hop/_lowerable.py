@@ -8,12 +8,12 @@ gradients without a word (see :func:`lowerable_scan` and :func:`lowerable_while_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from ._arguments import OutputTemplateSpec, StepFunction, split_arguments
-from ._eager import check_step, empty_scan
+from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
+from ._eager import check_step, contiguous_copy, empty_scan
+from ._layout import ScanLayout
 from ._torch_private import builtin_scan, builtin_while_loop
 from .errors import LoweringError, LoweringGradientError
 
@@ -59,14 +59,8 @@ def lowerable_scan(
         LoweringGradientError: A gradient is wanted and could be wrong (a ``RuntimeError``).
         LoweringError: This torch has no ``scan`` (a ``ValueError``).
     """
-    return through_scan(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def lowerable_scan_final_state(
@@ -78,15 +72,8 @@ def lowerable_scan_final_state(
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """:func:`eager_scan_final_state` through ``scan``; see :func:`lowerable_scan`."""
-    return through_scan(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-        final_state=True,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def lowerable_while_loop_scan(
@@ -110,14 +97,8 @@ def lowerable_while_loop_scan(
         LoweringGradientError: A result would require grad (a ``RuntimeError``).
         LoweringError: This torch has no ``while_loop`` (a ``ValueError``).
     """
-    return through_while_loop(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
 def lowerable_while_loop_scan_final_state(
@@ -132,53 +113,31 @@ def lowerable_while_loop_scan_final_state(
 
     See :func:`lowerable_while_loop_scan`.
     """
-    return through_while_loop(
-        core_fn,
-        num_inputs,
-        num_states,
-        num_outputs,
-        *flat_args,
-        output_template_specs=output_template_specs,
-        final_state=True,
-    )
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
 
 
-def through_scan(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-    final_state: bool = False,
-) -> tuple[torch.Tensor, ...]:
+def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     """Both forms of :func:`lowerable_scan`; Dynamo traces it for the lowering ``"scan"``."""
     if builtin_scan is None:
         raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
-    counts = (num_inputs, num_states, num_outputs)
-    _check(core_fn, counts, flat_args)
-    inputs, states, lifted = _split(counts, flat_args)
-    if inputs[0].shape[0] == 0:
-        return empty_scan(
-            core_fn,
-            *counts,
-            *flat_args,
-            output_template_specs=output_template_specs,
-            final_state=final_state,
-        )
-    # The operator wants at least one carried value.
-    carried = states or [inputs[0].new_zeros(())]
+    _check(call)
+    if call.steps == 0:
+        return empty_scan(call)
+    layout, (inputs, states, lifted) = call.layout, call.split()
+    # The operator wants at least one carried value, with the strides that it will have after a step.
+    carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
 
     def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        before = carry[:num_states]
-        outputs, new_states = check_step(core_fn(*slices, *before, *lifted), before, num_outputs, step=0)
-        kept = outputs if final_state else (*outputs, *new_states)
+        before = carry[: layout.num_states]
+        outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
+        kept = outputs if layout.final_state else (*outputs, *new_states)
         # Copies: the operator refuses results that alias an argument or one another.
-        next_carry = [state.clone() for state in new_states] or [carry[0].clone()]
-        return next_carry, [value.clone() for value in kept]
+        next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
+        return next_carry, [contiguous_copy(value) for value in kept]
 
-    last, sequences = builtin_scan(combine, carried, inputs)
-    results = (*sequences, *last[:num_states]) if final_state else tuple(sequences)
+    last, sequences = builtin_scan(combine, carried, list(inputs))
+    results = (*sequences, *last[: layout.num_states]) if layout.final_state else tuple(sequences)
     if any(result.requires_grad for result in results) and not all(
         state.requires_grad for state in carried if state.dtype.is_floating_point
     ):
@@ -190,38 +149,23 @@ def through_scan(
     return results
 
 
-def through_while_loop(
-    core_fn: StepFunction,
-    num_inputs: int,
-    num_states: int,
-    num_outputs: int,
-    *flat_args: torch.Tensor,
-    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
-    final_state: bool = False,
-) -> tuple[torch.Tensor, ...]:
+def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
     """Both forms of :func:`lowerable_while_loop_scan`; traced for the lowering ``"while_loop"``."""
     if builtin_while_loop is None:
         raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
-    counts = (num_inputs, num_states, num_outputs)
-    _check(core_fn, counts, flat_args)
-    inputs, states, lifted = _split(counts, flat_args)
-    steps = inputs[0].shape[0]
+    _check(call)
+    steps = call.steps
     if steps == 0:
-        return empty_scan(
-            core_fn,
-            *counts,
-            *flat_args,
-            output_template_specs=output_template_specs,
-            final_state=final_state,
-        )
+        return empty_scan(call)
+    layout, (inputs, states, lifted) = call.layout, call.split()
 
     def step_results(
         slices: list[torch.Tensor], before: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """New states, and what goes into the sequences, sharing memory with nothing."""
-        outputs, new_states = check_step(core_fn(*slices, *before, *lifted), before, num_outputs, step=0)
-        kept = outputs if final_state else (*outputs, *new_states)
-        return [state.clone() for state in new_states], [value.clone() for value in kept]
+        outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
+        kept = outputs if layout.final_state else (*outputs, *new_states)
+        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
 
     first_states, first = step_results([sequence[0] for sequence in inputs], states)
     if any(value.requires_grad for value in (*first_states, *first)):
@@ -238,30 +182,19 @@ def through_while_loop(
     def body(step: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
         index = step.reshape(1)
         slices = [sequence.index_select(0, index).squeeze(0) for sequence in inputs]
-        new_states, kept = step_results(slices, values[:num_states])
+        new_states, kept = step_results(slices, values[: layout.num_states])
         filled = [
             buffer.index_copy(0, index, value.unsqueeze(0))
-            for buffer, value in zip(values[num_states:], kept, strict=True)
+            for buffer, value in zip(values[layout.num_states :], kept, strict=True)
         ]
         return (step + 1, *new_states, *filled)
 
     results = builtin_while_loop(unfinished, body, (step, *first_states, *buffers))
-    last, sequences = results[1 : 1 + num_states], results[1 + num_states :]
-    return (*sequences, *last) if final_state else tuple(sequences)
+    last, sequences = results[1 : 1 + layout.num_states], results[1 + layout.num_states :]
+    return (*sequences, *last) if layout.final_state else tuple(sequences)
 
 
-def _check(core_fn: StepFunction, counts: tuple[int, int, int], flat_args: Sequence[Any]) -> None:
+def _check(call: ScanCall) -> None:
     """The checks of the eager scan; Dynamo cannot trace them, and the operator has made them."""
     if not torch.compiler.is_compiling():
-        split_arguments(core_fn, *counts, flat_args)
-
-
-def _split(
-    counts: tuple[int, int, int], flat_args: Sequence[torch.Tensor]
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    num_inputs, num_states, _ = counts
-    return (
-        list(flat_args[:num_inputs]),
-        list(flat_args[num_inputs : num_inputs + num_states]),
-        list(flat_args[num_inputs + num_states :]),
-    )
+        check_call(call)

@@ -23,7 +23,7 @@ __all__ = [
 LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 
-CODE_VERSION = 1
+CODE_VERSION = 2
 """Raised whenever the code that the loop lowering generates changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
@@ -37,7 +37,9 @@ class ScanLowering(Protocol):
     ``forward`` and ``backward`` are not run: Inductor traces them with fake tensors when it lowers
     the operator, and the calls that they make, Triton launches through ``torch.library.wrap_triton``
     among them, become part of its graph. They must not depend on the values of tensors, nor on the
-    number of steps being a plain int: it may be symbolic.
+    number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
+    have. A ``NotImplementedError`` says that there can be no kernels for this core: the scan then
+    becomes the loop, with a warning, or is refused, if ``"kernel"`` was asked for.
     """
 
     @property
@@ -50,9 +52,11 @@ class ScanLowering(Protocol):
         """Changes whenever the generated code does: it is part of the key of caches on disk."""
         ...
 
-    @property
-    def checkpoint_interval(self) -> int:
-        """K of the states that a training forward saves; see :class:`ScanLayout`. At least 1."""
+    def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
+        """K of the states that a training forward saves; see :class:`ScanLayout`. At least 1.
+
+        ``core`` is the captured graph of one step, ``primals`` (fake) input sequences and states.
+        """
         ...
 
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
@@ -93,7 +97,9 @@ def register_scan_lowering(lowering: ScanLowering) -> Callable[[], None]:
     Example:
         >>> from flexsn_hop import register_scan_lowering
         >>> class Nowhere:
-        ...     name, version, checkpoint_interval = "nowhere", "1", 1
+        ...     name, version = "nowhere", "1"
+        ...     def checkpoint_interval(self, core, primals):
+        ...         return 1
         ...     def why_unavailable(self, flat_args):
         ...         return "it is an example"
         ...     def forward(self, core, layout, flat_args): ...

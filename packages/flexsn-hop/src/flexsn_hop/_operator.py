@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._arguments import OutputTemplateSpec, StepFunction, split_arguments
+from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
 from ._dynamo import offer_to_dynamo
 from ._eager import empty_scan
 from ._inductor import lower
@@ -63,7 +63,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             :func:`flex_sn_scan_final_state` does.
         lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
             ``"while_loop"`` or ``"loop"``; None reads ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
-        checkpoint_interval, version: Written into graphs by this package; leave them alone.
+        checkpoints, version: Written into graphs by this package; leave them alone.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
@@ -118,24 +118,18 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         output_template_specs: Sequence[OutputTemplateSpec] | None = None,
         final_state: bool = False,
         lowering: str | None = None,
-        checkpoint_interval: int = 0,
+        checkpoints: tuple[int, int] = (0, 0),
         version: str = "",
     ) -> tuple[torch.Tensor, ...]:
-        layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, checkpoint_interval)
+        layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, *checkpoints)
         lowered = self.inductor_call([core_fn], [*layout.counts, *flat_args])
         if lowered is not None:
             return lower(lowered.without(3), layout, lowering, len(flat_args))  # type: ignore[return-value]
-        captured = isinstance(core_fn, torch.fx.GraphModule)
-        scan = split_arguments(core_fn, *layout.counts, flat_args, captured=captured)
+        call = ScanCall(core_fn, layout, flat_args, output_template_specs)
+        check_call(call, captured=isinstance(core_fn, torch.fx.GraphModule))
         name = requested_lowering(lowering)
-        if scan.steps == 0:
-            return empty_scan(
-                core_fn,
-                *layout.counts,
-                *flat_args,
-                output_template_specs=output_template_specs,
-                final_state=final_state,
-            )
+        if call.steps == 0:
+            return empty_scan(call)
         if is_transforming() or not is_tracing(flat_args):
             return forward_loop(core_fn, layout, flat_args)
         if not isinstance(core_fn, torch.fx.GraphModule):
@@ -153,7 +147,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             *flat_args,
             final_state=final_state,
             lowering=name,
-            checkpoint_interval=checkpoint_interval,
+            checkpoints=checkpoints,
             version=version,
         )
 
@@ -227,7 +221,7 @@ flex_sn_scan_backward = FlexSNScanBackward()
 
 def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
     """Layout and flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
-    layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], kwargs["checkpoint_interval"])
+    layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], *kwargs["checkpoints"])
     return layout, args[4:]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "CoreArityError",
     "CoreReturnCountError",
+    "DoubleBackwardError",
     "EmptyScanError",
     "LoweringError",
     "LoweringGradientError",
@@ -69,3 +70,7 @@ class LoweringError(ValueError):
 
 class LoweringGradientError(RuntimeError):
     """A gradient is wanted through an operator that is known to get it wrong."""
+
+
+class DoubleBackwardError(RuntimeError):
+    """The gradient of a gradient is wanted, which the operator does not have."""

@@ -1,0 +1,43 @@
+"""Everything in this package that touches a private API of torch.
+
+Seen working on torch 2.11.0 and 2.13.0. What changes between versions is asked for in this folder and
+nowhere else; :func:`why_dynamo_cannot_capture` says in words which hook is missing.
+"""
+
+from __future__ import annotations
+
+from torch._ops import HigherOrderOperator
+
+from ._builtin import builtin_scan, builtin_while_loop
+from ._dispatch import below_autograd, implement, refuse_autograd
+from ._dynamo import CapturedCall, CaptureHooks, register_with_dynamo, why_dynamo_cannot_capture
+from ._inductor import InductorCall, LowersItself
+from ._tracing import (
+    capture_with_dynamo,
+    is_tracing,
+    is_transforming,
+    outside_of_tracing,
+    trace_step,
+    watch_operators,
+)
+
+__all__ = [
+    "CaptureHooks",
+    "CapturedCall",
+    "HigherOrderOperator",
+    "InductorCall",
+    "LowersItself",
+    "below_autograd",
+    "builtin_scan",
+    "builtin_while_loop",
+    "capture_with_dynamo",
+    "implement",
+    "is_tracing",
+    "is_transforming",
+    "outside_of_tracing",
+    "refuse_autograd",
+    "register_with_dynamo",
+    "trace_step",
+    "watch_operators",
+    "why_dynamo_cannot_capture",
+]

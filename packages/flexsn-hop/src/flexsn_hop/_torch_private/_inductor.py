@@ -1,0 +1,98 @@
+"""How Inductor lowers a call of an operator that has graphs among its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class InductorCall:
+    """A call of an operator that Inductor lowers.
+
+    Attributes:
+        graphs: The ATen graphs that the operator was called with.
+        args: The values after them, as Inductor has them; sizes may be among them.
+        examples: The same as fake tensors and sizes.
+    """
+
+    graphs: tuple[torch.fx.GraphModule, ...]
+    args: tuple[Any, ...]
+    examples: tuple[Any, ...]
+
+    def without(self, count: int) -> InductorCall:
+        """The same without the first ``count`` arguments after the graphs."""
+        return InductorCall(self.graphs, self.args[count:], self.examples[count:])
+
+    def inline(self, function: Callable[..., Any]) -> Sequence[Any]:
+        """Make what ``function(*args)`` does part of Inductor's graph; it may hold no constants."""
+        from torch._inductor.decomposition import select_decomp_table
+        from torch._inductor.lowering import process_subgraph_nodes
+        from torch._inductor.virtualized import V
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        settled = [_settled(value, example) for value, example in zip(self.args, self.examples, strict=True)]
+        with V.fake_mode:
+            traced = make_fx(function, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
+        # Inductor would look for it in the graph that it is lowering.
+        assert not traced.graph.find_nodes(op="get_attr"), "a lowering made a constant tensor"
+        return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
+
+    def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
+        """Make it a call of an operator that Inductor knows nothing about."""
+        from torch._inductor import lowering
+
+        handler: Any = lowering.fallback_handler
+        return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
+
+
+def _settled(value: Any, example: Any) -> tuple[Any, Any]:
+    """A value of Inductor's with its layout in memory decided, and an example that has its strides.
+
+    The strides of Inductor's examples are those of eager mode: Inductor may choose others as long as
+    nobody has asked.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    if not isinstance(value, ir.TensorBox):
+        return value, example
+    value.realize()
+    base: Any = value.data.unwrap_view() if isinstance(value.data, ir.BaseView) else value.data
+    if isinstance(base.data, ir.ComputedBuffer):
+        base.data.decide_layout()  # in the order in which it reads: no copy, and nothing transposed
+    realized: Any = ir.ExternKernel.realize_input(value)
+    shapes = V.graph.sizevars.shape_env
+    strides = [
+        int(stride) if getattr(stride, "is_number", True) else shapes.create_symintnode(stride, hint=None)
+        for stride in realized.get_layout().stride
+    ]
+    with V.fake_mode:
+        alike = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
+    return ir.TensorBox(realized), alike
+
+
+class LowersItself:
+    """Mixin of an operator that Inductor calls, with its own values, to have it lowered.
+
+    Inductor calls a target that has the attribute ``_inductor_lowering_function`` instead of
+    looking for a registered lowering, and leaves its fake tensors alone. The latter is right for a
+    scan: its results have the same shapes and strides whatever the strides of its arguments.
+    """
+
+    _inductor_lowering_function = True
+
+    @staticmethod
+    def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
+        """The call, if it is Inductor that makes it."""
+        if type(graphs[0]).__module__ != "torch._inductor.ir":
+            return None
+        from torch._inductor.virtualized import V
+
+        nodes = V.graph.current_node.args[len(graphs) :]
+        examples = tuple(node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in nodes)
+        modules = tuple(subgraph.graph_module for subgraph in graphs)
+        return InductorCall(modules, tuple(args), examples)
