@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from nn_equations import CASES, Case, draw_input
 from torch import Tensor, nn
 
-from flexsn_nn import FlexSN
+from flexsn_nn import LIF, FlexSN
 
 
 def leaky(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,3 +66,36 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
     network = torch.compile(Network("triton"), backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError, match="for one graph, use backend='hop'"):
         network(torch.randn(4, 7, 6))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
+def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
+    """With `dynamic=True`, Dynamo makes symbols of a neuron's numbers, too."""
+    neuron = LIF(v_reset=v_reset, tau=3.0, backend="hop")
+    compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
+    for steps in (5, 6):
+        x = 6 * torch.rand(steps, 4, 3)
+        neuron.reset()
+        output = compiled(x)
+        assert 0 < output.count_nonzero() < output.numel()
+        neuron.reset()
+        assert torch.equal(output, neuron(x))
+
+
+# One of each kind; the numbers of the others are of the same types.
+KINDS = list({type(case.make()): case for case in CASES}.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
+def test_every_neuron_with_symbols(case: Case) -> None:
+    neuron = case.make(backend="hop")
+    compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True, dynamic=True)
+    x = draw_input(case, 5, (4, 35)).detach().requires_grad_()
+    output = compiled(x)
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    neuron.reset()
+    expected = neuron(x)
+    assert torch.equal(output, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), x)[0])

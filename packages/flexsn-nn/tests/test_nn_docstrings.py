@@ -1,14 +1,17 @@
-"""The examples in the docstrings give what they say."""
+"""Docstrings: the examples give what they say, and a neuron opens with its equation."""
 
 from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
 import pkgutil
+import re
 
 import pytest
 
 import flexsn_nn
+from flexsn_nn import neuron
 
 MODULES = sorted(info.name for info in pkgutil.walk_packages(flexsn_nn.__path__, prefix="flexsn_nn.") if not info.ispkg)
 
@@ -26,3 +29,19 @@ def test_some_are_found() -> None:
         name for name in MODULES if any(test.examples for test in finder.find(importlib.import_module(name)))
     ]
     assert len(with_examples) >= 5
+
+
+NEURONS = sorted(
+    (kind for kind in vars(neuron).values() if isinstance(kind, type) and issubclass(kind, neuron.Neuron)),
+    key=lambda kind: kind.__name__,
+)
+# What neurons are built on: each adds an equation of its own to what they have.
+BASES = {neuron.Neuron, neuron.ImmediateReset, neuron.DelayedReset}
+
+
+@pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind not in BASES], ids=lambda kind: kind.__name__)
+def test_a_neuron_opens_with_its_difference_equation(kind: type) -> None:
+    opening = (inspect.getdoc(kind) or "").partition("\n\n")[0]
+    # A state after the step, `v'`, or the membrane before the reset, `h`, from what was before.
+    assert re.match(r"`([a-z]'|h) = [^`]*\bv\b[^`]*`|`([a-z])' = [^`]*\b\2\b[^`]*`", opening), opening
+    assert "Args:" in (kind.__doc__ or "")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from torch import Tensor
 
 from flexsn_hop import eager_scan
@@ -87,3 +88,15 @@ def test_wrong_arguments() -> None:
         FlexSNKernel(core, 2, 1, 2, requires_grad=(True, False))
     with pytest.raises(ValueError, match=r"returned 3 values; .* 1 \+ 1 = 2"):
         FlexSNKernel(core, 2, 1, 1, (torch.zeros(3),) * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # asked for by Dynamo
+def test_between_the_graphs_of_a_compiler() -> None:
+    kernel, args = FlexSNKernel(core, 2, 1, 2), problem()
+    torch._dynamo.reset()
+    run = torch.compile(lambda x, *rest: kernel(x * 2.0, *rest)[0] + 1.0, backend="aot_eager")
+    got, expected = run(*args), eager_scan(core, 2, 1, 2, args[0] * 2.0, *args[1:])[0] + 1.0
+    assert torch.equal(got, expected)
+    found, wanted = (torch.autograd.grad(result.sum(), args) for result in (got, expected))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)

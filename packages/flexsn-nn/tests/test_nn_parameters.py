@@ -29,6 +29,7 @@ from flexsn_nn import (
     Lapicque,
     Leaky,
     ParameterError,
+    StateError,
     StepModeError,
     Synaptic,
     UnknownNameError,
@@ -140,6 +141,26 @@ def test_a_value_per_channel(backend: str) -> None:
     whole = LIF(tau=tau.view(3, 1, 1), backend=backend)(x)
     for channel, value in enumerate(tau.tolist()):
         assert torch.equal(whole[:, :, channel], LIF(tau=value, backend="torch")(x[:, :, channel]))
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
+def test_what_does_not_fit_the_input(backend: str) -> None:
+    """Said in the terms of the neuron, with the remedy, and not in those of the op that failed."""
+    x = torch.ones(5, 2, 3, 4)
+    for tau in (torch.full((3,), 2.0), torch.full((2, 2, 3, 4), 2.0)):
+        with pytest.raises(ParameterError, match=r"tau has shape .* step of \[2, 3, 4\].*\[C, 1, 1\]"):
+            LIF(tau=tau, backend=backend)(x)
+    neuron = LIF(backend=backend)
+    neuron(x.half())
+    with pytest.raises(StateError, match=r"state v is torch.float16 and the input torch.float32\. Call reset\(\)"):
+        neuron(x)
+    neuron.reset()
+    assert neuron(x).dtype == torch.float32
+    states: Any = x[0]
+    with pytest.raises(TypeError, match="states is a tensor; give a list of num_states=1 tensors"):
+        neuron.step(x, states)
+    with pytest.raises(TypeError, match="state 0 is a float"):
+        neuron.step(x, cast(Any, [1.0]))
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -22,6 +22,7 @@ from flexsn_nn import (
     Leaky,
     ParameterError,
     Synaptic,
+    _flexsn,
     surrogate,
 )
 from flexsn_nn.neuron import Neuron
@@ -160,6 +161,39 @@ def test_where_the_membrane_starts() -> None:
             assert [state.shape for state in states] == [(2,)] * neuron.num_states
             for i, state in enumerate(states):
                 assert torch.equal(state, torch.full((2,), -0.1 if i == v else 0.0))
+
+
+def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A neuron that starts at zero hands the kernels its input alone; one that does not, its states, too."""
+    counts = []
+    run_kernels = _flexsn.run_kernels
+
+    def record(program: Any, tensors: Any, keep: bool) -> Any:
+        counts.append(len(tensors))
+        return run_kernels(program, tensors, keep)
+
+    monkeypatch.setattr(_flexsn, "run_kernels", record)
+
+    class FromOnes(LIF):
+        def init_states(self, num_states: int, step_mode: str, *inputs: torch.Tensor) -> list[torch.Tensor]:
+            return [torch.ones_like(inputs[0][0])]
+
+    x = torch.full((2, 3), 0.25, dtype=torch.float64)
+    for neuron, count in (
+        (LIF(backend="triton"), 1),
+        (ALIF(v_reset=None, backend="triton"), 1),
+        (Synaptic(0.5, 0.5, backend="triton"), 1),
+        (LIF(v_reset=-0.5, backend="triton"), 2),
+        (FromOnes(backend="triton"), 2),
+    ):
+        neuron.store_state_seqs = True
+        first = neuron(x), neuron.state_seqs
+        assert counts.pop() == count
+        neuron.reset()
+        neuron.backend = "torch"
+        again = neuron(x), neuron.state_seqs
+        for got, wanted in zip((first[0], *first[1]), (again[0], *again[1]), strict=True):
+            assert torch.equal(got, wanted)
 
 
 def test_gated_lif_has_a_conductance_per_step() -> None:

@@ -6,8 +6,17 @@ from flexsn_nn import encoding, functional, loss, monitor, neuron, nir_exchange,
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
-from flexsn_nn._zoo_errors import InputDtypeError, MissingExtraError, NirError, ParameterError
-from flexsn_nn.errors import InputCountError, StateError, StepModeError, UnknownNameError
+from flexsn_nn.errors import (
+    ExportError,
+    InputCountError,
+    InputDtypeError,
+    MissingExtraError,
+    NirError,
+    ParameterError,
+    StateError,
+    StepModeError,
+    UnknownNameError,
+)
 from flexsn_nn.neuron import (
     ALIF,
     CUBALIF,
@@ -49,6 +58,7 @@ __all__ = [
     "AdEx",
     "Alpha",
     "BackendUnavailableError",
+    "ExportError",
     "FlexSN",
     "FlexSNKernel",
     "GatedLIF",

@@ -5,31 +5,31 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from typing import TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from flexsn_nn._zoo_errors import ParameterError
-from flexsn_nn.errors import UnknownNameError
+from flexsn_nn.errors import ParameterError, UnknownNameError
 
 
-def check_number(
-    name: str,
-    value: float | Tensor,
-    *,
-    at_least: float = -math.inf,
-    above: float = -math.inf,
-    at_most: float = math.inf,
-    below: float = math.inf,
-    hint: str = "",
-) -> None:
+class Range(TypedDict, total=False):
+    """Bounds of a number, and what to do when it is beyond them, a sentence."""
+
+    at_least: float
+    above: float
+    at_most: float
+    below: float
+    hint: str
+
+
+def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> None:
     """Raises `ParameterError` unless `value`, or each element of it, is finite and in the range.
 
     Args:
         name: the parameter's name.
         value: a number, or a floating-point tensor.
-        at_least, above, at_most, below: the range.
-        hint: what to do about it, a sentence.
+        limits: the range.
     """
     if isinstance(value, Tensor):
         if not value.is_floating_point():
@@ -43,16 +43,18 @@ def check_number(
         raise ParameterError(f"{name} is {value!r}, a {type(value).__name__}; give a number or a tensor.")
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ParameterError(f"{name} is not finite: {value}.")
+    at_least, above = limits.get("at_least", -math.inf), limits.get("above", -math.inf)
+    at_most, below = limits.get("at_most", math.inf), limits.get("below", math.inf)
     bounds = [
         (low >= at_least, f"at least {at_least:g}"),
-        (low > above or above == -math.inf, f"above {above:g}"),
+        (low > above, f"above {above:g}"),
         (high <= at_most, f"at most {at_most:g}"),
-        (high < below or below == math.inf, f"below {below:g}"),
+        (high < below, f"below {below:g}"),
     ]
     for kept, bound in bounds:
         if not kept:
             found = f"{low:g}" if low == high else f"from {low:g} to {high:g}"
-            raise ParameterError(f"{name} is {found}; it must be {bound}.{' ' if hint else ''}{hint}")
+            raise ParameterError(f"{name} is {found}; it must be {bound}. {limits.get('hint', '')}".rstrip())
 
 
 def check_count(name: str, value: int, *, at_least: int = 1) -> None:

@@ -9,35 +9,46 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn._backends import Choice, check_backend, check_step_mode, choose
-from flexsn_nn.errors import InputCountError, StateError
+from flexsn_nn._backends import KERNEL_BACKENDS, Backend, Choice, StepMode, check_backend, check_step_mode, choose
+from flexsn_nn._checks import check_name
+from flexsn_nn._explain import kernels, traffic
+from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
+from flexsn_nn._torch_private import OUTSIDE, backward_pass
+from flexsn_nn._unregistered import unregistered, warn_of_unregistered
+from flexsn_nn.errors import ExportError, InputCountError, StateError
 from flexsn_runtime import ScanProgram, ShapeError, prepare, scan
 
 
 class FlexSN(nn.Module):
     """A spiking neuron, or any recurrence that works element by element, from one time step of it.
 
-    The state lives on the module from call to call until `reset()`.
+    The state lives on the module from call to call until `reset()`; or, with `step`, in the caller's hands.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`: one time step, pointwise over the step's
             elements. A function, or an `nn.Module`, whose parameters become this module's. Tensors that it
-            captures get gradients.
+            captures get gradients; parameters among them that no module and no optimizer has are warned of at
+            the first call.
         num_inputs, num_states, num_outputs: how many of each.
         example_inputs: one step's inputs and states; with them, errors in the core come at construction.
         requires_grad: for each input and (initial) state, whether a gradient may flow to it; `None`: to all.
         step_mode: `"m"`: inputs are sequences `[T, *step]`; `"s"`: one step `[*step]` per call.
         backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels; `"hop"`: the scan
-            as one operator; `"torch"`: a plain loop; `"auto"`: kernels where they run, else the loop.
+            as one operator; `"torch"`: a plain loop; `"auto"`: kernels where they run; elsewhere the operator
+            inside `torch.compile`, and the loop outside of it.
         store_state_seqs: whether to keep the states after every step, in `state_seqs`.
         example_outputs: one step's outputs; gives shapes and dtypes when `T == 0`.
+        precision: `"eager"`: what the core computes on the tensors as they are; `"float32"`: float16 and
+            bfloat16 inputs are widened, the states are float32, and outputs are rounded to the first input's
+            dtype.
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
         state_seqs: `[T, *step]` each, of the last call, if `store_state_seqs`.
 
     Raises:
-        UnknownNameError, StepModeError: an unknown backend or step mode, or two that do not go together.
+        UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that do not go
+            together.
         ValueError: numbers that do not fit each other, or, with `example_inputs`, the core.
 
     Example:
@@ -62,9 +73,13 @@ class FlexSN(nn.Module):
         backend: str = "auto",
         store_state_seqs: bool = False,
         example_outputs: Sequence[Tensor] | None = None,
+        *,
+        precision: str = "eager",
     ) -> None:
         super().__init__()
+        check_name("precision", precision, PRECISIONS)
         self.core = core
+        self._widening = InFloat32(core, num_outputs) if precision == "float32" else None
         self.num_inputs = num_inputs
         self.num_states = num_states
         self.num_outputs = num_outputs
@@ -73,12 +88,15 @@ class FlexSN(nn.Module):
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
         self._output_specs = None if example_outputs is None else [(tuple(t.shape), t.dtype) for t in example_outputs]
-        self._program: ScanProgram | None = ScanProgram(core, num_inputs, num_states, num_outputs, requires_grad)
-        self._choice: Choice | None = None
+        self._program: ScanProgram | None = None
+        # By the device's type, and whether a compiler traces the call.
+        self._choices: dict[tuple[str, bool], Choice] = {}
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
+        self._reset_in = OUTSIDE  # the backward pass in which reset() was called last
+        program = self._get_program()
         if example_inputs is not None:
-            self._program.specialize_examples(example_inputs)
+            program.specialize_examples(example_inputs)
 
     @property
     def backend(self) -> str:
@@ -88,6 +106,7 @@ class FlexSN(nn.Module):
     @backend.setter
     def backend(self, backend: str) -> None:
         self._backend = check_backend(backend, self._step_mode)
+        self._choices.clear()
 
     @property
     def step_mode(self) -> str:
@@ -99,6 +118,12 @@ class FlexSN(nn.Module):
         mode = check_step_mode(step_mode)
         check_backend(self._backend, mode)
         self._step_mode = mode
+        self._choices.clear()
+
+    @property
+    def precision(self) -> str:
+        """`"eager"` or `"float32"`."""
+        return "eager" if self._widening is None else "float32"
 
     def forward(self, *inputs: Tensor) -> Tensor | list[Tensor]:
         """Runs the neuron, from the state that it has.
@@ -112,24 +137,69 @@ class FlexSN(nn.Module):
 
         Raises:
             TypeError, InputCountError: not `num_inputs` tensors.
-            StateError: the state was made for inputs of another shape.
+            StateError: the state was made for inputs of another shape; or the call is a recomputation
+                (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels were asked for and cannot run.
+            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state.
         """
-        self._check_inputs(inputs)
-        choice = self._choose(inputs[0].device)
-        if self._step_mode == "s":
-            outputs, states = self._single_step(inputs)
-            state_seqs: list[Tensor] = []
-        else:
-            outputs, states, state_seqs = self._multi_step(choice, inputs)
-        self.states = states
-        self.state_seqs = state_seqs
+        compiling = torch.compiler.is_compiling()
+        exporting = compiling and torch.compiler.is_exporting()
+        if exporting and self.states:
+            raise ExportError(
+                "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
+                "export a module that calls neuron.step(inputs, states) and returns the states."
+            )
+        if not compiling and backward_pass() not in (OUTSIDE, self._reset_in):
+            raise StateError(
+                "activation checkpointing runs the neuron a second time, and it would not begin at the state that the "
+                "first run began at. Checkpoint neuron.step, or a function that calls reset() first."
+            )
+        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs)
+        if not exporting:
+            self._keep(states, state_seqs)
         return outputs[0] if self.num_outputs == 1 else outputs
+
+    def step(
+        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
+        """Runs the neuron from the states given, and returns the new ones: the module keeps nothing.
+
+        In step mode `"m"` this runs a whole sequence, in `"s"` one step.
+
+        Args:
+            inputs: the inputs of `forward`: a tensor, or `num_inputs` of them.
+            states: `num_states` tensors, `[*step]` each; `None`: the initial ones.
+
+        Returns:
+            What `forward` returns, and the states after it.
+
+        Raises:
+            The errors of `forward`.
+
+        Example:
+            >>> neuron = FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1)
+            >>> output, states = neuron.step(torch.ones(3, 2))
+            >>> output, states = neuron.step(torch.ones(1, 2), states)
+            >>> output
+            tensor([[4., 4.]])
+        """
+        given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
+        if isinstance(states, Tensor):
+            raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
+        outputs, new_states, _ = self._run(given, [] if states is None else list(states), keep=False)
+        return outputs[0] if self.num_outputs == 1 else outputs, new_states
+
+    def _keep(self, states: list[Tensor], state_seqs: list[Tensor]) -> None:
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs = states, state_seqs
+        else:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
+            self.__dict__.update(states=states, state_seqs=state_seqs)
 
     def reset(self) -> None:
         """Forgets the state: the next call starts from the initial one."""
-        self.states = []
-        self.state_seqs = []
+        self._keep([], [])
+        if not torch.compiler.is_compiling():
+            self.__dict__["_reset_in"] = backward_pass()  # as in _keep
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
@@ -145,13 +215,32 @@ class FlexSN(nn.Module):
             inputs: as given to `forward`.
         """
         shape = _step_shape(inputs, step_mode)
-        return [inputs[0].new_zeros(shape) for _ in range(num_states)]
+        return [inputs[0].new_zeros(shape, dtype=self._state_dtype(inputs)) for _ in range(num_states)]
 
-    def explain(self) -> str:
-        """Which backend the last call ran on, and why."""
-        if self._choice is None:
-            return f"backend={self._backend!r}: nothing has run yet."
-        return f"{self._choice.backend}: {self._choice.reason}"
+    def explain(self, *inputs: Tensor) -> str:
+        """What runs and why, what was refused and why, and what each call moves through memory.
+
+        Args:
+            inputs: as for `forward`; with them, also the bytes of a call with these, and the copies that their
+                layout costs.
+        """
+        lines = []
+        for (_, compiling), choice in self._choices.items():
+            lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
+            lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
+        if not lines:
+            lines = [f"backend={self._backend!r}: nothing has run yet."]
+        program = self._get_program()
+        lines += kernels(program)
+        if inputs:
+            given = self._checked(inputs)
+            states = None if self._kernels_start_alike(given) else self._initial(given)
+            sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
+            lines += traffic(program, sequences, states, keep=self.store_state_seqs)
+        names = unregistered(self.core)
+        if names:
+            lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
+        return "\n".join(lines)
 
     def extra_repr(self) -> str:
         core = getattr(self.core, "__name__", type(self.core).__name__)
@@ -162,41 +251,56 @@ class FlexSN(nn.Module):
 
     # -- running -----------------------------------------------------------------------------------------
 
-    def _multi_step(
-        self, choice: Choice, inputs: tuple[Tensor, ...]
+    def _run(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """Outputs, final states, and state sequences if they are kept."""
-        keep = self.store_state_seqs
-        initial = self._initial_states(inputs, zeros_are_none=choice.backend == "triton")
-        if choice.backend == "triton":
-            results = _run_kernels(self._get_program(), (*inputs, *initial), keep)
+        """Outputs, final states, and the state sequences if they are to be kept.
+
+        Args:
+            states: empty for the initial ones.
+        """
+        inputs = self._checked(inputs)
+        compiling = torch.compiler.is_compiling()
+        backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
+        if states:
+            states = self._fitting(states, inputs)
+        elif backend != "triton" or not self._kernels_start_alike(inputs):
+            states = self._initial(inputs)
+        if self._step_mode == "s":
+            return *self._single_step(inputs, states), []
+        if backend == "triton":
+            run = run_between_graphs if compiling else run_kernels
+            results = run(self._get_program(), (*inputs, *states), keep)
         else:
-            sequences, finals = _SCANS[choice.backend]
-            results = (sequences if keep else finals)(
-                self.core,
-                self.num_inputs,
-                self.num_states,
-                self.num_outputs,
-                *self._masked((*inputs, *initial)),
-                output_template_specs=self._output_specs,
-            )
+            results = self._run_core(backend, (*inputs, *states), keep)
         outputs, carried = list(results[: self.num_outputs]), list(results[self.num_outputs :])
         if not keep:
             return outputs, carried, []
         if inputs[0].shape[0] > 0:
-            final = [sequence[-1] for sequence in carried]
-        else:
-            final = [state.clone() for state in initial or self._initial_states(inputs)]
-        return outputs, final, carried
+            return outputs, [sequence[-1] for sequence in carried], carried
+        return outputs, [state.clone() for state in states or self._initial(inputs)], carried
 
-    def _single_step(self, inputs: tuple[Tensor, ...]) -> tuple[list[Tensor], list[Tensor]]:
+    def _run_core(self, backend: str, primals: tuple[Tensor, ...], keep: bool) -> tuple[Tensor, ...]:
+        """Outputs, and the state sequences or the final states, by the core itself."""
+        sequences, finals = _SCANS[backend]
+        # Kernels were asked for: the operator may not become anything else.
+        options = {"lowering": "kernel"} if backend == "hop" and self._backend in KERNEL_BACKENDS else {}
+        return (sequences if keep else finals)(
+            self.core if self._widening is None else self._widening,
+            self.num_inputs,
+            self.num_states,
+            self.num_outputs,
+            *self._masked(primals),
+            output_template_specs=self._output_specs,
+            **options,
+        )
+
+    def _single_step(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
-        primals = self._masked((*inputs, *self._initial_states(inputs)))
-        sequences = [x.unsqueeze(0) for x in primals[: self.num_inputs]]
-        counts = (self.num_inputs, self.num_states, self.num_outputs)
-        results = eager_scan_final_state(self.core, *counts, *sequences, *primals[self.num_inputs :])
-        outputs = [output.squeeze(0) for output in results[: self.num_outputs]]
-        return outputs, list(results[self.num_outputs :])
+        results = self._run_core("torch", (*(x.unsqueeze(0) for x in inputs), *states), keep=False)
+        return [output.squeeze(0) for output in results[: self.num_outputs]], list(results[self.num_outputs :])
 
     def _masked(self, primals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Inputs and states, detached where `requires_grad` says so. (Kernels do it by themselves.)"""
@@ -204,40 +308,70 @@ class FlexSN(nn.Module):
             return primals
         return tuple(t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True))
 
-    def _initial_states(self, inputs: tuple[Tensor, ...], *, zeros_are_none: bool = False) -> list[Tensor]:
-        """The states that the scan begins with; empty with `zeros_are_none` if they are the default ones."""
-        if not self.states:
-            if zeros_are_none and type(self).init_states is FlexSN.init_states:
-                return []  # kernels start at zero without reading zeros
-            states = list(self.init_states(self.num_states, self._step_mode, *inputs))
-            if len(states) != self.num_states:
-                raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
-            return states
-        shape = _step_shape(inputs, self._step_mode)
-        for i, state in enumerate(self.states):
-            if state.shape != shape or state.device != inputs[0].device:
-                raise StateError(
-                    f"state {i} has shape {list(state.shape)} on {state.device}, from an earlier call; this "
-                    f"input's step has {list(shape)} on {inputs[0].device}. Call reset() between batches."
-                )
-        return self.states
+    def _starts_at_zero(self) -> bool:
+        """Whether `init_states` makes zeros, so that nobody has to call it."""
+        return type(self).init_states is FlexSN.init_states
 
-    def _check_inputs(self, inputs: Sequence[object]) -> None:
+    def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
+        return self._starts_at_zero() and (self._widening is None or self._state_dtype(inputs) == inputs[0].dtype)
+
+    def _state_dtype(self, inputs: Sequence[Tensor]) -> torch.dtype:
+        return inputs[0].dtype if self._widening is None else widened_dtype(inputs[0].dtype)
+
+    def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        if torch.compiler.is_compiling() and self._starts_at_zero():
+            # One zero that all elements read: a compiler would write out as many as there are elements.
+            zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
+            return [zero.expand(_step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
+        states = list(self.init_states(self.num_states, self._step_mode, *inputs))
+        if len(states) != self.num_states:
+            raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
+        return states
+
+    def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """The states, or an error if they are not for these inputs."""
+        if len(states) != self.num_states:
+            raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
+        shape, device = _step_shape(inputs, self._step_mode), inputs[0].device
+        for i, state in enumerate(states):
+            if not isinstance(state, Tensor):
+                raise TypeError(f"state {i} is a {type(state).__name__}; a neuron takes tensors.")
+            if state.shape != shape or state.device != device:
+                raise StateError(
+                    f"state {i} has shape {list(state.shape)} on {state.device}; this input's step has "
+                    f"{list(shape)} on {device}. Call reset() between batches, or pass states that fit."
+                )
+        # A module that was moved to half precision has moved its states, too.
+        return states if self._widening is None else [widened(state) for state in states]
+
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The inputs of the core, from those of a call."""
         for i, value in enumerate(inputs):
             if not isinstance(value, Tensor):
                 raise TypeError(f"input {i} is a {type(value).__name__}; a neuron takes tensors.")
         if len(inputs) != self.num_inputs or not inputs:
             raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
+        return inputs
 
-    def _choose(self, device: torch.device) -> Choice:
-        self._choice = choose(self._backend, self._step_mode, device)
-        return self._choice
+    # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
+        """What runs; decided once for each type of device, inside and outside of compilers."""
+        situation = (device.type, compiling)
+        choice = self._choices.get(situation)
+        if choice is None:
+            choice = choose(backend, step_mode, device, compiling)
+            if not self._choices:
+                warn_of_unregistered(self.core)
+            self._choices[situation] = choice
+        return choice.backend
 
     def _get_program(self) -> ScanProgram:
         if self._program is None:
-            self._program = ScanProgram(
-                self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad
-            )
+            core = self.core if self._widening is None else self._widening
+            counts = (self.num_inputs, self.num_states, self.num_outputs)
+            self._program = ScanProgram(core, *counts, self.requires_grad)
         return self._program
 
     # -- copies and moves --------------------------------------------------------------------------------
@@ -257,12 +391,16 @@ class FlexSN(nn.Module):
         return self
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
-)
-def _run_kernels(program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool) -> tuple[Tensor, ...]:
+def run_kernels(program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences."""
     step, arguments = prepare(program, tensors)
     return scan(step, arguments, state_seqs=state_seqs)
+
+
+run_between_graphs = torch.compiler.disable(
+    run_kernels,
+    reason="compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'",
+)
 
 
 # By backend: the scan that keeps the state sequences, and the one that keeps the final states.
@@ -273,13 +411,15 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
 
 
 def _step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
-    shapes = {tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs}
-    if len(shapes) == 1:
-        return shapes.pop()
+    if len(inputs) == 1:
+        return inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape
+    shapes = [tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs]
+    if all(shape == shapes[0] for shape in shapes):  # no set: what is hashed is no symbol any more
+        return shapes[0]
     try:
         return tuple(torch.broadcast_shapes(*shapes))
     except RuntimeError:
         raise ShapeError(
-            f"the inputs' steps have the shapes {', '.join(str(list(s)) for s in sorted(shapes))}, which do "
+            f"the inputs' steps have the shapes {', '.join(str(list(s)) for s in sorted(set(shapes)))}, which do "
             "not broadcast to one: give all of them the shape of the step, or sizes of 1."
         ) from None

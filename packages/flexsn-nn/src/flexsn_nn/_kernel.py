@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from flexsn_nn._flexsn import run_between_graphs, run_kernels
 from flexsn_nn.errors import InputCountError
-from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime import ScanProgram
 
 
 class FlexSNKernel:
@@ -49,5 +51,6 @@ class FlexSNKernel:
                 f"got {len(args)} tensors; num_inputs + num_states is {program.num_inputs} + "
                 f"{program.num_states} = {program.num_inputs + program.num_states}."
             )
-        step, arguments = prepare(program, args)
-        return scan(step, arguments, state_seqs=True)
+        run = run_between_graphs if torch.compiler.is_compiling() else run_kernels
+        results: tuple[Tensor, ...] = run(program, args, True)
+        return results

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import softplus
 
 from flexsn_nn._checks import check_count, check_name
-from flexsn_nn._zoo_errors import InputDtypeError
+from flexsn_nn.errors import InputDtypeError
 
 __all__ = ["direct", "latency", "rate"]
 
@@ -78,6 +78,10 @@ def direct(x: Tensor, num_steps: int) -> Tensor:
     Args:
         x: values, floating point.
         num_steps: `T`.
+
+    Example:
+        >>> direct(torch.tensor([0.25, 0.5]), 2).tolist()
+        [[0.25, 0.5], [0.25, 0.5]]
     """
     _check(x, num_steps)
     return x.expand(num_steps, *x.shape)

@@ -4,16 +4,36 @@ from __future__ import annotations
 
 
 class UnknownNameError(ValueError):
-    """A backend or step mode that does not exist."""
+    """A name that does not exist: of a backend, a step mode, a reset mechanism, a state, a neuron."""
+
+
+class ParameterError(ValueError):
+    """A parameter out of its range, or two that do not go together."""
 
 
 class StepModeError(ValueError):
-    """A backend that cannot run in the step mode asked for."""
+    """A backend or a parameter that cannot be used in the step mode asked for."""
 
 
 class InputCountError(ValueError):
     """Another number of tensors than the neuron takes."""
 
 
+class InputDtypeError(TypeError):
+    """A neuron was given integers or booleans."""
+
+
 class StateError(ValueError):
-    """The state that is kept does not fit the input."""
+    """States that do not fit the input, or another number of them than the neuron has."""
+
+
+class ExportError(RuntimeError):
+    """A state that is kept on the module, in a program that has no module."""
+
+
+class NirError(ValueError):
+    """A network that NIR cannot express, or a graph that cannot be read without changing its meaning."""
+
+
+class MissingExtraError(ImportError):
+    """An optional dependency is not installed."""

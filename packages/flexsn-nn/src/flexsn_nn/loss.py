@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
 from flexsn_nn._checks import check_number
-from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import ParameterError
 
 __all__ = [
     "ce_count_loss",
@@ -28,6 +28,11 @@ def ce_rate_loss(spikes: Tensor, targets: Tensor) -> Tensor:
 
     Returns:
         A scalar.
+
+    Example:
+        >>> spikes = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+        >>> round(ce_rate_loss(spikes, torch.tensor([0])).item(), 4)  # the mean of 0.3133 and ln 2
+        0.5032
     """
     _check(spikes, targets)
     return cross_entropy(spikes.flatten(0, 1), targets.repeat(len(spikes)))
@@ -61,6 +66,11 @@ def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
 
     Returns:
         A scalar.
+
+    Example:
+        >>> v = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+        >>> round(ce_max_membrane_loss(v, torch.tensor([0])).item(), 4)
+        0.3133
     """
     _check(v, targets)
     return cross_entropy(v.amax(0), targets)
@@ -79,6 +89,11 @@ def mse_count_loss(
 
     Returns:
         A scalar.
+
+    Example:
+        >>> spikes = torch.tensor([[[1.0, 0.0]], [[0.0, 0.0]]])
+        >>> mse_count_loss(spikes, torch.tensor([0])).item()  # counts 1 and 0; wanted 2 and 0
+        0.25
     """
     _check(spikes, targets)
     check_number("correct_rate", correct_rate, at_least=0, at_most=1)
@@ -100,6 +115,11 @@ def mse_membrane_loss(
 
     Returns:
         A scalar.
+
+    Example:
+        >>> v = torch.tensor([[[0.5, 0.0]], [[1.0, 0.0]]])
+        >>> mse_membrane_loss(v, torch.tensor([0])).item()
+        0.0625
     """
     if targets.shape == v.shape:
         return mse_loss(v, targets)
@@ -116,6 +136,10 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
 
     Returns:
         A scalar.
+
+    Example:
+        >>> l1_rate_sparsity(torch.ones(2, 3), Lambda=0.5).item()
+        3.0
     """
     check_number("Lambda", Lambda, at_least=0)
     return Lambda * spikes.sum()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.functional import neurons
 from flexsn_nn.neuron import Neuron
 

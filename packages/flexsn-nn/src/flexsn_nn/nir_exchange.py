@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_number
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
-from flexsn_nn._zoo_errors import MissingExtraError, NirError
+from flexsn_nn.errors import MissingExtraError, NirError
 from flexsn_nn.functional import get_states, set_states
 from flexsn_nn.neuron import CUBALIF, IF, LI, LIF, PLIF, ImmediateReset, Leaky
 from flexsn_nn.surrogate import Surrogate

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from flexsn_nn._zoo_errors import MissingExtraError, ParameterError
+from flexsn_nn.errors import MissingExtraError, ParameterError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

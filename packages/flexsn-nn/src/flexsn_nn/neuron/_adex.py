@@ -6,19 +6,17 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._eif import EIF
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class AdEx(EIF):
-    """`EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike.
+    """`h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau`;
+    `w' = w + (a (v - v_rest) - w) / tau_w + b s`.
 
-        h = v + (x + v_rest - v + delta_T exp((v - theta_rh) / delta_T) - w) / tau
-        w' = w + (a (v - v_rest) - w) / tau_w + b s
-
-    Then `ImmediateReset` of `v`.
+    `EIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. Then
+    `ImmediateReset` of `v`.
 
     Args:
         tau, delta_T, theta_rh, v_threshold, v_rest, v_reset: as in `EIF`.
@@ -51,22 +49,11 @@ class AdEx(EIF):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(
-            tau,
-            delta_T,
-            theta_rh,
-            v_threshold,
-            v_rest,
-            v_reset,
-            surrogate_function,
-            detach_reset,
-            **options,
+            tau, delta_T, theta_rh, v_threshold, v_rest, v_reset, surrogate_function, detach_reset, **options
         )
-        check_number("tau_w", tau_w, above=0)
-        check_number("a", a)
-        check_number("b", b)
-        self.hold("tau_w", tau_w)
-        self.hold("a", a)
-        self.hold("b", b)
+        self.hold_number("tau_w", tau_w, above=0)
+        self.hold_number("a", a)
+        self.hold_number("b", b)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, w)`."""

@@ -8,16 +8,16 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class ALIF(LIF):
-    """`LIF` with the threshold `v_threshold + beta a`; `a' = rho a + s`, `rho = exp(-1 / tau_a)`.
+    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s`.
 
-    Then `ImmediateReset`; the soft reset subtracts the threshold of the step.
+    `LIF` with a threshold that each spike raises, by `beta`, and that decays. Then `ImmediateReset`; the soft
+    reset subtracts the threshold of the step, `v_threshold + beta a`.
 
     Args:
         tau_a: time constant of the adaptation in steps, above 0.
@@ -48,10 +48,8 @@ class ALIF(LIF):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("tau_a", tau_a, above=0)
-        check_number("beta", beta, at_least=0)
-        self.hold("tau_a", tau_a)
-        self.hold("beta", beta)
+        self.hold_number("tau_a", tau_a, above=0)
+        self.hold_number("beta", beta, at_least=0)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, a)`."""

@@ -8,22 +8,18 @@ from typing import ClassVar, Unpack
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import RunOptions
 from flexsn_nn.neuron._leaky import fraction
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
 
 class Alpha(DelayedReset):
-    """Two exponential currents whose sum is the membrane: it rises, then falls, after each input.
+    """`e' = alpha e + x`; `i' = beta i - x`; `h = tau_alpha (e' + i')`, less the reset of the last spike `r`.
 
-        e' = alpha e + x
-        i' = beta i - x
-        h = tau_alpha (e' + i'),  tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1
-
-    less the reset of the last step's spike `r`; fires at `h > threshold`. "zero": `e'`, `i'` and `h` are
-    multiplied by `1 - r`. "subtract": `e' - r threshold`, `(1 - r) i'` and `h + r i`.
+    Two exponential currents whose sum is the membrane: it rises, then falls, after each input.
+    `tau_alpha = log(alpha) / (log(beta) - log(alpha)) + 1`. Fires at `h > threshold`. "zero": `e'`, `i'` and `h`
+    are multiplied by `1 - r`. "subtract": `e' - r threshold`, `(1 - r) i'` and `h + r i`.
 
     Args:
         alpha: decay of the excitatory current, in `(0, 1)` and above `beta`.
@@ -54,12 +50,10 @@ class Alpha(DelayedReset):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
-        check_number("alpha", alpha, above=0, below=1)
-        check_number("beta", beta, above=0, below=1)
+        self.hold_number("alpha", alpha, learn=learn_alpha, above=0, below=1)
+        self.hold_number("beta", beta, learn=learn_beta, above=0, below=1)
         if not bool((torch.as_tensor(alpha) > torch.as_tensor(beta)).all()):
             raise ParameterError(f"alpha is {alpha} and beta {beta}: alpha must be the larger one.")
-        self.hold("alpha", alpha, learn=learn_alpha)
-        self.hold("beta", beta, learn=learn_beta)
 
     def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, e, i, v)`."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import Range, check_name, check_number
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._zoo_errors import InputDtypeError
+from flexsn_nn.errors import InputDtypeError, ParameterError, StateError
 
 
 class RunOptions(TypedDict, total=False):
@@ -19,12 +19,14 @@ class RunOptions(TypedDict, total=False):
     step_mode: str
     backend: str
     store_state_seqs: bool
+    precision: str
 
 
 class Neuron(FlexSN):
     """A `FlexSN` whose step function is its own method `dynamics`.
 
-    To write a neuron, name its states, keep its parameters with `hold`, and write one time step:
+    To write a neuron, name its states, keep its parameters with `hold` or `hold_number`, and write one time
+    step:
 
         class LeakyIntegrator(Neuron):
             state_names = ("v",)
@@ -32,7 +34,7 @@ class Neuron(FlexSN):
 
             def __init__(self, decay: float = 0.9) -> None:
                 super().__init__()
-                self.hold("decay", decay)
+                self.hold_number("decay", decay, at_least=0, at_most=1)
 
             def dynamics(self, x, v):
                 h = fit(self.decay, v) * v + x
@@ -42,7 +44,7 @@ class Neuron(FlexSN):
 
     Args:
         num_inputs: how many inputs `dynamics` takes before its states.
-        options: `step_mode`, `backend`, `store_state_seqs`, as in `FlexSN`.
+        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, as in `FlexSN`.
 
     Attributes:
         state_names: the states that `dynamics` takes, and returns behind its one output, in this order.
@@ -54,7 +56,7 @@ class Neuron(FlexSN):
 
     def __init__(self, num_inputs: int = 1, **options: Unpack[RunOptions]) -> None:
         super().__init__(self.dynamics, num_inputs, len(self.state_names), 1, **options)
-        self._constants: list[str] = []
+        self._held: list[str] = []
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
         """Keeps a parameter as the attribute `name`, in the place of an earlier one.
@@ -68,16 +70,28 @@ class Neuron(FlexSN):
         if hasattr(self, name):
             delattr(self, name)
             self._program = None  # it would look for a buffer where there is a parameter now
-        if name in self._constants:
-            self._constants.remove(name)
+        if name not in self._held:
+            self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
             value = nn.Parameter(torch.as_tensor(value, dtype=_float_dtype(value)).detach().clone())
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
-            return
-        setattr(self, name, value)
-        if not isinstance(value, nn.Parameter):
-            self._constants.append(name)
+        else:
+            setattr(self, name, value)
+
+    def hold_number(
+        self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]
+    ) -> None:
+        """Keeps a number, or a tensor of numbers, as `hold` does, if it is in its range.
+
+        Args:
+            limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for whoever is beyond them.
+
+        Raises:
+            ParameterError: it is not, or not finite, or no number.
+        """
+        check_number(name, value, **limits)
+        self.hold(name, value, learn=learn)
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Runs the neuron, from the state that it has.
@@ -91,14 +105,17 @@ class Neuron(FlexSN):
         Raises:
             InputDtypeError: an integer or boolean input (a `TypeError`).
         """
-        for x in inputs:
-            if isinstance(x, Tensor) and not x.is_floating_point():
-                raise InputDtypeError(
-                    f"the input is {x.dtype}; a membrane needs floating-point input: x.float()."
-                )
         output = super().forward(*inputs)
         assert isinstance(output, Tensor)
         return output
+
+    def step(
+        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`output, states = neuron.step(x, states)`: as in `FlexSN`, the module keeps nothing."""
+        output, new_states = super().step(inputs, states)
+        assert isinstance(output, Tensor)
+        return output, new_states
 
     def state(self, name: str = "v") -> Tensor | None:
         """The state of this name, `[*step]`; `None` before the first call and after `reset()`."""
@@ -111,9 +128,46 @@ class Neuron(FlexSN):
         return self.state_seqs[index] if self.state_seqs else None
 
     def extra_repr(self) -> str:
-        held = [*self._constants, *self._parameters, *self._buffers]
-        shown = (f"{name}={_show(getattr(self, name))}" for name in held)
+        names = dict.fromkeys([*self._held, *self._parameters, *self._buffers])
+        shown = (f"{name}={_show(getattr(self, name))}" for name in names)
         return ", ".join([*shown, f"step_mode={self.step_mode!r}", f"backend={self.backend!r}"])
+
+    def _run(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        if torch.compiler.is_compiling():
+            return super()._run(inputs, states, keep=keep)
+        try:
+            return super()._run(inputs, states, keep=keep)
+        except (RuntimeError, ValueError) as error:
+            self._explain_error(inputs[0], states, error)
+            raise
+
+    def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
+        """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
+        shape = x.shape[1:] if self.step_mode == "m" else x.shape
+        for name in self._held:
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):
+                raise ParameterError(
+                    f"{name} has shape {list(value.shape)}, which does not broadcast to a step of {list(shape)}. For "
+                    "a value per channel of [B, C, H, W], give it the shape [C, 1, 1]."
+                ) from error
+        for name, state in zip(self.state_names, states, strict=False):
+            if state.dtype != self._state_dtype([x]):
+                raise StateError(
+                    f"the state {name} is {state.dtype} and the input {x.dtype}. Call reset() between batches of "
+                    "different dtypes, or pass states that fit."
+                ) from error
+
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs = super()._checked(inputs)
+        for x in inputs:
+            if not x.is_floating_point():
+                raise InputDtypeError(
+                    f"the input is {x.dtype}; a membrane needs floating-point input: x.float()."
+                )
+        return inputs
 
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)
@@ -123,6 +177,13 @@ class Neuron(FlexSN):
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     """`value` in the dtype of `like`: a float32 parameter per channel must not widen a half state."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of `shape` can be expanded to `to`."""
+    return len(shape) <= len(to) and all(
+        a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)
+    )
 
 
 def _float_dtype(value: object) -> torch.dtype:

@@ -6,7 +6,6 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import ImmediateReset, SpikeFunction, SpikeOptions
 from flexsn_nn.surrogate import Rect
@@ -40,10 +39,8 @@ class CUBALIF(ImmediateReset):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("c_decay", c_decay, at_least=0, at_most=1)
-        check_number("v_decay", v_decay, at_least=0, at_most=1)
-        self.hold("c_decay", c_decay)
-        self.hold("v_decay", v_decay)
+        self.hold_number("c_decay", c_decay, at_least=0, at_most=1)
+        self.hold_number("v_decay", v_decay, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""

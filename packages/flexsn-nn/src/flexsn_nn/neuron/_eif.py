@@ -7,7 +7,6 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
@@ -45,14 +44,10 @@ class EIF(ImmediateReset):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("tau", tau, above=0)
-        check_number("delta_T", delta_T, above=0)
-        check_number("theta_rh", theta_rh)
-        check_number("v_rest", v_rest)
-        self.hold("tau", tau)
-        self.hold("delta_T", delta_T)
-        self.hold("theta_rh", theta_rh)
-        self.hold("v_rest", v_rest)
+        self.hold_number("tau", tau, above=0)
+        self.hold_number("delta_T", delta_T, above=0)
+        self.hold_number("theta_rh", theta_rh)
+        self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """What drives the membrane: input, leak and the exponential run-up."""

@@ -9,22 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
-from flexsn_nn._zoo_errors import ParameterError
-from flexsn_nn.errors import StepModeError
+from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, with_strictness
 
 
 class GatedLIF(Neuron):
-    """A neuron that learns, by gates, how to leak, how to weigh its input and how to reset.
+    """`v' = keep (1 - gamma s) v - (1 - alpha) leak + x (1 - beta (1 - conduct[t])) - (1 - gamma) v_sub s`;
+    `s' = step(v' - v_threshold)`; `keep = 1 - alpha (1 - tau)`.
 
-        x' = x (1 - beta (1 - conduct[t]))
-        keep = 1 - alpha (1 - tau)
-        v' = keep v - (1 - alpha) leak + x' - keep v gamma s - (1 - gamma) v_sub s
-        s' = step(v' - v_threshold)
-
-    `alpha`, `beta`, `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned
-    parameters of these names.
+    A neuron that learns, by gates, how to leak, how to weigh its input and how to reset. `alpha`, `beta`,
+    `gamma`, `tau`, `leak`, `v_sub`, `v_threshold` and `conduct` are sigmoids of the learned parameters of these
+    names.
 
     Args:
         T: number of steps, each with a `conduct` of its own; `None`: one for all, however many they are.
@@ -80,29 +76,28 @@ class GatedLIF(Neuron):
             "leak": init_linear_decay,
             "v_sub": init_v_threshold if init_v_subreset is None else init_v_subreset,
             "v_threshold": init_v_threshold,
-            "conduct": init_conduct,
         }
         channels = () if inplane is None else (inplane, 1, 1)
         for gate in ("alpha", "beta", "gamma"):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, start in starts.items():
-            check_number(name, start, above=0, below=1, hint="It is the sigmoid of what is learned.")
-            shape = (T or 1, *channels) if name == "conduct" else channels
-            self.hold(name, torch.full(shape, -math.log(1 / start - 1)), learn=True)
+            self.hold(name, _before_sigmoid(name, start, channels), learn=True)
+        # With a leading T, and so not of the step.
+        self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, (T or 1, *channels)))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """As in `Neuron`; the sequence has `T` steps, if `T` was given."""
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The input, and the conductance of each step, which the core takes as a second one."""
         if len(inputs) != 1 or not isinstance(inputs[0], Tensor):
-            return super().forward(*inputs)  # says what is wrong
+            return super()._checked(inputs)  # says what is wrong
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":
-            return super().forward(x, conduct[0])
+            return super()._checked((x, conduct[0]))
         if self.T is not None and x.shape[0] != self.T:
             raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was made for T={self.T}.")
-        return super().forward(x, conduct.expand(x.shape[0], *conduct.shape[1:]))
+        return super()._checked((x, conduct.expand(x.shape[0], *conduct.shape[1:])))
 
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, spike)`."""
@@ -116,3 +111,9 @@ class GatedLIF(Neuron):
         h = charged - keep * v * gamma * s - (1 - gamma) * v_sub * s
         spike = self.surrogate_function(h - v_threshold)
         return spike, h, spike
+
+
+def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:
+    """A tensor whose sigmoid is `start`."""
+    check_number(name, start, above=0, below=1, hint="It is the sigmoid of what is learned.")
+    return torch.full(shape, -math.log(1 / start - 1))

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._checks import check_count
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.neuron._lif import TAU_HINT
 
@@ -44,12 +44,10 @@ class ILIF(Neuron):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(**options)
-        check_number("tau", tau, at_least=1, hint=TAU_HINT)
         check_count("D", D)
-        check_number("v_threshold", v_threshold, above=0)
-        self.hold("tau", tau)
+        self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("D", D)
-        self.hold("v_threshold", v_threshold)
+        self.hold_number("v_threshold", v_threshold, above=0)
         self.hold("detach_reset", detach_reset)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -6,25 +6,19 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
-from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+from flexsn_nn.neuron._qif import QIF
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
-class Izhikevich(ImmediateReset):
-    """A quadratic neuron with an adaptation current `w`, which follows the membrane and jumps at each spike.
+class Izhikevich(QIF):
+    """`h = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau`; `w' = w + (a (h - v_rest) - w) / tau_w + b s`.
 
-        h = v + (x + a0 (v - v_rest) (v - v_c) - w) / tau
-        w' = w + (a (h - v_rest) - w) / tau_w + b s
-
-    Then `ImmediateReset` of `v`.
+    `QIF` with an adaptation current `w`, which follows the membrane and jumps at each spike. Then
+    `ImmediateReset` of `v`.
 
     Args:
-        tau: time constant in steps, above 0.
-        v_c: above this membrane the neuron runs up to a spike by itself.
-        a0: strength of that, above 0.
-        v_threshold, v_reset: as in `ImmediateReset`.
-        v_rest: the membrane at rest.
+        tau, v_c, a0, v_threshold, v_reset, v_rest: as in `QIF`.
         tau_w: time constant of `w` in steps, above 0.
         a: how much `w` follows the membrane.
         b: how much a spike adds to `w`.
@@ -34,10 +28,6 @@ class Izhikevich(ImmediateReset):
     """
 
     state_names: ClassVar[tuple[str, ...]] = ("v", "w")
-    tau: float | Tensor
-    v_c: float | Tensor
-    a0: float | Tensor
-    v_rest: float | Tensor
     tau_w: float | Tensor
     a: float | Tensor
     b: float | Tensor
@@ -57,25 +47,17 @@ class Izhikevich(ImmediateReset):
         detach_reset: bool = False,
         **options: Unpack[SpikeOptions],
     ) -> None:
-        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("tau", tau, above=0)
-        check_number("a0", a0, above=0)
-        check_number("tau_w", tau_w, above=0)
-        for name, value in {"v_c": v_c, "v_rest": v_rest, "a": a, "b": b}.items():
-            check_number(name, value)
-        self.hold("tau", tau)
-        self.hold("v_c", v_c)
-        self.hold("a0", a0)
-        self.hold("v_rest", v_rest)
-        self.hold("tau_w", tau_w)
-        self.hold("a", a)
-        self.hold("b", b)
+        super().__init__(
+            tau, v_c, a0, v_threshold, v_rest, v_reset, surrogate_function, detach_reset, **options
+        )
+        self.hold_number("tau_w", tau_w, above=0)
+        self.hold_number("a", a)
+        self.hold_number("b", b)
 
-    def dynamics(self, x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, w)`."""
-        v_rest = fit(self.v_rest, v)
-        growth = fit(self.a0, v) * (v - v_rest) * (v - fit(self.v_c, v))
-        h = v + (x + growth - w) / fit(self.tau, v)
+        v, w = states
+        h = v + (self.current(x, v) - w) / fit(self.tau, v)
         spike = self.fire(h)
-        follow = (fit(self.a, v) * (h - v_rest) - w) / fit(self.tau_w, v)
+        follow = (fit(self.a, v) * (h - fit(self.v_rest, v)) - w) / fit(self.tau_w, v)
         return spike, self.after(h, spike), w + follow + fit(self.b, v) * spike

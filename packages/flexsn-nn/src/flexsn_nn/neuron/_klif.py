@@ -13,9 +13,10 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class KLIF(LIF):
-    """The charge of `LIF`, then `h = relu(k h)`, `k` learned; then `ImmediateReset`.
+    """`h = relu(k (v + (x - (v - v_reset)) / tau))`, `k` learned; then `ImmediateReset`.
 
-    With `scale_reset`, the reset sees `h / k` and `v_threshold / k`, so that the membrane keeps its scale.
+    Without `decay_input`, what `k` multiplies is the other charge of `LIF`. With `scale_reset`, the reset sees `h / k`
+    and `v_threshold / k`, so that the membrane keeps its scale.
 
     Args:
         scale_reset: see above.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_number
-from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import RunOptions, fit
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 

@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import RunOptions, fit
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
@@ -42,8 +41,7 @@ class Leaky(DelayedReset):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
-        check_number("beta", beta, at_least=0, at_most=1)
-        self.hold("beta", beta, learn=learn_beta)
+        self.hold_number("beta", beta, learn=learn_beta, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""

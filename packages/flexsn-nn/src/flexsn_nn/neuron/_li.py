@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.neuron._lif import TAU_HINT
 
@@ -28,8 +27,7 @@ class LI(Neuron):
         self, tau: float | Tensor = 2.0, decay_input: bool = True, **options: Unpack[RunOptions]
     ) -> None:
         super().__init__(**options)
-        check_number("tau", tau, at_least=1, hint=TAU_HINT)
-        self.hold("tau", tau)
+        self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("decay_input", decay_input)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:

@@ -13,7 +13,9 @@ from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
 
 class LIAF(LIF):
-    """`LIF` whose output is `act(h)`, or `act(h - v_threshold)`; the spike only resets the membrane.
+    """`h = v + (x - (v - v_reset)) / tau`; the output is `act(h)`, or `act(h - v_threshold)`.
+
+    The spike of `LIF` only resets the membrane.
 
     Args:
         act: an activation that works element by element, `torch.relu` say.

@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
@@ -43,8 +42,7 @@ class LIF(ImmediateReset):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("tau", tau, at_least=1, hint=TAU_HINT)
-        self.hold("tau", tau)
+        self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("decay_input", decay_input)
 
     def charge(self, x: Tensor, v: Tensor) -> Tensor:

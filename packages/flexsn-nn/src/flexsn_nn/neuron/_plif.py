@@ -14,9 +14,9 @@ from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, Spik
 
 
 class PLIF(ImmediateReset):
-    """`LIF` with `1 / tau = sigmoid(w)`, `w` learned: `h = v + (x - (v - v_reset)) sigmoid(w)`.
+    """`h = v + (x - (v - v_reset)) sigmoid(w)`, or without `decay_input` `h = v - (v - v_reset) sigmoid(w) + x`.
 
-    Without `decay_input`: `h = v - (v - v_reset) sigmoid(w) + x`.
+    `LIF` with `1 / tau = sigmoid(w)`, `w` learned.
 
     Args:
         init_tau: `w` starts at `-log(init_tau - 1)`; above 1. A number for one `w`, a tensor that broadcasts

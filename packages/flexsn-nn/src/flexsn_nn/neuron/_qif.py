@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
@@ -43,18 +42,17 @@ class QIF(ImmediateReset):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
-        check_number("tau", tau, above=0)
-        check_number("v_c", v_c)
-        check_number("a0", a0, above=0)
-        check_number("v_rest", v_rest)
-        self.hold("tau", tau)
-        self.hold("v_c", v_c)
-        self.hold("a0", a0)
-        self.hold("v_rest", v_rest)
+        self.hold_number("tau", tau, above=0)
+        self.hold_number("v_c", v_c)
+        self.hold_number("a0", a0, above=0)
+        self.hold_number("v_rest", v_rest)
+
+    def current(self, x: Tensor, v: Tensor) -> Tensor:
+        """What drives the membrane: input and the quadratic run-up."""
+        return x + fit(self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        growth = fit(self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
-        h = v + (x + growth) / fit(self.tau, v)
+        h = v + self.current(x, v) / fit(self.tau, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)

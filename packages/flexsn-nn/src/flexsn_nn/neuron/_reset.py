@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
+import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_name, check_number
-from flexsn_nn._zoo_errors import ParameterError
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
 
@@ -64,10 +65,9 @@ class ImmediateReset(Neuron):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(num_inputs, **options)
-        check_number("v_threshold", v_threshold)
+        self.hold_number("v_threshold", v_threshold)
         if v_reset is not None:
             check_number("v_reset", v_reset)
-        self.hold("v_threshold", v_threshold)
         self.hold("v_reset", v_reset)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
         self.hold("detach_reset", detach_reset)
@@ -92,10 +92,20 @@ class ImmediateReset(Neuron):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """`v` at `v_start`, other states at 0."""
         states = super().init_states(num_states, step_mode, *inputs)
-        if self.v_start != 0:
+        start = self._start()
+        if start != 0:
             v = self.state_names.index("v")
-            states[v] = states[v] + self.v_start
+            states[v] = states[v] + start
         return states
+
+    def _starts_at_zero(self) -> bool:
+        return type(self).init_states is ImmediateReset.init_states and self._start() == 0
+
+    # torch.compile(dynamic=True) would make a symbol of the number, which the core, compiled on its own, cannot
+    # take from outside. Inside the core, the number is guarded.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def _start(self) -> float:
+        return self.v_start
 
     def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
         return fit(self.v_threshold, h) if threshold is None else threshold
@@ -135,9 +145,8 @@ class DelayedReset(Neuron):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(**options)
-        check_number("threshold", threshold)
         check_name("reset_mechanism", reset_mechanism, RESET_MECHANISMS)
-        self.hold("threshold", threshold, learn=learn_threshold)
+        self.hold_number("threshold", threshold, learn=learn_threshold)
         self.hold("spike_grad", with_strictness("spike_grad", spike_grad, strict))
         self.hold("reset_mechanism", reset_mechanism)
 

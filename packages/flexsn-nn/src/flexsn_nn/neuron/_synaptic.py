@@ -6,7 +6,6 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
 from flexsn_nn.neuron._base import RunOptions
 from flexsn_nn.neuron._leaky import fraction
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
@@ -46,10 +45,8 @@ class Synaptic(DelayedReset):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
-        check_number("alpha", alpha, at_least=0, at_most=1)
-        check_number("beta", beta, at_least=0, at_most=1)
-        self.hold("alpha", alpha, learn=learn_alpha)
-        self.hold("beta", beta, learn=learn_beta)
+        self.hold_number("alpha", alpha, learn=learn_alpha, at_least=0, at_most=1)
+        self.hold_number("beta", beta, learn=learn_beta, at_least=0, at_most=1)
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""

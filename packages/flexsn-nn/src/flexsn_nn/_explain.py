@@ -1,0 +1,95 @@
+"""An account of what a scan moves through memory, for `FlexSN.explain`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from flexsn_runtime import ScanProgram
+
+
+def kernels(program: ScanProgram) -> list[str]:
+    """What was compiled so far: a line for each set of shapes and dtypes."""
+    return [
+        f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(step.kernel_names)}"
+        for step in program.specializations
+        if step.kernel_names
+    ]
+
+
+def traffic(
+    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, keep: bool
+) -> list[str]:
+    """What compiled kernels move in a call with these inputs.
+
+    Args:
+        inputs: sequences `[T, *step]`.
+        states: the initial states; `None`: zeros, which nobody reads.
+        keep: whether state sequences are kept.
+    """
+    try:
+        step, captured = program.specialize(inputs, states)
+    except NotImplementedError as error:
+        return [f"not triton: {error}"]
+    trace, num_steps = step.trace, inputs[0].shape[0]
+    size = math.prod(trace.step_shape)
+    read = {f"input {i}": _size_in_memory(x) for i, x in enumerate(inputs)}
+    read |= {f"state {i}": _bytes(v) for i, v in enumerate(states or ())}
+    read |= {f"captured {value}": math.prod(value.shape) * value.dtype.itemsize for value in trace.lifted_values}
+    written = {f"output {i}": num_steps * size * v.dtype.itemsize for i, v in enumerate(trace.outputs)}
+    carried = [size * v.dtype.itemsize for v in trace.states]
+    rows, kind = (num_steps, "state sequence") if keep else (1, "final state")
+    written |= {f"{kind} {i}": rows * count for i, count in enumerate(carried)}
+    segment = step.plan(size).backward.chunk
+    checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
+    gradients = sum(_bytes(x) for x in inputs if x.is_floating_point())
+    outputs = num_steps * size * sum(v.dtype.itemsize for v in trace.outputs)
+    stream = num_steps * size * inputs[0].element_size()
+    backward = outputs + sum(read.values()) + gradients + checkpoints
+    return [
+        f"compiled kernels over {num_steps} steps of {size} elements (once through them, a stream: {_human(stream)}):",
+        f"  forward reads {_list(read)}; writes {_list(written)}: {_streams(_sum(read, written), stream)}",
+        f"  training writes a checkpoint of each state every {segment} steps ({_human(checkpoints)}), and backward "
+        f"reads them, the inputs again and the outputs' gradients, and writes the inputs' gradients: "
+        f"{_streams(backward + checkpoints, stream)} more",
+        f"  copies for layout: {_copies(inputs, captured)}",
+    ]
+
+
+def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
+    strided = [f"input {i}" for i, x in enumerate(inputs) if not x.is_contiguous()]
+    copied = [f"captured {list(t.shape)}" for t in captured if not t.is_contiguous()]
+    told = f"none of the inputs ({', '.join(strided)} read with strides)" if strided else "none of the inputs"
+    return told + (f"; {', '.join(copied)}" if copied else "") + "; a gradient that comes in strided is copied"
+
+
+def _size_in_memory(x: Tensor) -> int:
+    """What there is to read: an expanded dimension is there once."""
+    sizes = [n for n, stride in zip(x.shape, x.stride(), strict=True) if stride != 0]
+    return math.prod(sizes) * x.element_size()
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _sum(*parts: dict[str, int]) -> int:
+    return sum(sum(part.values()) for part in parts)
+
+
+def _streams(count: int, stream: int) -> str:
+    return f"{_human(count)}, {count / stream:.2f} streams" if stream else _human(count)
+
+
+def _list(parts: dict[str, int]) -> str:
+    return ", ".join(f"{name} ({_human(count)})" for name, count in parts.items())
+
+
+def _human(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:  # which three digits show as 1000
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -1,0 +1,91 @@
+"""Finds parameters that a core captures and that nobody could train: no module and no optimizer has them."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import types
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def warn_of_unregistered(core: object) -> None:
+    """Warns of captured parameters that an optimizer will not see.
+
+    They get gradients, but `module.parameters()` does not find them, and training would leave them as they
+    are without a word.
+    """
+    names = unregistered(core)
+    if names:
+        warnings.warn(
+            f"the core captures parameters that no module and no optimizer has: {', '.join(names)}. They get "
+            "gradients, but nobody updates them. Make the core an nn.Module that owns them, register them "
+            "(neuron.register_parameter), or give them to the optimizer.",
+            stacklevel=3,
+        )
+
+
+def unregistered(core: object) -> list[str]:
+    """The names under which `core` captures such parameters."""
+    captured = {name: value for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
+    if not captured:
+        return []
+    known = {id(parameter) for parameter in _all_registered()}
+    return [name for name, parameter in captured.items() if id(parameter) not in known]
+
+
+def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """`(name, value)` of what a callable reads besides its arguments, and of what the callables there read.
+
+    Modules are not entered: what is in them is registered.
+    """
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    for name, item in _parts(value):
+        yield name, item
+        yield from _captured(item, seen)
+
+
+def _parts(value: object) -> list[tuple[str, Any]]:
+    """What a callable is made of, by name. PyTorch's own are left alone."""
+    kind = value if isinstance(value, types.FunctionType) else type(value)
+    if (kind.__module__ or "").startswith("torch") or isinstance(value, nn.Module | type):
+        return []
+    if isinstance(value, types.MethodType):
+        return [("function", value.__func__), *_attributes(value.__self__)]
+    if isinstance(value, partial):
+        arguments = [(f"argument {i}", v) for i, v in enumerate(value.args)]
+        return [("function", value.func), *arguments, *value.keywords.items()]
+    if isinstance(value, types.FunctionType):
+        return list(_read_by(value).items())
+    return [("function", type(value).__call__), *_attributes(value)] if callable(value) else []
+
+
+def _attributes(value: object) -> list[tuple[str, Any]]:
+    return [] if isinstance(value, nn.Module) else list(getattr(value, "__dict__", {}).items())
+
+
+def _read_by(function: types.FunctionType) -> dict[str, Any]:
+    """Globals, closure variables and defaults, by name."""
+    try:
+        variables = inspect.getclosurevars(function)
+    except ValueError:  # a variable that has no value yet
+        return {}
+    defaults = {f"default {i}": value for i, value in enumerate(function.__defaults__ or ())}
+    return {**variables.globals, **variables.nonlocals, **defaults, **(function.__kwdefaults__ or {})}
+
+
+def _all_registered() -> Iterator[nn.Parameter]:
+    # `type`, because isinstance would ask lazy and deprecated objects for their class.
+    for owner in gc.get_objects():
+        if issubclass(type(owner), nn.Module):
+            yield from owner.__dict__.get("_parameters", {}).values()
+        elif issubclass(type(owner), torch.optim.Optimizer):
+            for group in owner.param_groups:
+                yield from group["params"]

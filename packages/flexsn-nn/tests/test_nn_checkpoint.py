@@ -1,0 +1,71 @@
+"""Activation checkpointing: right, or refused, never silently wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from flexsn_nn import LIF, StateError
+
+backends = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
+reentrant = pytest.mark.parametrize("reentrant", [False, True])
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def problem() -> tuple[Tensor, Tensor]:
+    x = 3 * torch.rand(6, 4, 5, generator=torch.Generator().manual_seed(0))
+    weights = torch.arange(6.0)[:, None, None]
+    return x.to(DEVICE).requires_grad_(), weights.to(DEVICE)
+
+
+@backends
+@reentrant
+def test_a_step_and_a_call_that_resets_first(backend: str, reentrant: bool) -> None:
+    neuron = LIF(backend=backend)
+    x, weights = problem()
+    (wanted,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
+
+    def from_the_start(x: Tensor) -> Tensor:
+        neuron.reset()
+        output: Tensor = neuron(x)
+        return output
+
+    for function in (lambda x: neuron.step(x)[0], from_the_start):
+        x.grad = None
+        output: Tensor = checkpoint(function, x, use_reentrant=reentrant)
+        (output * weights).sum().backward()
+        assert x.grad is not None
+        torch.testing.assert_close(x.grad, wanted)
+
+
+@backends
+@reentrant
+def test_several_calls_after_a_reset(backend: str, reentrant: bool) -> None:
+    neuron = LIF(backend=backend)
+    x, weights = problem()
+    (wanted,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
+
+    def in_chunks(x: Tensor) -> Tensor:
+        neuron.reset()
+        return torch.cat([neuron(chunk) for chunk in x.split(2)])
+
+    output: Tensor = checkpoint(in_chunks, x, use_reentrant=reentrant)
+    (output * weights).sum().backward()
+    assert x.grad is not None
+    torch.testing.assert_close(x.grad, wanted)
+
+
+@backends
+@reentrant
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: bool, reset: bool) -> None:
+    neuron = LIF(backend=backend)
+    x, weights = problem()
+    neuron(x.detach())
+    output: Tensor = checkpoint(neuron, x, use_reentrant=reentrant)
+    if reset:  # too early: the first run began at a state
+        neuron.reset()
+    with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
+        (output * weights).sum().backward()

@@ -1,0 +1,160 @@
+"""`explain()`: what runs and why, what was refused, what is moved, what was compiled."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, FlexSN, GatedLIF, _backends, _flexsn
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
+
+
+def accumulate(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + x
+    return h * 2.0, h
+
+
+def neuron(backend: str = "auto", **options: str) -> FlexSN:
+    return FlexSN(accumulate, 1, 1, 1, backend=backend, **options)  # type: ignore[arg-type]
+
+
+def ones(*shape: int) -> Tensor:
+    return torch.ones(shape, device=DEVICE)
+
+
+def test_before_the_first_call() -> None:
+    assert neuron().explain() == "backend='auto': nothing has run yet."
+
+
+@pytest.mark.parametrize(
+    ("backend", "runs"), [("hop", "hop"), ("torch", "torch"), ("triton", "triton"), ("inductor", "triton")]
+)
+def test_a_backend_that_was_asked_for(backend: str, runs: str) -> None:
+    layer = neuron(backend)
+    layer(ones(2, 3))
+    assert layer.explain().splitlines()[0] == f"{runs}: asked for as backend={backend!r}"
+
+
+def test_the_choice_of_auto() -> None:
+    layer = neuron()
+    layer(ones(2, 3))
+    expected = (
+        ["triton: the tensors are on 'cuda', where compiled kernels run"]
+        if HAS_GPU
+        else [
+            "torch: Triton's interpreter is on, which is for tests and slower than the loop",
+            "  not hop: outside of torch.compile it runs this loop",
+        ]
+    )
+    assert layer.explain().splitlines()[: len(expected)] == expected
+    layer.step_mode = "s"
+    layer.reset()
+    layer(ones(3))
+    assert layer.explain().splitlines()[0] == "torch: single steps have no loop to compile"
+
+
+# Dynamo makes one of each autograd.Function that it traces.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.skipif(HAS_GPU, reason="on a GPU, kernels are chosen inside of torch.compile, too")
+def test_the_choice_of_auto_inside_torch_compile() -> None:
+    torch._dynamo.reset()
+    neurons = [LIF(), LIF(), LIF()]
+    layers = nn.Sequential(*neurons)
+    x = torch.rand(4, 3) * 2
+    compiled = torch.compile(layers, backend="aot_eager", fullgraph=True)
+    result = compiled(x)
+    told = neurons[1].explain().splitlines()
+    assert told[0].startswith("hop inside torch.compile: Triton's interpreter is on")
+    assert told[1].startswith("  not torch: torch.compile would unroll the loop")
+    for layer in neurons:
+        layer.reset()
+    assert torch.equal(result, layers(x))
+    assert len([line for line in neurons[1].explain().splitlines() if line.startswith(("torch:", "hop"))]) == 2
+
+
+def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[Any, ...]] = []
+    choose = _backends.choose
+
+    def counted(*args: Any) -> Any:
+        made.append(args)
+        return choose(*args)
+
+    monkeypatch.setattr(_flexsn, "choose", counted)
+    layer = neuron()
+    for _ in range(3):
+        layer(ones(2, 3))
+    assert len(made) == 1
+    layer.backend = "hop"
+    for _ in range(3):
+        layer(ones(2, 3))
+    assert [args[0] for args in made] == ["auto", "hop"]
+
+
+def test_the_kernels_built_so_far() -> None:
+    layer = neuron("triton")
+    x = ones(5, 2, 3)
+    layer(x)
+    built = re.compile(r"^kernels for steps of \[2, 3\] float32: (.*)$", re.MULTILINE)
+    found = built.search(layer.explain())
+    assert found is not None
+    assert re.fullmatch(r"accumulate_forward_\w+", found[1])
+    layer.reset()
+    layer(x.clone().requires_grad_()).sum().backward()
+    found = built.search(layer.explain())
+    assert found is not None
+    names = found[1].split(", ")
+    assert len(names) == 3  # inference; a forward with checkpoints; backward
+    assert re.fullmatch(r"accumulate_backward_\w+", names[-1])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_what_a_call_moves(keep: bool) -> None:
+    layer = neuron("triton")
+    layer.store_state_seqs = keep
+    told = layer.explain(ones(50, 20, 10))
+    # 50 * 200 elements of 4 bytes
+    assert "over 50 steps of 200 elements (once through them, a stream: 40 kB)" in told
+    final = "state sequence 0 (40 kB): 120 kB, 3.00 streams" if keep else "final state 0 (800 B): 80.8 kB, 2.02 streams"
+    assert f"forward reads input 0 (40 kB); writes output 0 (40 kB), {final}" in told
+    # grad_output, input again, grad_input; checkpoints of 800 bytes, written and read
+    found = re.search(r"every (\d+) steps \((.*?)\).*: (\d+) kB, (\d\.\d\d) streams more", told)
+    assert found is not None
+    checkpoints = 800 * (-(-50 // int(found[1])) - 1)
+    assert float(found[4]) == pytest.approx((3 * 40e3 + 2 * checkpoints) / 40e3, abs=0.006)
+    assert layer.states == [], "nothing has run"
+
+
+def test_what_layout_costs() -> None:
+    strided, dense = ones(5, 4, 6).transpose(1, 2), ones(5, 6, 4)
+    assert "copies for layout: none of the inputs;" in neuron().explain(dense)
+    assert "copies for layout: none of the inputs (input 0 read with strides)" in neuron().explain(strided)
+    expanded = ones(1, 20, 10).expand(50, 20, 10)
+    assert "reads input 0 (800 B)" in neuron().explain(expanded)
+
+
+def test_other_kinds_of_neurons() -> None:
+    """A state that does not start at zero is read; a captured tensor, too; a single step is a sequence of one."""
+    x = ones(4, 2, 3)
+    assert "reads input 0 (96 B), state 0 (24 B); writes" in LIF(v_reset=-1.0).explain(x)
+    assert "state 0 (24 B)" in LIF(precision="float32").explain(x.half())
+    assert "captured [3] float32 (12 B)" in LIF(tau=torch.full((3,), 2.0, device=DEVICE)).explain(x)
+    gated = GatedLIF(init_linear_decay=0.1).to(DEVICE)
+    assert "input 0 (96 B), input 1 (4 B), captured" in gated.explain(x)
+    assert "over 1 steps of 6 elements" in LIF(step_mode="s").explain(x[0])
+
+
+def test_a_core_that_kernels_refuse() -> None:
+    layer = FlexSN(lambda x, v: (x.cumsum(0), v + x), 1, 1, 1, backend="torch")
+    x = ones(3, 2)
+    layer(x)
+    told = layer.explain(x).splitlines()
+    assert told[0] == "torch: asked for as backend='torch'"
+    assert told[1].startswith("not triton: ")
+    assert "cumsum" in layer.explain(x)

@@ -1,0 +1,101 @@
+"""Against snnTorch itself: spikes, states and all gradients of the neurons and surrogates that have its names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import Alpha, Lapicque, Leaky, Synaptic, surrogate
+from flexsn_nn.neuron import Neuron
+
+# Kernels run on CPU tensors here.
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+snntorch = pytest.importorskip("snntorch")
+
+MECHANISMS = ("subtract", "zero", "none")
+# Arguments, exact in float32, which snnTorch keeps them in; and the parameters learned with them, which have the
+# same names there. (Its Alpha and Lapicque of version 1.0 fail when asked to learn.)
+NEURONS: dict[str, tuple[type[Neuron], dict[str, Any], list[str]]] = {
+    "Leaky": (Leaky, {"beta": 0.75, "learn_beta": True, "learn_threshold": True}, ["beta", "threshold"]),
+    "Synaptic": (
+        Synaptic,
+        {"alpha": 0.5, "beta": 0.75, "learn_alpha": True, "learn_beta": True, "learn_threshold": True},
+        ["alpha", "beta", "threshold"],
+    ),
+    "Alpha": (Alpha, {"alpha": 0.75, "beta": 0.5}, []),
+    "Lapicque": (Lapicque, {"R": 2.0, "C": 4.0}, []),
+}
+
+
+def run_theirs(theirs: Any, x: Tensor, num_states: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    states = tuple(torch.zeros_like(x[0]) for _ in range(num_states))
+    spikes = []
+    for step in x:
+        spike, *new = theirs(step, *states)
+        states = tuple(new)
+        spikes.append(spike)
+    return torch.stack(spikes).double(), states
+
+
+def compare(results: list[tuple[Tensor, tuple[Tensor, ...]]], leaves: list[list[Tensor]]) -> None:
+    gradients = []
+    for (spikes, states), wanted in zip(results, leaves, strict=True):
+        weights = torch.linspace(-1, 1, spikes.numel(), dtype=spikes.dtype).reshape(spikes.shape)
+        loss = (spikes * weights).sum() + sum(state.square().sum() for state in states)
+        gradients.append(torch.autograd.grad(loss, wanted))
+    assert torch.equal(results[0][0], results[1][0])
+    # snnTorch's spikes are float32, and so are the gradients that go through them.
+    for ours, theirs in zip((*results[0][1], *gradients[0]), (*results[1][1], *gradients[1]), strict=True):
+        torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_neurons(name: str, mechanism: str, backend: str) -> None:
+    kind, arguments, learned = NEURONS[name]
+    arguments = {**arguments, "threshold": 0.375, "reset_mechanism": mechanism}
+    ours = kind(**arguments, backend=backend).double()
+    theirs = getattr(snntorch, name)(**arguments).double()
+    x = torch.randn(11, 3, 12, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.3
+    x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    spikes, states = ours.step(x_ours)
+    assert 0.05 < spikes.mean() < 0.95, "some should fire and some should not"
+    compare(
+        [(spikes, tuple(states)), run_theirs(theirs, x_theirs, ours.num_states)],
+        [
+            [x_ours, *(getattr(ours, parameter) for parameter in learned)],
+            [x_theirs, *(getattr(theirs, parameter) for parameter in learned)],
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("ours", "make_theirs", "arguments"),
+    [
+        (surrogate.ATan(2.0, strict=True), "atan", {"alpha": 2.0}),
+        (surrogate.ATan(1.5, strict=True), "atan", {"alpha": 1.5}),
+        (surrogate.FastSigmoid(strict=True), "fast_sigmoid", {}),
+        (surrogate.FastSigmoid(3.0, strict=True), "fast_sigmoid", {"slope": 3.0}),
+        (surrogate.Sigmoid(5.0, strict=True), "sigmoid", {"slope": 5.0}),
+        (surrogate.SpikeRateEscape(strict=True), "spike_rate_escape", {}),
+        (surrogate.SpikeRateEscape(2.0, 3.0, strict=True), "spike_rate_escape", {"beta": 2.0, "slope": 3.0}),
+        (surrogate.StraightThrough(strict=True), "straight_through_estimator", {}),
+    ],
+    ids=repr,
+)
+def test_surrogates(ours: Callable[[Tensor], Tensor], make_theirs: str, arguments: dict[str, float]) -> None:
+    theirs = getattr(snntorch.surrogate, make_theirs)(**arguments)
+    points = torch.tensor([-3.0, -1.0, -0.25, -1e-6, 0.0, 1e-6, 0.25, 1.0, 3.0], dtype=torch.float64)
+    results = []
+    for function in (ours, theirs):
+        x = points.clone().requires_grad_()
+        spikes = function(x)
+        results.append((spikes.detach().double(), *torch.autograd.grad(spikes.sum(), x)))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-12, atol=1e-12)

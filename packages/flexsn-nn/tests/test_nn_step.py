@@ -1,0 +1,103 @@
+"""`neuron.step(inputs, states)`: the same as a call of the module, with the state in the caller's hands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import LIF, QIF, FlexSN, GatedLIF, InputCountError, InputDtypeError, StateError
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+backends = pytest.mark.parametrize("backend", ["torch", "hop", "triton", "auto"])
+STEP = (3, 35)
+
+
+def exchange(x: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return a + x, b * y, 0.5 * b + x, a - 0.25 * y
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+@backends
+def test_it_is_what_the_module_does_and_keeps_nothing(backend: str) -> None:
+    holds, pure = (FlexSN(exchange, 2, 2, 2, backend=backend, store_state_seqs=True) for _ in range(2))
+    x, y = draw(4, *STEP), draw(4, *STEP, seed=1)
+    states = None
+    for _ in range(2):
+        outputs, states = pure.step((x, y), states)
+        expected = holds(x, y)
+        assert isinstance(outputs, list)
+        for got, wanted in zip([*outputs, *states], [*expected, *holds.states], strict=True):
+            assert torch.equal(got, wanted)
+    assert pure.states == []
+    assert pure.state_seqs == []
+    # A state of the module's own is neither read nor written.
+    pure.states = [draw(*STEP, seed=2), draw(*STEP, seed=3)]
+    before = [state.clone() for state in pure.states]
+    again, _ = pure.step((x, y))
+    holds.reset()
+    for got, wanted in zip([*again, *pure.states], [*holds(x, y), *before], strict=True):
+        assert torch.equal(got, wanted)
+
+
+@backends
+def test_it_does_not_write_into_the_states_given(backend: str) -> None:
+    neuron = LIF(backend=backend)
+    given = [draw(*STEP)]
+    kept = given[0].clone()
+    output, states = neuron.step(draw(3, *STEP), given)
+    assert isinstance(output, Tensor)
+    assert torch.equal(given[0], kept)
+    assert states[0] is not given[0]
+
+
+@backends
+def test_gradients_go_through_the_states(backend: str) -> None:
+    """Two calls are one: the gradient of the second call's output reaches the first call's input and state."""
+    neuron = FlexSN(exchange, 2, 2, 2, backend=backend)
+    x, y = draw(6, *STEP).requires_grad_(), draw(6, *STEP, seed=1).requires_grad_()
+    start = [draw(*STEP, seed=2).requires_grad_(), draw(*STEP, seed=3).requires_grad_()]
+    leaves = [x, y, *start]
+    _, middle = neuron.step((x[:4], y[:4]), start)
+    outputs, _ = neuron.step((x[4:], y[4:]), middle)
+    whole, _ = FlexSN(exchange, 2, 2, 2, backend="torch").step((x, y), start)
+    got = torch.autograd.grad(outputs[0].square().sum(), leaves)
+    wanted = torch.autograd.grad(whole[0][4:].square().sum(), leaves)
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b)
+        assert b[:4].any()
+
+
+@pytest.mark.parametrize("make", [LIF, QIF, lambda **o: GatedLIF(init_linear_decay=0.1, **o)])
+def test_single_steps(make: Any) -> None:
+    neuron = make(step_mode="s").to(DEVICE)
+    x = draw(5, *STEP) + 0.5
+    states, outputs = None, []
+    for step in x:
+        output, states = neuron.step(step, states)
+        outputs.append(output)
+    neuron.step_mode = "m"
+    whole, final = neuron.step(x)
+    assert torch.equal(torch.stack(outputs), whole)
+    assert states is not None
+    assert all(torch.equal(a, b) for a, b in zip(states, final, strict=True))
+
+
+@backends
+def test_wrong_arguments(backend: str) -> None:
+    neuron, x = LIF(backend=backend), draw(4, 3, 5)
+    _, states = neuron.step(x)
+    with pytest.raises(StateError, match=r"state 0 has shape \[3, 5\].*\[2, 5\].*Call reset\(\).*states that fit"):
+        neuron.step(x[:, :2], states)
+    with pytest.raises(StateError, match="there are 2 states; num_states is 1"):
+        neuron.step(x, [*states, *states])
+    with pytest.raises(InputCountError, match="got 2 inputs; num_inputs is 1"):
+        neuron.step((x, x))
+    with pytest.raises(InputDtypeError, match="int64"):
+        neuron.step(x.long())
+    assert neuron.states == []

@@ -1,0 +1,102 @@
+"""A captured parameter that nobody could train is reported; one that somebody has is not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
+
+GLOBAL = nn.Parameter(torch.tensor(0.5))
+Core = Callable[..., Any]
+
+
+def decays(decay: Tensor, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v * decay + x
+    return h, h
+
+
+def by_closure(w: nn.Parameter) -> Core:
+    return lambda x, v: decays(w, x, v)
+
+
+def by_helper(w: nn.Parameter) -> Core:
+    def keep(v: Tensor) -> Tensor:
+        return v * w
+
+    return lambda x, v: (keep(v) + x,) * 2
+
+
+def by_partial(w: nn.Parameter) -> Core:
+    return partial(decays, w)
+
+
+def by_default(w: nn.Parameter) -> Core:
+    def core(x: Tensor, v: Tensor, w: Tensor = w) -> tuple[Tensor, Tensor]:
+        return decays(w, x, v)
+
+    return core
+
+
+class Decay:
+    def __init__(self, w: nn.Parameter) -> None:
+        self.w = w
+
+    def __call__(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return decays(self.w, x, v)
+
+
+def by_method(w: nn.Parameter) -> Core:
+    return Decay(w).__call__
+
+
+def by_global(w: nn.Parameter) -> Core:
+    return lambda x, v: decays(GLOBAL, x, v)
+
+
+MAKERS = {"w": by_closure, "argument 0": by_partial, "default 0": by_default, "GLOBAL": by_global}
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop", "auto"])
+@pytest.mark.parametrize(("name", "make"), [*MAKERS.items(), ("w", by_helper), ("w", Decay), ("w", by_method)])
+def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parameter], Core], backend: str) -> None:
+    neuron = FlexSN(make(nn.Parameter(torch.tensor(0.5))), 1, 1, 1, backend=backend)
+    with pytest.warns(UserWarning, match=rf"no module and no optimizer has: {name}\. .*register_parameter"):
+        neuron(torch.ones(2, 3))
+    assert neuron.explain().endswith(f"captured parameters that no module and no optimizer has: {name}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        neuron(torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("make", [by_closure, by_helper, by_partial, by_default, Decay])
+def test_it_is_found_wherever_it_is_registered(make: Callable[[nn.Parameter], Core]) -> None:
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            w = nn.Parameter(torch.tensor(0.5))
+            self.neuron = FlexSN(make(w), 1, 1, 1)
+            self.w = w
+
+    parent = Parent()
+    in_optimizer = nn.Parameter(torch.tensor(0.5))
+    optimizer = torch.optim.SGD([in_optimizer], lr=0.1)
+    on_neuron = nn.Parameter(torch.tensor(0.5))
+    neurons = [parent.neuron, FlexSN(make(in_optimizer), 1, 1, 1), FlexSN(make(on_neuron), 1, 1, 1)]
+    neurons[-1].register_parameter("w", on_neuron)
+    for neuron in neurons:
+        neuron(torch.ones(2, 3))  # warnings are errors
+        assert "captured" not in neuron.explain()
+    assert optimizer.param_groups[0]["params"] == [in_optimizer]
+
+
+def test_tensors_that_are_no_parameters_are_the_users_business() -> None:
+    w = torch.tensor(0.5, requires_grad=True)
+    FlexSN(lambda x, v: decays(w, x, v), 1, 1, 1)(torch.ones(2, 3)).sum().backward()
+    assert w.grad is not None
