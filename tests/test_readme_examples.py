@@ -13,16 +13,23 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import ROOT, one_thread
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [
     "README.md",
     "ARCHITECTURE.md",
     *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("packages/*/README.md")),
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")),
 ]
 # Whoever writes the first example into one of these takes it off the list.
 WITHOUT_EXAMPLES = {
     "ARCHITECTURE.md",
+    "docs/README.md",
+    "docs/performance.md",
+}
+# Documents about an extra, by the module that it brings.
+EXTRAS = {
+    "docs/nir.md": "nir",
 }
 
 FENCE = re.compile(
@@ -56,6 +63,10 @@ def run_blocks(path: Path, module: ModuleType) -> None:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
+# PyTorch's own: Dynamo's, while it looks at an `autograd.Function`; torch 2.11's, while it loads an exported program.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / document
@@ -64,6 +75,8 @@ def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not blocks, f"{document} has examples now: take it off WITHOUT_EXAMPLES"
         return
     assert blocks, f"{document} has no python block: write one, or put it on WITHOUT_EXAMPLES"
+    if document in EXTRAS:
+        pytest.importorskip(EXTRAS[document])
     # A module of its own, so that what an example defines can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)

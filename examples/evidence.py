@@ -1,0 +1,118 @@
+"""Learns time constants: which of two noisy sources clicked more often, over some hundreds of steps?
+
+    python examples/evidence.py [--backend auto] [--device cpu] [--steps 300] [--updates 60] [--seed 0]
+
+At each step each source clicks with a probability of 0.26 or 0.34. One step says next to nothing: whoever answers has
+to add up for as long as it takes. Spiking neurons pass the clicks on to an integrator that forgets with its time
+constant `tau`, 5 steps at first. The example trains the network twice: once learning `tau` too, once leaving it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, one_hot
+
+from flexsn_nn import LIF, FlexSN, surrogate
+
+HIDDEN = 16
+BATCH = 64
+FIRST_TAU = 5.0
+
+
+class Integrator(nn.Module):
+    """One time step of `v' = v + (x - v) / tau` with `1 / tau = sigmoid(w)`, for each channel; the output is `v'`."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.full((channels,), -math.log(FIRST_TAU - 1)))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = v + (x - v) * torch.sigmoid(self.w)
+        return v, v
+
+
+class Network(nn.Module):
+    """Clicks `[T, B, 2]` to the evidence `[B, 2]` after the last of them."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.inward = nn.Linear(2, HIDDEN)
+        nn.init.normal_(self.inward.weight, std=2.0)  # so that a click makes some of the neurons spike
+        self.spiking = LIF(tau=2.0, surrogate_function=surrogate.ATan(), backend=backend)
+        self.outward = nn.Linear(HIDDEN, 2)
+        self.integrator = Integrator(2)
+        self.memory = FlexSN(self.integrator, num_inputs=1, num_states=1, num_outputs=1, backend=backend)
+
+    def forward(self, clicks: Tensor) -> Tensor:
+        self.spiking.reset()
+        self.memory.reset()
+        self.memory(self.outward(self.spiking(self.inward(clicks))))
+        return 10.0 * self.memory.states[0]  # an average of spikes is a small number
+
+    def tau(self) -> list[float]:
+        return [1 / rate for rate in torch.sigmoid(self.integrator.w).tolist()]
+
+
+class Result(NamedTuple):
+    """What a training came to."""
+
+    losses: list[float]
+    accuracy: float
+    tau: list[float]
+
+
+def draw(steps: int, batch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Clicks `[T, B, 2]`, and `[B]` which source clicks more often."""
+    answers = torch.randint(2, (batch,), device=device)
+    probability = 0.26 + 0.08 * one_hot(answers, 2)
+    return (torch.rand(steps, batch, 2, device=device) < probability).float(), answers
+
+
+def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
+    """Trains a network; its accuracy is measured on 1000 new trials."""
+    torch.manual_seed(seed)
+    network = Network(backend).to(device)
+    w = network.integrator.w
+    groups = [{"params": [p for p in network.parameters() if p is not w], "lr": 3e-2}]
+    if learn_tau:
+        groups.append({"params": [w], "lr": 0.2})  # tau has to grow by far
+    optimizer = torch.optim.Adam(groups)
+    losses = []
+    for _ in range(updates):
+        clicks, answers = draw(steps, BATCH, device)
+        loss = cross_entropy(network(clicks), answers)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        clicks, answers = draw(steps, 1000, device)
+        accuracy = float((network(clicks).argmax(1) == answers).float().mean())
+    return Result(losses, accuracy, network.tau())
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="evidence", description="Learns time constants.")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
+    parser.add_argument("--steps", type=int, default=300, help="time steps of a trial")
+    parser.add_argument("--updates", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    for learn_tau in (False, True):
+        result = train(learn_tau, chosen.steps, chosen.updates, chosen.seed, chosen.device, chosen.backend)
+        print(
+            f"tau {'learned' if learn_tau else 'fixed':>7}: {' and '.join(f'{tau:.0f}' for tau in result.tau)} steps"
+            f" after {chosen.updates} updates, accuracy {result.accuracy:.1%} over {chosen.steps} steps"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

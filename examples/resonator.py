@@ -1,0 +1,148 @@
+"""A neuron with two states, written here: it resonates, and learns which frequency it listens to.
+
+    python examples/resonator.py [--backend auto] [--device cpu] [--steps 120] [--updates 80] [--seed 0]
+
+The states `u` and `v` of a resonate-and-fire neuron turn around each other, `omega` radians per step, and lose a little
+of their length. Input in time with that rotation adds up to a spike, other input does not. The example first
+prints how often neurons of four frequencies answer to pulses of each of these, then lets neurons of random frequencies
+learn to tell four rhythms apart.
+
+Source: Izhikevich, "Resonate-and-fire neurons", Neural Networks 2001.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from flexsn_nn import surrogate
+from flexsn_nn.neuron import Neuron
+
+PERIODS = (8.0, 11.0, 15.0, 20.0)  # steps from pulse to pulse
+NEURONS = 32
+BATCH = 64
+
+
+class Resonator(Neuron):
+    """`u' = d (u cos omega - v sin omega) + x`; `v' = d (u sin omega + v cos omega)`; it fires where `v' >= 1`.
+
+    After a spike both states are 0.
+
+    Args:
+        omega: radians per step, `[C]`, learned.
+        decay: `d`, what is left of the states after a step.
+        backend: as in `FlexSN`.
+    """
+
+    state_names = ("u", "v")
+    omega: nn.Parameter
+    decay: float
+
+    def __init__(self, omega: Tensor, decay: float = 0.98, backend: str = "auto") -> None:
+        super().__init__(backend=backend)
+        self.hold("omega", omega, learn=True)
+        self.hold("decay", decay)
+        self.spike = surrogate.ATan()
+
+    def dynamics(self, x: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        cosine, sine = self.decay * torch.cos(self.omega), self.decay * torch.sin(self.omega)
+        along, across = cosine * u - sine * v + x, sine * u + cosine * v
+        spike = self.spike(across - 1.0)
+        return spike, along * (1.0 - spike), across * (1.0 - spike)
+
+
+class Network(nn.Module):
+    """Rhythms `[T, B, 1]` to one score per period, `[B, 4]`."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        periods = torch.empty(NEURONS).uniform_(min(PERIODS) - 2, max(PERIODS) + 4)
+        self.resonators = Resonator(2 * math.pi / periods, backend=backend)
+        self.outward = nn.Linear(NEURONS, len(PERIODS))
+
+    def forward(self, rhythm: Tensor) -> Tensor:
+        self.resonators.reset()
+        spikes = self.resonators(rhythm.expand(-1, -1, NEURONS))
+        scores: Tensor = self.outward(spikes.sum(0))
+        return scores
+
+
+def pulses(periods: Tensor, steps: int, jitter: float = 0.0) -> Tensor:
+    """A pulse of 0.6 whenever a period is over: `[T, B, 1]` for periods `[B]`; it may come or go by chance."""
+    phase = torch.rand_like(periods) * periods if jitter > 0 else torch.zeros_like(periods)
+    time = torch.arange(steps, device=periods.device).unsqueeze(1) + phase
+    beats = (time.remainder(periods) < 1.0).float()
+    wrong = (torch.rand_like(beats) < jitter).float()
+    return 0.6 * (beats - wrong).abs().unsqueeze(2)
+
+
+def selectivity(steps: int, device: torch.device, backend: str = "auto") -> Tensor:
+    """Spikes of a neuron of each period (rows) in answer to pulses of each period (columns)."""
+    periods = torch.tensor(PERIODS, device=device)
+    neurons = Resonator(2 * math.pi / periods, backend=backend).to(device)
+    with torch.no_grad():
+        spikes: Tensor = neurons(pulses(periods, steps).expand(-1, -1, len(PERIODS)))
+    return spikes.sum(0).T
+
+
+class Result(NamedTuple):
+    """What a training came to; `moved` is how far `omega` went, on average, in radians per step."""
+
+    losses: list[float]
+    accuracy: float
+    moved: float
+
+
+def train(steps: int, updates: int, seed: int, device: torch.device, backend: str = "auto") -> Result:
+    torch.manual_seed(seed)
+    network = Network(backend).to(device)
+    begun = network.resonators.omega.detach().clone()
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-2)
+    known = torch.tensor(PERIODS, device=device)
+    losses = []
+
+    def draw(batch: int) -> tuple[Tensor, Tensor]:
+        classes = torch.randint(len(PERIODS), (batch,), device=device)
+        return pulses(known[classes], steps, jitter=0.02), classes
+
+    for _ in range(updates):
+        rhythm, classes = draw(BATCH)
+        loss = cross_entropy(network(rhythm), classes)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    with torch.no_grad():
+        rhythm, classes = draw(1000)
+        accuracy = float((network(rhythm).argmax(1) == classes).float().mean())
+    return Result(losses, accuracy, float((network.resonators.omega.detach() - begun).abs().mean()))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="resonator", description="A neuron with two states.")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
+    parser.add_argument("--steps", type=int, default=120, help="time steps of a rhythm")
+    parser.add_argument("--updates", type=int, default=80)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    print("spikes, of a neuron of period … (row) to pulses of period … (column)")
+    print("     " + "".join(f"{period:6.0f}" for period in PERIODS))
+    for period, row in zip(PERIODS, selectivity(chosen.steps, chosen.device, chosen.backend).tolist(), strict=True):
+        print(f"{period:5.0f}" + "".join(f"{count:6.0f}" for count in row))
+    result = train(chosen.steps, chosen.updates, chosen.seed, chosen.device, chosen.backend)
+    print(
+        f"four rhythms with noise: loss {result.losses[0]:.2f} to {result.losses[-1]:.2f}, accuracy "
+        f"{result.accuracy:.1%}; omega moved by {result.moved:.2f} on average"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

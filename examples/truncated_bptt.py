@@ -1,0 +1,136 @@
+"""Trains along a sequence in chunks: the memory stays that of one chunk, however long the sequence is.
+
+    python examples/truncated_bptt.py [--backend auto] [--device cpu] [--steps 1024] [--chunk 64] [--passes 10]
+
+A spiking network predicts a signal `--ahead` steps before it comes. The neurons keep their state from chunk to
+chunk; `detach_net` cuts the graph between them, so that the backward pass ends where the chunk began (truncated
+backpropagation through time). The example also measures what the forward pass keeps for the backward, and how far
+the gradient inside the last chunk is from that of the whole sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import mse_loss
+
+from flexsn_nn import LI, PLIF, functional
+
+HIDDEN = 64
+BATCH = 8
+
+
+def network(backend: str, device: torch.device) -> nn.Module:
+    """`[T, B, 1]` to `[T, B, 1]`."""
+    inward = nn.Linear(1, HIDDEN)
+    nn.init.normal_(inward.weight, std=2.0)
+    return nn.Sequential(
+        inward,
+        PLIF(init_tau=2.0 + 6.0 * torch.rand(HIDDEN), detach_reset=True, backend=backend),
+        nn.Linear(HIDDEN, 1),
+        LI(tau=2.0, backend=backend),
+    ).to(device)
+
+
+def signal(steps: int, device: torch.device) -> Tensor:
+    """Two sines of periods and phases by chance, `[T, B, 1]`."""
+    time = torch.arange(steps, device=device).view(-1, 1, 1)
+    periods = torch.tensor([3.0, 7.0], device=device) * (1.0 + 0.2 * torch.rand(BATCH, 2, device=device))
+    waves = torch.sin(time / periods + 6.3 * torch.rand(BATCH, 2, device=device))
+    return waves[..., :1] + 0.5 * waves[..., 1:]
+
+
+class KeptBytes:
+    """Counts the bytes that autograd keeps for the backward pass while it is entered."""
+
+    def __enter__(self) -> KeptBytes:
+        self._kept: dict[tuple[int, int], Tensor] = {}  # holds them, so that no address is used twice
+        self._hooks = saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._hooks.__exit__(*error)
+        self.bytes = sum(tensor.nbytes for tensor in self._kept.values())
+        self._kept.clear()
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        self._kept[tensor.data_ptr(), tensor.nbytes] = tensor.detach()
+        return tensor
+
+
+def chunks(x: Tensor, y: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    return zip(x.split(size), y.split(size), strict=True)
+
+
+def train(net: nn.Module, x: Tensor, y: Tensor, chunk: int, passes: int) -> tuple[list[float], int]:
+    """The mean loss of each pass over the sequence, and the most bytes that were kept at a time."""
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    losses, most = [], 0
+    for _ in range(passes):
+        functional.reset_net(net)  # a sequence begins
+        total = 0.0
+        for part, wanted in chunks(x, y, chunk):
+            with KeptBytes() as kept:
+                loss = mse_loss(net(part), wanted)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            functional.detach_net(net)  # the state stays, the way back does not
+            total += float(loss.detach()) * len(part) / len(x)
+            most = max(most, kept.bytes)
+        losses.append(total)
+    return losses, most
+
+
+def kept_by_all(net: nn.Module, x: Tensor, y: Tensor) -> int:
+    """The bytes that the whole sequence at once keeps."""
+    functional.reset_net(net)
+    with KeptBytes() as kept:
+        mse_loss(net(x), y)
+    functional.reset_net(net)
+    return kept.bytes
+
+
+def gradient_of_last(net: nn.Module, x: Tensor, y: Tensor, chunk: int, truncated: bool) -> Tensor:
+    """The gradient of the last chunk's loss with respect to the last chunk of `x`."""
+    functional.reset_net(net)
+    before, last = x[:-chunk], x[-chunk:].clone().requires_grad_()
+    net(before)
+    if truncated:
+        functional.detach_net(net)
+    loss = mse_loss(net(last), y[-chunk:])
+    (gradient,) = torch.autograd.grad(loss, [last])
+    functional.reset_net(net)
+    return gradient
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="truncated_bptt", description="Trains along a sequence in chunks.")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="cpu, cuda, …")
+    parser.add_argument("--steps", type=int, default=1024, help="length of the sequence")
+    parser.add_argument("--chunk", type=int, default=64, help="steps from cut to cut")
+    parser.add_argument("--ahead", type=int, default=4, help="how many steps ahead to predict")
+    parser.add_argument("--passes", type=int, default=10, help="passes over the sequence")
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    torch.manual_seed(chosen.seed)
+    net = network(chosen.backend, chosen.device)
+    whole = signal(chosen.steps + chosen.ahead, chosen.device)
+    x, y = whole[: chosen.steps], whole[chosen.ahead :]
+    losses, most = train(net, x, y, chosen.chunk, chosen.passes)
+    print(f"loss {losses[0]:.3f} to {losses[-1]:.3f} in {chosen.passes} passes over {chosen.steps} steps")
+    print(f"kept for the backward pass: {most / 1e6:.2f} MB a chunk, {kept_by_all(net, x, y) / 1e6:.2f} MB the whole")
+    cut, full = (gradient_of_last(net, x, y, chosen.chunk, truncated) for truncated in (True, False))
+    print(f"gradient inside the last chunk: differs by {float((cut - full).abs().max()):.1e} from the whole sequence's")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,53 @@
+"""Links in the documents lead to files that exist, and to headings that these have."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripts import ROOT
+
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("packages/*/README.md")])
+FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
+
+
+def prose(path: Path) -> str:
+    return FENCED.sub("", path.read_text(encoding="utf-8"))
+
+
+def anchors(path: Path) -> set[str]:
+    """What headings are called in links: in lower case, without punctuation, hyphens for spaces."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in HEADING.findall(prose(path))}
+
+
+def broken_links(path: Path) -> list[str]:
+    broken = []
+    for link in LINK.findall(prose(path)):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue  # another site: nothing that a test can know
+        file = path.parent / target if target else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link)
+    return broken
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    assert broken_links(document) == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = prose(ROOT / "docs" / "README.md")
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+    missing = [path.name for path in pages if path.name != "README.md" and f"[{path.name}]" not in index]
+    assert missing == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One & two\n\n[a](#one--two) [b](page.md) [c](https://x.org) [d](none.md) [e](#three)\n")
+    assert broken_links(page) == ["none.md", "#three"]

@@ -1,0 +1,37 @@
+"""The drawing of the surrogates shows all of them, and is the one that the script makes."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from scripts import ROOT, load
+
+from flexsn_nn import surrogate
+
+IMAGE = ROOT / "docs" / "images" / "surrogates.svg"
+
+
+def names_of_surrogates() -> set[str]:
+    """The classes that can be made, under their own names: an alias is no surrogate more."""
+    classes = [getattr(surrogate, name) for name in surrogate.__all__ if inspect.isclass(getattr(surrogate, name))]
+    return {kind.__name__ for kind in classes if kind is not surrogate.Surrogate}
+
+
+def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("docs/plot_surrogates.py")
+    assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
+    assert capsys.readouterr().out.startswith(f"{len(names_of_surrogates())} surrogates in ")
+    titles = [script.title(g) for g in script.surrogates()]
+    assert {title.split("(")[0] for title in titles} == names_of_surrogates()
+    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    for title in titles:
+        assert f">{title}<" in drawn, title
+        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_surrogates.py"
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (ROOT / "docs" / "surrogates.md").read_text(encoding="utf-8")
+    missing = [name for name in sorted(names_of_surrogates()) if f"| `{name}" not in page]
+    assert missing == []

@@ -1,0 +1,31 @@
+"""examples/evidence.py: learned time constants grow towards what the task needs, and that is what solves it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scripts import load, one_thread
+
+evidence = load("examples/evidence.py")
+CPU = torch.device("cpu")
+
+
+@one_thread()
+def test_learned_time_constants_solve_it_and_fixed_short_ones_do_not() -> None:
+    fixed, learned = (evidence.train(learn, steps=200, updates=30, seed=0, device=CPU) for learn in (False, True))
+    assert fixed.tau == pytest.approx([evidence.FIRST_TAU] * 2)
+    assert min(learned.tau) > 4 * evidence.FIRST_TAU
+    assert fixed.accuracy < 0.72
+    assert learned.accuracy > 0.8
+    assert sum(learned.losses[-5:]) < 0.8 * sum(fixed.losses[-5:])
+
+
+def test_the_task_is_what_it_says() -> None:
+    torch.manual_seed(0)
+    clicks, answers = evidence.draw(300, 2000, CPU)
+    assert clicks.unique().tolist() == [0.0, 1.0]
+    rates = clicks.mean(0)
+    assert rates[answers == 0].mean(0).tolist() == pytest.approx([0.34, 0.26], abs=0.01)
+    counts_say = (rates[:, 1] > rates[:, 0]).long()
+    assert (counts_say == answers).float().mean() > 0.95  # all steps tell
+    assert (clicks[-1, :, 1] > clicks[-1, :, 0]).eq(answers == 1).float().mean() < 0.65  # one does not

@@ -1,0 +1,46 @@
+"""Every example runs from the command line, on little data, and prints what it says it prints."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from scripts import ROOT, load, one_thread
+
+# By example: arguments that make it short, and what it prints.
+RUNS = {
+    "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
+    "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
+    "mixed_precision": (["--updates", "2"], r"float32 on torch.bfloat16: 0\.86"),
+    "resonator": (["--steps", "40", "--updates", "2"], r"four rhythms with noise: loss \d\.\d+ to \d\.\d+, accuracy "),
+    "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"last chunk: differs by 0\.0e\+00 "),
+}
+# They have tests of their own, in other files.
+ELSEWHERE = {"digits", "gated_activation"}
+
+
+def test_none_is_forgotten() -> None:
+    assert {path.stem for path in ROOT.glob("examples/*.py")} == RUNS.keys() | ELSEWHERE
+
+
+@one_thread()
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_it_runs(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, printed = RUNS[name]
+    assert load(f"examples/{name}.py").main(arguments) == 0
+    assert re.search(printed, capsys.readouterr().out)
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", sorted(RUNS))
+def test_it_runs_through_compiled_kernels(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments, printed = RUNS[name]
+    assert load(f"examples/{name}.py").main([*arguments, "--device", "cuda", "--backend", "triton"]) == 0
+    out = capsys.readouterr().out
+    # Sums over time have another order in chunks: their gradients agree to rounding.
+    assert re.search(printed.replace(r"0\.0e\+00", r"\d\.\de[+-]\d+"), out)

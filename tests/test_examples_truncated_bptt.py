@@ -1,0 +1,44 @@
+"""examples/truncated_bptt.py: memory of one chunk, the gradient of the whole inside of it, and it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scripts import load, one_thread
+
+tbptt = load("examples/truncated_bptt.py")
+CPU = torch.device("cpu")
+CHUNK = 16
+
+
+def made(steps: int, backend: str = "auto") -> tuple[torch.nn.Module, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(0)
+    whole = tbptt.signal(steps + 4, CPU)
+    return tbptt.network(backend, CPU), whole[:steps], whole[4:]
+
+
+@one_thread()
+def test_it_learns_along_the_sequence() -> None:
+    net, x, y = made(256)
+    losses, _ = tbptt.train(net, x, y, chunk=CHUNK, passes=6)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@one_thread()
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_the_memory_is_that_of_a_chunk(backend: str, interpreted: None) -> None:
+    kept, by_all = [], []
+    for steps in (4 * CHUNK, 8 * CHUNK):
+        net, x, y = made(steps, backend)
+        kept.append(tbptt.train(net, x, y, CHUNK, passes=1)[1])
+        by_all.append(tbptt.kept_by_all(net, x, y))
+    assert kept[0] == kept[1]
+    assert by_all[1] > 1.8 * by_all[0] > 1.8 * 3 * kept[0]
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop"])
+def test_inside_a_chunk_the_gradient_is_that_of_the_whole(backend: str) -> None:
+    net, x, y = made(4 * CHUNK, backend)
+    cut, full = (tbptt.gradient_of_last(net, x, y, CHUNK, truncated) for truncated in (True, False))
+    assert torch.equal(cut, full)
+    assert full.abs().max() > 0
