@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +28,12 @@ def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def seconds_of_children() -> float:
+    """Of processors, whatever else runs on them."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def accuracy(output: str) -> float:
     found = re.search(r"^held-out accuracy ([0-9.]+)% after", output, re.MULTILINE)
     assert found is not None, output
@@ -35,11 +41,11 @@ def accuracy(output: str) -> float:
 
 
 def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
-    begun = time.perf_counter()
+    before = seconds_of_children()
     done = run("--device", "cpu", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= 95.0
-    assert time.perf_counter() - begun < 60
+    assert seconds_of_children() - before < 60
     assert "backend torch: compiled kernels cannot run" in done.stdout
     assert done.stdout.count("held-out accuracy") == 26  # a line per epoch, and the last one
     assert "epoch  1/25" in done.stderr  # the progress bar

@@ -76,3 +76,22 @@ def test_gradients_are_equal_from_run_to_run() -> None:
     for _ in range(5):
         for one, other in zip(first, gradients(), strict=True):
             assert torch.equal(one, other)
+
+
+def test_fast_math_is_close_and_leaves_exact_kernels_of_the_same_source_alone() -> None:
+    """Without a function that has a faster one, the two differ in the compiler's options alone."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.37 + x * 0.61
+        return h * h + x, h - h * x * 0.1
+
+    x, v = torch.randn(33, 5000, device="cuda"), torch.zeros(5000, device="cuda")
+    expected = eager_scan_final_state(core, 1, 1, 1, x, v)
+    fast, exact = (ScanProgram(core, 1, 1, 1, fast_math=fast_math) for fast_math in (True, False))
+    for _ in range(2):
+        found = compiled(fast, x, v)
+        for a, b in zip(compiled(exact, x, v), expected, strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    assert not torch.equal(found[0], expected[0])  # or the option does nothing

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from scan_cores import CASES, Case, Problem, problem, soft_spike
+from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
 from flexsn_hop import eager_scan, eager_scan_final_state
@@ -18,7 +18,6 @@ STEP = (41, 37)
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-smooth_cases = pytest.mark.parametrize("case", [c for c in CASES if c.smooth], ids=lambda case: case.name)
 
 
 def compiled(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
@@ -68,13 +67,6 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
 
 
-@smooth_cases
-@pytest.mark.timeout(60)  # where it fails, gradcheck goes on to its slow mode
-def test_gradcheck_in_the_interpreter(case: Case, interpreted: None) -> None:
-    # Fast mode compares random projections, so that the size may span several blocks.
-    assert gradcheck(case, "cpu", STEP, steps=6)
-
-
 @cases
 @pytest.mark.gpu
 @pytest.mark.parametrize("steps", [1, 2, 7, 33])
@@ -88,29 +80,6 @@ def test_parity_on_the_gpu(case: Case, steps: int, step: tuple[int, ...]) -> Non
 @pytest.mark.gpu
 def test_parity_over_a_thousand_steps_on_the_gpu(case: Case) -> None:
     assert_parity(problem(case, 1000, GPU_STEPS[1], device="cuda"), state_seqs=False, rtol=1e-4)
-
-
-@smooth_cases
-@pytest.mark.gpu
-@pytest.mark.timeout(60)
-def test_gradcheck_on_the_gpu(case: Case) -> None:
-    assert gradcheck(case, "cuda", GPU_STEPS[1], steps=6)
-
-
-def gradcheck(case: Case, device: str, step: tuple[int, ...], steps: int) -> bool:
-    p = problem(case, steps, step, dtype=torch.float64, device=device, spike=soft_spike)
-    program = ScanProgram(p.core, *p.counts)
-
-    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
-        first = len(p.inputs) + len(p.states)
-        # The core captures the parameters themselves: perturb them in place of others.
-        for parameter, value in zip(p.parameters, leaves[first:], strict=True):
-            parameter.data = value.detach()
-        step_, arguments = prepare(program, (*leaves[:first], *leaves[first:]))
-        return scan(step_, arguments, state_seqs=True)
-
-    leaves = [leaf.detach().clone().requires_grad_() for leaf in p.leaves]
-    return torch.autograd.gradcheck(function, leaves, fast_mode=True)
 
 
 @cases

@@ -1,0 +1,180 @@
+"""What Inductor writes of compiled scans: a program of its own, because it needs Triton without its interpreter.
+
+    python tests/compiled_launches.py
+
+No GPU is needed: networks are compiled for the CPU with a lowering that takes it for a GPU, launches are recorded and
+not made. Prints a JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar
+from unittest import mock
+
+import torch
+import triton
+from scan_cores import CASES, hard_spike, problem
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._higher_order_ops import triton_kernel_wrap
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.utils import run_and_get_code
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import flexsn_runtime._launch
+from flexsn_codegen import ForwardSpec, InputLayout
+from flexsn_hop import flex_sn_scan_final_state, register_scan_lowering
+from flexsn_runtime import KernelLowering, ScanProgram
+from flexsn_runtime._standalone import standalone
+
+TARGET = GPUTarget("cuda", 90, 32)
+AMD = GPUTarget("hip", "gfx942", 64)
+
+
+class Driver:
+    def get_current_target(self) -> GPUTarget:
+        return TARGET
+
+
+class Here(KernelLowering):
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        return None
+
+
+class Launch:
+    """Stands for a compiled kernel."""
+
+    made: ClassVar[list[tuple[str, list[Any]]]] = []
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def run(self, *arguments: Any, stream: int) -> None:
+        described = [list(a.stride()) if isinstance(a, Tensor) else a for a in arguments]
+        Launch.made.append((self.name.rsplit("_", 1)[0], described))
+
+
+def train(run: Callable[..., Any], leaves: Sequence[Tensor], *arguments: Tensor) -> list[str]:
+    """The code that was generated, forward and backward."""
+
+    def step() -> object:
+        return torch.autograd.grad(sum(result.sum() for result in run(*arguments)), leaves)
+
+    return run_and_get_code(step)[1]
+
+
+def network(p: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+    spikes, *last = flex_sn_scan_final_state(p.core, *p.counts, 2.0 * torch.relu(x), *states)
+    return (0.5 * spikes, *last)
+
+
+def direct() -> dict[str, Any]:
+    """A network with its neighbours, static shapes."""
+    p = problem(CASES[8], 20, (4, 6))
+    run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
+    # torch warns where it cannot tell what a kernel writes to, and takes it for all of its arguments.
+    with mock.patch.object(triton_kernel_wrap.log, "warning") as warning:
+        codes = train(run, p.leaves, *p.inputs, *p.states)
+    return {
+        "launches": [len(re.findall(r"scan_\w+\.run\(", code)) for code in codes],
+        "loops": sum("run_scan" in code for code in codes),
+        "warnings": warning.call_count,
+    }
+
+
+def dynamic() -> list[int]:
+    """Graphs compiled after each of several lengths and batches."""
+    counts = []
+    counter = CompileCounterWithBackend("inductor")
+    first = problem(CASES[10], 16, (5, 6))
+    run = torch.compile(
+        lambda *flat: flex_sn_scan_final_state(first.core, *first.counts, *flat),
+        fullgraph=True,
+        dynamic=True,
+        backend=counter,
+    )
+    for steps, batch in ((16, 5), (4, 4), (9, 7), (2, 3), (100, 300)):
+        p = problem(CASES[10], steps, (batch, 6))
+        torch.autograd.grad(run(*p.inputs, *p.states)[0].sum(), p.inputs[:1])
+        counts.append(counter.frame_count)
+    return counts
+
+
+def channels_last() -> dict[str, Any]:
+    """Convolution, batch norm, LIF, convolution, LIF: strides of what the scans read and write."""
+    core = CASES[1].make(hard_spike, [])
+    layers = nn.ModuleList([nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)])
+    for weight in (layers[0].weight, layers[2].weight):
+        assert isinstance(weight, Tensor)
+        weight.data = weight.data.contiguous(memory_format=torch.channels_last)
+
+    def lif(currents: Tensor, x: Tensor) -> Tensor:
+        sequence = currents.unflatten(0, x.shape[:2])
+        zeros = torch.zeros(()).expand(sequence.shape[1:])
+        return flex_sn_scan_final_state(core, 1, 1, 1, sequence, zeros)[0]
+
+    def block(x: Tensor) -> tuple[Tensor]:
+        first = lif(layers[1](layers[0](x.flatten(0, 1))), x)
+        return (lif(layers[2](first.flatten(0, 1)), x),)
+
+    run = torch.compile(block, fullgraph=True, dynamic=False)
+    begun = len(Launch.made)
+    train(run, list(layers.parameters()), torch.randn(5, 2, 3, 6, 8))
+    return {"launches": Launch.made[begun:]}
+
+
+def inexact() -> dict[str, int]:
+    """Instructions in the code of a kernel that fuse a product and a sum, or flush to zero, by how it was made.
+
+    Those of AMD's are not counted: there, that it compiles is all.
+    """
+    p = problem(CASES[9], 5, (3, 4))
+    step, _ = ScanProgram(p.core, *p.counts).specialize(p.inputs, p.states)
+    spec = ForwardSpec(
+        inputs=(InputLayout(),),
+        states=(-1, -1),
+        state_dtypes=("tl.float32",) * 2,
+        lifted=(),
+        outputs=(True,),
+        state_seqs=(False,) * 2,
+        final_states=(True,) * 2,
+    )
+    kernel = step.forward_kernel(spec).function
+
+    def assembly(function: Any, target: GPUTarget, fusion: bool) -> Any:
+        types = {name: "*fp32" if name.endswith("_ptr") else "i32" for name in function.arg_names}
+        source = ASTSource(function, {**types, "BLOCK": "constexpr"}, {"BLOCK": 512})
+        return triton.compile(source, target=target, options={"num_warps": 4, "enable_fp_fusion": fusion}).asm
+
+    def count(function: Any, fusion: bool) -> int:
+        return len(re.findall(r"\bfma\.|\.ftz\b", assembly(function, TARGET, fusion)["ptx"]))
+
+    with mock.patch.object(Driver, "get_current_target", return_value=AMD):
+        assert "s_endpgm" in assembly(standalone(kernel), AMD, True)["amdgcn"]
+    return {"fused": count(kernel, True), "strict": count(kernel, False), "standalone": count(standalone(kernel), True)}
+
+
+def main() -> None:
+    triton.runtime.driver.set_active(Driver())
+    register_scan_lowering(Here())
+    with (
+        mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
+        mock.patch.object(flexsn_runtime._launch, "_single_device", return_value=True),
+        torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
+    ):
+        found = {
+            "direct": direct(),
+            "dynamic": dynamic(),
+            "channels_last": channels_last(),
+            "inexact": inexact(),
+        }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,425 @@
+"""Twenty step functions, one of each kind of neuron in the field, for any surrogate; and their comparison with a loop.
+
+`x` input, `v` membrane, `h` charged membrane, `s` spike; `spike` is 1 where its argument is at least 0.
+
+Numbers that are added to tensors are multiples of 1/8, exact in every dtype: eager mode on the CPU rounds such a
+number to the dtype of a half tensor before it adds, and eager mode on CUDA, which kernels follow, does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from ulp_distance import ulp_distance, zero_signs_differ
+
+from flexsn_hop import eager_scan
+from flexsn_nn import surrogate
+from flexsn_nn.surrogate import Surrogate
+from flexsn_runtime import ScanProgram, prepare, scan
+
+Spike = Callable[[Tensor], Tensor]
+Core = Callable[..., tuple[Tensor, ...]]
+Make = Callable[..., Core]
+
+DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Two of the interpreter's blocks and a part, and full vectors of the CPU's: eager mode computes exp and tanh in
+# one way in them and in another in the rest of a tensor.
+SHAPE = (9, 64)
+STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step function of one input and one output.
+
+    Attributes:
+        make: `(spike, *parameters) -> core(x, *states) -> (output, *states)`.
+        num_states: of the core.
+        parameters: for each captured parameter, whether there is one per channel; otherwise it is one number.
+        exact_on_cpu: false with functions that eager mode computes in another way on the CPU than in the
+            interpreter, where they are made of others (sigmoid), or where they are of one number.
+    """
+
+    name: str
+    make: Make
+    num_states: int = 1
+    parameters: tuple[bool, ...] = ()
+    exact_on_cpu: bool = True
+
+
+Combination = tuple[Step, Surrogate, torch.dtype]
+STEP_FUNCTIONS: list[Step] = []
+
+
+def _step(num_states: int = 1, parameters: tuple[bool, ...] = (), exact_on_cpu: bool = True) -> Callable[[Make], Make]:
+    def note(make: Make) -> Make:
+        name = make.__name__.removeprefix("_")
+        STEP_FUNCTIONS.append(Step(name, make, num_states, parameters, exact_on_cpu))
+        return make
+
+    return note
+
+
+@_step()
+def _if(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + x
+        s = spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+    return core
+
+
+@_step()
+def _lif(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 1.7
+        s = spike(h - 1.0)
+        return s, s * -0.1 + (1.0 - s) * h
+
+    return core
+
+
+@_step()
+def _lif_soft_detached(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v - v / 2.0 + x
+        s = spike(h - 0.75)
+        return s, h - s.detach() * 0.8
+
+    return core
+
+
+@_step(parameters=(True,), exact_on_cpu=False)
+def _plif(spike: Spike, w: Tensor) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) * torch.sigmoid(w)
+        s = spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+    return core
+
+
+@_step()
+def _qif(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x + v * (v - 0.75)) / 1.7
+        s = spike(h - 1.0)
+        return s, s * -0.1 + (1.0 - s) * h
+
+    return core
+
+
+@_step()
+def _eif(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v + 0.7 * torch.exp((v - 0.75) / 0.7)) / 2.0
+        s = spike(h - 1.0)
+        return s, s * -0.1 + (1.0 - s) * h
+
+    return core
+
+
+@_step(num_states=2)
+def _adex(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v + torch.exp(v - 0.75) - w) / 2.0
+        s = spike(h - 1.0)
+        u = w + (0.2 * (v + 0.125) - w) / 4.3 + 0.3 * s
+        return s, s * -0.1 + (1.0 - s) * h, u
+
+    return core
+
+
+@_step(num_states=2)
+def _izhikevich(spike: Spike) -> Core:
+    def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x + (v + 0.125) * (v - 0.75) - w) / 2.0
+        u = w + (0.3 * (h + 0.125) - w) / 2.3
+        s = spike(h - 1.0)
+        return s, s * -0.1 + (1.0 - s) * h, u + 0.2 * s
+
+    return core
+
+
+@_step(num_states=2)
+def _cubalif(spike: Spike) -> Core:
+    def core(x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        current = 0.5 * i + x
+        h = 0.75 * v + current
+        s = spike(h - 0.5)
+        return s, current, h * (1.0 - s)
+
+    return core
+
+
+@_step(parameters=(False,))
+def _klif(spike: Spike, k: Tensor) -> Core:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = torch.relu(k * (v + (x - v) / 2.0))
+        s = spike(h - 1.0)
+        return s, h / k * (1.0 - s)
+
+    return core
+
+
+@_step(num_states=2, parameters=(True, True, False), exact_on_cpu=False)
+def _gated_lif(spike: Spike, a: Tensor, b: Tensor, c: Tensor) -> Core:
+    def core(x: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
+        alpha, beta, gamma = torch.sigmoid(a), torch.sigmoid(b), torch.sigmoid(c)
+        keep = 1.0 - alpha * 0.75
+        h = keep * v + x * (1.0 - beta * 0.5) - keep * v * gamma * s - (1.0 - gamma) * 0.5 * s
+        fired = spike(h - 0.5)
+        return fired, h, fired
+
+    return core
+
+
+@_step()
+def _ilif(spike: Spike) -> Core:
+    """Integer spikes: as many as there are thresholds below."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v * 0.25 + x
+        s = spike(h - 0.5) + spike(h - 1.5) + spike(h - 2.5)
+        return s, h - s
+
+    return core
+
+
+@_step(parameters=(True,))
+def _liaf(spike: Spike, threshold: Tensor) -> Core:
+    """The output is analog; the spike resets."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2.0
+        return torch.tanh(h - threshold), h - spike(h - threshold) * threshold
+
+    return core
+
+
+@_step(num_states=2, parameters=(True,))
+def _alif(spike: Spike, tau: Tensor) -> Core:
+    def core(x: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2.0
+        s = spike(h - (0.625 + 1.8 * a))
+        return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()) * a + 0.1 * s
+
+    return core
+
+
+@_step(num_states=2, parameters=(True,))
+def _lif_into_li(spike: Spike, weight: Tensor) -> Core:
+    """A spiking neuron and the leaky integrator that reads it."""
+
+    def core(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2.0
+        s = spike(h - 1.0)
+        read = u + (weight * s - u) / 4.0
+        return read, h * (1.0 - s), read
+
+    return core
+
+
+@_step(parameters=(True, False))
+def _leaky(spike: Spike, beta: Tensor, threshold: Tensor) -> Core:
+    """Resets by subtraction a step later."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        reset = spike(v - threshold).detach()
+        h = beta.clamp(0.0, 1.0) * v + x - reset * threshold
+        return spike(h - threshold), h
+
+    return core
+
+
+@_step(num_states=2, parameters=(True, False), exact_on_cpu=False)
+def _synaptic(spike: Spike, alpha: Tensor, beta: Tensor) -> Core:
+    """Resets to zero a step later."""
+
+    def core(x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        reset = spike(v - 0.875).detach()
+        current = torch.sigmoid(alpha) * i + x
+        h = (torch.sigmoid(beta) * v + current) * (1.0 - reset)
+        return spike(h - 0.875), current, h
+
+    return core
+
+
+@_step(num_states=3, parameters=(True,), exact_on_cpu=False)
+def _alpha(spike: Spike, alpha: Tensor) -> Core:
+    """A synapse of two exponentials."""
+
+    def core(x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        decay = torch.sigmoid(alpha)
+        excite, inhibit = decay * e + x, 0.3 * i - 0.6 * x
+        h = (torch.log(decay) / torch.log(decay / 0.3) + 1.0) * (excite + inhibit) + 0.5 * v
+        return spike(h - 0.5), excite, inhibit, h
+
+    return core
+
+
+@_step(parameters=(False,))
+def _lapicque(spike: Spike, beta: Tensor) -> Core:
+    """The form with resistance and capacity."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        rate = torch.nn.functional.softplus(beta)
+        h = torch.exp(-rate) * v + 2.0 * rate * x
+        s = spike(h - 0.625)
+        return s, torch.where(s > 0, torch.zeros_like(h), h)
+
+    return core
+
+
+@_step(num_states=2, parameters=(True,))
+def _recurrent(spike: Spike, weight: Tensor) -> Core:
+    def core(x: Tensor, v: Tensor, last: Tensor) -> tuple[Tensor, ...]:
+        h = 0.8 * v + x + weight * last
+        s = spike(h - 1.0)
+        return s, h - s, s
+
+    return core
+
+
+def surrogates() -> list[Surrogate]:
+    """One of each class, with its defaults."""
+    classes = {getattr(surrogate, name) for name in surrogate.__all__}
+    found = [c for c in classes if isinstance(c, type) and issubclass(c, Surrogate) and c is not Surrogate]
+    return [c() for c in sorted(found, key=lambda c: c.__name__)]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a kernel compares with the loop.
+
+    Attributes:
+        values: how many results there are, forward, outputs and states.
+        unequal: how many of them have other bits (NaN is NaN).
+        rate: of the outputs that are not 0.
+        forward: the largest error of a result, in eps of the tensor's largest entry.
+        gradient: the largest error of a gradient of the input or a state, in eps of the largest of that neuron times
+            the peak of the surrogate: gradients of this size are added up and may cancel.
+        parameter: the largest error of a captured parameter's gradient, a sum of n terms, in eps of the tensor's
+            largest entry times the square root of n.
+    """
+
+    values: int
+    unequal: int
+    rate: float
+    forward: float
+    gradient: float
+    parameter: float
+
+
+def compare(step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu") -> Outcome:
+    """Runs the kernel and the eager loop in the same dtype, forward and backward, on the same numbers.
+
+    The loss is a weighted sum of all outputs and states, with weights of both signs, so small that hardly a gradient
+    overflows in float16.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def leaf(shape: Sequence[int], low: float, high: float) -> Tensor:
+        drawn = torch.rand(tuple(shape), generator=generator, dtype=torch.float64) * (high - low) + low
+        return drawn.to(device, dtype).requires_grad_()
+
+    parameters = [leaf(SHAPE[-1:] if wide else (), 0.3, 1.2) for wide in step.parameters]
+    core = step.make(spike, *parameters)
+    arguments = [leaf((STEPS, *SHAPE), -0.5, 2.5), *(leaf(SHAPE, -0.3, 0.9) for _ in range(step.num_states))]
+    counts = (1, step.num_states, 1)
+    ours = scan(*prepare(ScanProgram(core, *counts), tuple(arguments)), state_seqs=True)
+    eagers = eager_scan(core, *counts, *arguments)
+    weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in eagers]
+    leaves = [*arguments, *parameters]
+    ours_grads = torch.autograd.grad(ours, leaves, weights)
+    eager_grads = torch.autograd.grad(eagers, leaves, weights)
+    pairs = list(zip(ours, eagers, strict=True))
+    count = len(arguments)
+    return Outcome(
+        values=sum(t.numel() for t in eagers),
+        unequal=sum(int((ulp_distance(a, b).bool() | zero_signs_differ(a, b)).sum()) for a, b in pairs),
+        rate=(eagers[0] != 0).double().mean().item(),
+        forward=max(_error(a, b, b.double().abs().max()) for a, b in pairs),
+        gradient=_gradient_error(ours_grads[:count], eager_grads[:count]) / _peak(spike),
+        parameter=max(
+            (
+                _error(a, b, b.double().abs().max()) / math.sqrt(arguments[0].numel() / b.numel())
+                for a, b in zip(ours_grads[count:], eager_grads[count:], strict=True)
+            ),
+            default=0.0,
+        ),
+    )
+
+
+def _gradient_error(ours: Sequence[Tensor], eagers: Sequence[Tensor]) -> float:
+    """In eps of the neuron's largest gradient: of the input `[T, *step]` and of the states `[*step]`."""
+    sizes = [g.double().abs() for g in eagers]
+    largest = torch.stack([sizes[0].amax(0), *sizes[1:]]).amax(0)
+    return max(_error(a, b, largest) for a, b in zip(ours, eagers, strict=True))
+
+
+def _error(ours: Tensor, eagers: Tensor, size: Tensor) -> float:
+    """In eps of `size`; infinite where only one is, or NaN. Where both overflow, they are equal."""
+    assert ours.dtype == eagers.dtype
+    assert ours.shape == eagers.shape
+    distance = (ours.double() - eagers.double()).abs()
+    errors = torch.where(ours == eagers, 0.0, distance / (torch.finfo(eagers.dtype).eps * size))
+    return errors.nan_to_num(math.inf).max().item()
+
+
+def _peak(spike: Surrogate) -> float:
+    """The largest derivative around the threshold, at least 1."""
+    return max(1.0, spike.gradient(torch.linspace(-4.0, 4.0, 801, dtype=torch.float64)).abs().max().item())
+
+
+# In the units of `Outcome`: gradients are rounded once per operation, and added up in another order than in the loop.
+MAX_ERROR = 32.0
+# Where functions are off already that the gradients are made of.
+MAX_INEXACT = 64.0
+
+
+def check(combination: Combination, outcome: Outcome, device: str) -> str:
+    """What is wrong with an outcome; empty if nothing is.
+
+    Forward, all results equal the loop's to the last bit, and gradients are within `MAX_ERROR`. Only on the CPU, where
+    the step function says so, both are within `MAX_INEXACT`.
+    """
+    step, _, dtype = combination
+    exact = device != "cpu" or step.exact_on_cpu
+    limit = MAX_ERROR if exact else MAX_INEXACT
+    wrong = []
+    if outcome.unequal and exact:
+        wrong.append(f"{outcome.unequal} of {outcome.values} results have other bits")
+    if outcome.rate < 0.1:
+        wrong.append(f"only {outcome.rate:.0%} of the outputs are not 0")
+    for what in ("forward", "gradient", "parameter"):
+        error = getattr(outcome, what)
+        if not error <= limit:
+            wrong.append(f"{what}: off by {error:.1f} times eps ({dtype})")
+    return "; ".join(wrong)
+
+
+def combinations() -> list[Combination]:
+    """All of them: 20 step functions, 20 surrogates, 4 dtypes."""
+    return [(step, spike, dtype) for dtype in DTYPES for step in STEP_FUNCTIONS for spike in surrogates()]
+
+
+def covering() -> list[Combination]:
+    """A part of them: each dtype with each step function and each surrogate once, in other pairs than the others."""
+    spikes = surrogates()
+    shift = len(spikes) // len(DTYPES)
+    return [
+        (step, spikes[(i + shift * d) % len(spikes)], dtype)
+        for d, dtype in enumerate(DTYPES)
+        for i, step in enumerate(STEP_FUNCTIONS)
+    ]
+
+
+def label(combination: Combination) -> str:
+    step, spike, dtype = combination
+    return f"{step.name}-{type(spike).__name__}-{str(dtype).removeprefix('torch.')}"

@@ -1,0 +1,149 @@
+"""What a compiled scan launches, in Triton's interpreter: the kernels of a step's graph equal the operator's loops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from scan_cores import CASES, Case, hard_spike, problem
+from torch import Tensor
+
+import flexsn_hop._operator as operator
+from flexsn_hop import (
+    BackwardLayout,
+    ScanLayout,
+    ScanLowering,
+    eager_scan,
+    eager_scan_final_state,
+    flex_sn_scan,
+    flex_sn_scan_final_state,
+)
+from flexsn_runtime import KernelLowering, UnsupportedScanError
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    # Dynamo itself makes an instance of an autograd.Function that it traces.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+Run = Callable[..., tuple[Tensor, ...]]
+PAIRS: dict[str, tuple[Run, Run]] = {
+    "sequence": (flex_sn_scan, eager_scan),
+    "final": (flex_sn_scan_final_state, eager_scan_final_state),
+}
+INTERVAL = 4
+
+
+class Here(KernelLowering):
+    """Available in the interpreter, where Inductor has no use for it: it asks for checkpoints as kernels do."""
+
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        return None
+
+    def checkpoint_interval(self, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
+        return INTERVAL
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
+    """Kernels in the place of the operator's loops; the layouts that they ran with."""
+    lowering: ScanLowering = Here()
+    seen: list[ScanLayout | BackwardLayout] = []
+
+    def forward(core: Any, layout: ScanLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        seen.append(layout)
+        return tuple(lowering.forward(core, layout, args))
+
+    def backward(core: Any, vjp: Any, layout: BackwardLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
+        seen.append(layout)
+        return tuple(lowering.backward(core, vjp, layout, args))
+
+    monkeypatch.setattr(operator, "forward_loop", forward)
+    monkeypatch.setattr(operator, "backward_loop", backward)
+    monkeypatch.setattr("flexsn_hop._lowering._registered", [lowering])
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[Any, Any]:
+    results = run(*arguments)
+    generator = torch.Generator().manual_seed(1)
+    loss = torch.stack([(r * torch.randn(r.shape, generator=generator)).sum() for r in results]).sum()
+    return [r.detach() for r in results], torch.autograd.grad(loss, wanted, materialize_grads=True)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+    scan, reference = PAIRS[kind]
+    p = problem(case, 10, (3, 5))
+    run = torch.compile(partial(scan, p.core, *p.counts), fullgraph=True, backend="aot_eager", dynamic=False)
+    arguments = (*p.inputs, *p.states)
+    actual = values_and_gradients(run, arguments, p.leaves)
+    assert [type(layout) for layout in kernels] == [ScanLayout, BackwardLayout]
+    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, p.leaves)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardLayout]) -> None:
+    p = problem(CASES[10], 6, (3, 5))
+    run = torch.compile(lambda *flat: flex_sn_scan(p.core, *p.counts, *flat)[1:2], fullgraph=True, backend="aot_eager")
+    arguments = (*p.inputs, *(state.detach() for state in p.states))
+    actual = values_and_gradients(run, arguments, p.inputs[1:])
+    layout = kernels[-1]
+    assert isinstance(layout, BackwardLayout)
+    assert layout.output_grads == (False, True)
+    assert not any(layout.state_grads)
+    expected = values_and_gradients(
+        lambda *flat: eager_scan(p.core, *p.counts, *flat)[1:2], arguments, p.inputs[1:]
+    )
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
+def test_inputs_in_another_order_in_memory(
+    order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]
+) -> None:
+    weight = torch.linspace(0.5, 1.5, 3).view(3, 1, 1).requires_grad_()
+
+    def core(x: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x + bias - v) * torch.sigmoid(weight)
+        spike = hard_spike(h - 0.5)
+        return spike, h * (1.0 - spike)
+
+    shape = (6, 2, 3, 4, 5)
+    stored = torch.randn([shape[d] for d in order])
+    x = stored.permute([order.index(d) for d in range(5)]).requires_grad_()
+    bias, v = torch.randn(6, 3, 1, 1, requires_grad=True), torch.randn(shape[1:], requires_grad=True)
+    assert x.shape == shape
+    assert not x.is_contiguous()
+    run = torch.compile(partial(flex_sn_scan_final_state, core, 2, 1, 1), fullgraph=True, backend="aot_eager")
+    wanted = (x, bias, v, weight)
+    actual = values_and_gradients(run, (x, bias, v), wanted)
+    assert len(kernels) == 2
+    expected = values_and_gradients(partial(eager_scan_final_state, core, 2, 1, 1), (x, bias, v), wanted)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_core_that_no_kernel_can_be_made_of(kernels: list[ScanLayout | BackwardLayout]) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + x.cumsum(-1)
+        return h, h
+
+    run = torch.compile(partial(flex_sn_scan, core, 1, 1, 1), fullgraph=True, backend="aot_eager")
+    with pytest.raises(UnsupportedScanError, match="cumsum"):
+        run(torch.zeros(3, 4), torch.zeros(4))
+
+
+def test_where_it_is_unavailable() -> None:
+    lowering = KernelLowering()
+    why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4)])
+    assert why is not None
+    assert "interpreter" in why
+    why = lowering.why_unavailable([torch.zeros(3, 4), torch.zeros(4, device="meta")])
+    assert why is not None
+    assert "cpu and meta" in why

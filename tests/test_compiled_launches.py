@@ -1,0 +1,52 @@
+"""Inductor's code for compiled scans: direct launches, one graph for all sizes, no copies for a layout, no fma."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("compiled_launches.py")
+
+
+@pytest.fixture(scope="module")
+def found() -> Any:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    # What pytest put on the path of this process.
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    run = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout.splitlines()[-1])
+
+
+def test_each_scan_is_one_launch_each_way(found: Any) -> None:
+    assert found["direct"] == {"launches": [1, 1], "loops": 0, "warnings": 0}
+
+
+def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
+    assert found["dynamic"] == [1, 1, 1, 1, 1]
+
+
+def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
+    launches = found["channels_last"]["launches"]
+    assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
+    dense = [384, 192, 32, 4, 1]  # of [5, 2, 6, 8, 4]: channels last
+    for _, arguments in launches:
+        strides = [argument for argument in arguments if isinstance(argument, list)]
+        numbers = [argument for argument in arguments if not isinstance(argument, list)]
+        # The initial state is one zero; nothing else is strided, so that no stride is an argument.
+        assert strides.count([0, 0, 0, 0]) == 1
+        assert all(stride in (dense, dense[1:], [0, 0, 0, 0]) for stride in strides)
+        assert numbers[:2] == [5, 384]
+        assert len(numbers) == 5  # T, elements, and the grid
+
+
+def test_products_are_rounded_before_something_is_added_and_keep_subnormals(found: Any) -> None:
+    counts = found["inexact"]
+    assert counts["fused"] > 0  # Triton fuses, if it may
+    assert counts["strict"] == counts["standalone"] == 0

@@ -1,0 +1,63 @@
+"""The digits demo learns the same on every backend, from the same seed."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+BACKENDS = ("hop", "triton")
+
+
+@pytest.fixture(scope="module")
+def digits() -> ModuleType:
+    path = Path(__file__).parent.parent / "examples" / "digits.py"
+    spec = importlib.util.spec_from_file_location("digits", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["digits"] = module  # its dataclass looks its module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def learn(
+    digits: ModuleType, backend: str, device: str, *, samples: int, steps: int, epochs: int, brightness: float
+) -> tuple[list[float], list[float]]:
+    """Loss and held-out accuracy after each epoch. Bright images make neurons fire from the first batch on."""
+    torch.manual_seed(0)
+    data = digits.load(torch.device(device), seed=0)
+    data.train_x, data.train_y = brightness * data.train_x[:samples], data.train_y[:samples]
+    data.test_x = brightness * data.test_x
+    network = digits.Network(steps, backend).to(device)
+    losses, accuracies = digits.train(network, data, epochs, seed=0)
+    assert network.hidden.explain().startswith(backend)
+    return losses, accuracies
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
+    size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}
+    losses, accuracies = learn(digits, "torch", "cpu", **size)
+    assert accuracies[-1] > 0.3, "it should have begun to learn"
+    for backend in BACKENDS:
+        other_losses, other_accuracies = learn(digits, backend, "cpu", **size)
+        assert other_losses == pytest.approx(losses, rel=1e-4)
+        # A last bit in a weight may turn one answer of 360.
+        assert other_accuracies == pytest.approx(accuracies, abs=1.5 / 360)
+
+
+@pytest.mark.gpu
+def test_the_whole_run_on_the_gpu(digits: ModuleType) -> None:
+    size: dict[str, Any] = {"samples": 1437, "steps": 8, "epochs": 25, "brightness": 1.0}
+    losses, accuracies = learn(digits, "torch", "cuda", **size)
+    assert accuracies[-1] > 0.95
+    for backend in BACKENDS:
+        other_losses, other_accuracies = learn(digits, backend, "cuda", **size)
+        assert other_losses[0] == pytest.approx(losses[0], rel=1e-2)
+        assert other_accuracies[-1] == pytest.approx(accuracies[-1], abs=0.015)

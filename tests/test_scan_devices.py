@@ -1,0 +1,294 @@
+"""What a launch depends on besides shapes: streams, devices, graphs, alignment, and what was launched before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from scan_cores import CASES, hard_spike, problem
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN, FlexSNKernel
+from flexsn_nn.neuron import LIF, ParametricLIF
+
+pytestmark = pytest.mark.gpu
+
+STEPS, STEP = 33, (41, 37)
+several_devices = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+def data(seed: int = 0, device: str = "cuda", *, steps: int = STEPS, step: Sequence[int] = STEP) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(steps, *step, generator=generator) + 0.6).to(device)
+
+
+def train(neuron: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+    """Spikes, and the gradients of the input and the parameters."""
+    x = x.detach().requires_grad_()
+    neuron.reset()  # type: ignore[operator]
+    spikes = neuron(x)
+    return spikes.detach(), *torch.autograd.grad(spikes, [x, *neuron.parameters()], spikes.detach() + 0.5)
+
+
+def by_the_loop(neuron: FlexSN, x: Tensor) -> tuple[Tensor, ...]:
+    backend, neuron.backend = neuron.backend, "torch"
+    results = train(neuron, x)
+    neuron.backend = backend
+    return results
+
+
+def assert_close(got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    assert torch.equal(got[0], expected[0])
+    for a, b in zip(got[1:], expected[1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5 * max(1.0, float(b.abs().max())))
+
+
+def per_channel(device: str = "cuda") -> FlexSN:
+    return ParametricLIF(init_tau=torch.linspace(1.5, 6.0, STEP[-1]), backend="triton").to(device)
+
+
+# -- CUDA graphs ---------------------------------------------------------------------------------------
+
+
+def warmed_up(run: Callable[[], object]) -> None:
+    """Runs once on a side stream, as torch's documentation of CUDA graphs asks for.
+
+    Autograd's node of a leaf belongs to the stream that it was made on, and lives as long as some state's graph does:
+    one of the default stream cannot be part of a capture.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        run()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("make", [lambda: LIF(backend="triton").cuda(), per_channel])
+def test_a_captured_training_step(make: Callable[[], FlexSN]) -> None:
+    neuron, static = make(), data()
+    warmed_up(lambda: train(neuron, static))
+    neuron.reset()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = train(neuron, static)
+    for seed in (1, 2):
+        static.copy_(data(seed))
+        graph.replay()
+        for got, expected in zip(results, train(neuron, data(seed)), strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_captured_inference_with_a_state_that_goes_on() -> None:
+    kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
+    x, v = data(), torch.zeros(STEP, device="cuda")
+    kernel(x, v)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        spikes, states = kernel(x, v)
+        v.copy_(states[-1])
+    v.zero_()
+    found = []
+    for seed in (1, 2):
+        x.copy_(data(seed))
+        graph.replay()
+        found.append(spikes.clone())
+    whole = kernel(torch.cat([data(1), data(2)]), torch.zeros(STEP, device="cuda"))[0]
+    assert torch.equal(torch.cat(found), whole)
+
+
+# It keeps the outputs of its own warm-up, on another stream, alive while it captures.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match:UserWarning")
+def test_graphed_callables() -> None:
+    """`torch.cuda.make_graphed_callables`, which records forward and backward apart."""
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(STEP[-1], STEP[-1])
+            self.neuron = LIF(backend="triton")
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.neuron.reset()
+            spikes: Tensor = self.neuron(3.0 * self.linear(x))
+            return spikes
+
+    torch.manual_seed(0)
+    layer = Layer().cuda()
+    x = data().requires_grad_()
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, layer.linear.weight])
+    graphed: Any = torch.cuda.make_graphed_callables(layer, (data(3).requires_grad_(),))
+    x = data().requires_grad_()
+    for got, wanted in zip(
+        torch.autograd.grad(graphed(x).square().sum(), [x, layer.linear.weight]), expected, strict=True
+    ):
+        torch.testing.assert_close(got, wanted)
+
+
+# -- streams and threads -------------------------------------------------------------------------------
+
+
+def test_each_stream_launches_on_its_own() -> None:
+    """A scan waits for what its own stream computes before it, and for nothing else."""
+    neuron = per_channel()
+    expected = [train(neuron, 2.0 * data(seed)) for seed in range(4)]
+    torch.cuda.synchronize()
+    found: list[tuple[Tensor, ...]] = []
+    for seed in range(4):
+        x = data(seed)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda._sleep(20_000_000)  # the input is not there yet when the kernels are launched
+            found.append(train(neuron, x * 2.0))
+    torch.cuda.synchronize()
+    for got, wanted in zip(found, expected, strict=True):
+        for a, b in zip(got, wanted, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_threads_with_streams_of_their_own() -> None:
+    kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
+    v = torch.zeros(STEP, device="cuda")
+
+    def gradient(seed: int) -> Tensor:
+        x = data(seed).requires_grad_()
+        (grad,) = torch.autograd.grad(kernel(x, v)[0].square().sum(), x)
+        return grad
+
+    expected = [gradient(seed) for seed in range(4)]
+    torch.cuda.synchronize()
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(20):
+                    grad = gradient(seed)
+                    torch.cuda.current_stream().synchronize()
+                    if not torch.equal(grad, expected[seed]):
+                        wrong.append(seed)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# -- devices -------------------------------------------------------------------------------------------
+
+
+@several_devices
+def test_devices_by_turns() -> None:
+    """One program on two devices, whichever of them is the current one."""
+    kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
+    for current in (0, 1):
+        for device in ("cuda:0", "cuda:1", "cuda:0"):
+            with torch.cuda.device(current):
+                x = data(device=device).requires_grad_()
+                spikes = kernel(x, torch.zeros(STEP, device=device))[0]
+                (grad,) = torch.autograd.grad(spikes.square().sum(), x)
+            assert spikes.device == grad.device == torch.device(device)
+            loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch")
+            y = data(device=device).requires_grad_()
+            expected = loop(y)
+            assert torch.equal(spikes, expected)
+            torch.testing.assert_close(grad, torch.autograd.grad(expected.square().sum(), y)[0])
+
+
+@several_devices
+def test_a_module_that_moves_to_another_device() -> None:
+    neuron = per_channel("cuda:0")
+    assert_close(train(neuron, data(device="cuda:0")), by_the_loop(neuron, data(device="cuda:0")))
+    neuron.to("cuda:1")
+    assert_close(train(neuron, data(device="cuda:1")), by_the_loop(neuron, data(device="cuda:1")))
+
+
+# -- the same shapes again, but --------------------------------------------------------------------------
+
+
+def shifted(tensor: Tensor) -> Tensor:
+    """A copy whose memory begins one element after a multiple of 16 bytes."""
+    memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    view = memory[1:].view(tensor.shape)
+    view.copy_(tensor)
+    assert view.data_ptr() % 16
+    return view
+
+
+@pytest.mark.parametrize("step", [(64, 64), (1024, 1024)], ids=str)
+def test_misaligned_memory_after_aligned(step: tuple[int, int]) -> None:
+    """Kernels are compiled for aligned pointers, and a launch is remembered: not for other pointers."""
+    kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
+    x, v, grad = (data(seed, steps=8, step=step) for seed in range(3))
+    v = v[0]
+
+    def run(x: Tensor, v: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+        x, v = x.detach().requires_grad_(), v.detach().requires_grad_()
+        spikes, states = kernel(x, v)
+        return spikes.detach(), states.detach(), *torch.autograd.grad(spikes, [x, v], grad)
+
+    expected = run(x, v, grad)
+    for arguments in (
+        (shifted(x), v, grad),
+        (x, shifted(v), grad),
+        (x, v, shifted(grad)),
+        (shifted(x), shifted(v), shifted(grad)),
+        (x, v, grad),
+    ):
+        for got, wanted in zip(run(*arguments), expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_a_misaligned_parameter() -> None:
+    case = CASES[7]  # a parameter per neuron
+    p = problem(case, 6, (64, 64), device="cuda")
+    (w,) = p.parameters
+    holder = [w]
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) * holder[0]
+        s = hard_spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+    kernel = FlexSNKernel(core, 1, 1, 1)
+    for parameter in (w.detach(), shifted(w.detach()), w.detach()):
+        holder[0] = parameter.requires_grad_()
+        results = kernel(p.inputs[0], p.states[0])
+        again = [results[0], *torch.autograd.grad(results[0].square().sum(), [p.inputs[0], parameter])]
+        if parameter.data_ptr() == w.data_ptr():
+            expected = again
+        for got, wanted in zip(again, expected, strict=True):
+            assert torch.equal(got, wanted)
+
+
+def test_other_gradients_of_the_same_shapes() -> None:
+    """What is asked for, and what comes in, changes from call to call."""
+    kernel = FlexSNKernel(CASES[1].make(hard_spike, []), 1, 1, 1)
+    loop = FlexSN(CASES[1].make(hard_spike, []), 1, 1, 1, backend="torch", store_state_seqs=True)
+    for of_input, of_state, use_spikes, use_states in (
+        (True, False, True, False),
+        (True, True, True, True),
+        (False, True, False, True),
+        (True, False, False, True),
+        (True, False, True, False),
+    ):
+        results = []
+        for run in (kernel, loop):
+            x, v = data().requires_grad_(of_input), data(5)[0].requires_grad_(of_state)
+            if run is loop:
+                loop.states = [v]
+                spikes, states = loop(x), loop.state_seqs[0]
+            else:
+                spikes, states = kernel(x, v)
+            loss = use_spikes * spikes.square().sum() + use_states * states.sin().sum()
+            results.append(torch.autograd.grad(loss, [t for t in (x, v) if t.requires_grad]))
+        for got, wanted in zip(*results, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,115 @@
+"""Gradients of the compiled scan against finite differences, in float64: every input, state and captured tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+from scan_cores import CASES, Case, Spike, problem, soft_spike
+from torch import Tensor
+
+from flexsn_runtime import LaunchConfig, ScanProgram, Specialization, prepare, scan
+
+
+def _exponential(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
+    tau, sharpness = parameters
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        upswing = sharpness * torch.exp((v - 0.8) / (1.0 + sharpness * sharpness))
+        h = v + (x - v + upswing) / (1.0 + tau * tau)
+        s = spike(h - 1.0)
+        return s, s * -0.1 + (1.0 - s) * h
+
+    return core
+
+
+def _scaled(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
+    (k,) = parameters
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.relu(k * (v + (x - v) / 2.0))
+        s = spike(h - 1.0)
+        return s, (h - s) / (1.0 + k.square())
+
+    return core
+
+
+def _delayed(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
+    beta, threshold = parameters
+
+    def core(x: Tensor, v: Tensor, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.sigmoid(beta) * v + x - last * threshold
+        s = spike(h - threshold)
+        return s, h, s
+
+    return core
+
+
+# Twelve, with parameters of every kind of shape: one for all, per channel, per sample, per neuron.
+SMOOTH = (
+    *(case for case in CASES if case.smooth),
+    Case("eif", 1, 1, 1, _exponential, lambda step: [(), step[-1:]]),
+    Case("klif", 1, 1, 1, _scaled, lambda step: [(step[0], 1)]),
+    Case("delayed_reset", 1, 2, 1, _delayed, lambda step: [step, ()]),
+)
+cases = pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case.name)
+
+
+def test_there_are_twelve() -> None:
+    assert len({case.name for case in SMOOTH}) >= 12
+
+
+def gradcheck(case: Case, device: str, steps: int, step: tuple[int, ...], *, fast: bool, state_seqs: bool) -> bool:
+    p = problem(case, steps, step, dtype=torch.float64, device=device, spike=soft_spike)
+    program = ScanProgram(p.core, *p.counts)
+
+    def function(*leaves: Tensor) -> tuple[Tensor, ...]:
+        return scan(*prepare(program, leaves), state_seqs=state_seqs)
+
+    # As arguments, captured tensors come in the order in which the core reads them.
+    function(*p.inputs, *p.states)
+    lifted = program.lifted()
+    assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
+    return torch.autograd.gradcheck(
+        function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
+    )
+
+
+@pytest.fixture
+def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 4 elements and chunks of 2 steps, so that few entries make several of each."""
+    plan = Specialization.plan
+
+    def small(self: Specialization, ncl: int) -> Any:
+        usual = plan(self, ncl)
+        launches = {f.name: getattr(usual, f.name) for f in fields(usual)}
+        launches = {name: replace(v, block=4, chunk=2) for name, v in launches.items() if isinstance(v, LaunchConfig)}
+        assert launches
+        return replace(usual, **launches)
+
+    monkeypatch.setattr(Specialization, "plan", small)
+
+
+@cases
+@pytest.mark.timeout(60)
+def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
+    # A block of 4 and a part of one; a segment of 2 steps and one more.
+    assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
+
+
+@cases
+@pytest.mark.gpu
+def test_every_entry_on_the_gpu(case: Case) -> None:
+    # The backward's block of 32 elements and one more; its chunks of 8 steps, the forward's of 16, and two more.
+    assert gradcheck(case, "cuda", 18, (3, 11), fast=False, state_seqs=False)
+
+
+@cases
+@pytest.mark.gpu
+@pytest.mark.parametrize("step", [(613, 217), (1001, 1501)], ids=str)
+def test_random_projections_on_the_gpu(case: Case, step: tuple[int, ...]) -> None:
+    """Sizes that have too many entries for one at a time, in the other size classes."""
+    assert gradcheck(case, "cuda", 6, step, fast=True, state_seqs=True)

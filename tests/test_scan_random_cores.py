@@ -1,0 +1,205 @@
+"""Step functions that nobody thought of: random ones, compiled, against the eager scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scan_cores import hard_spike
+from torch import Tensor
+
+from flexsn_hop import eager_scan
+from flexsn_runtime import ScanProgram, prepare, scan
+
+# A block of the interpreter's 512 elements and a part of one; a shape that parameters broadcast to in several ways.
+STEP = (9, 61)
+PARAMETER_SHAPES = ((), STEP[-1:], (STEP[0], 1), STEP)
+
+# Ops of one, two and three values. Arithmetic gives the same bits wherever it is computed.
+UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "relu": torch.relu,
+    "square": torch.square,
+    "double": lambda a: a * 2.0,
+    "third": lambda a: a / 3.0,
+    "from one": lambda a: 1.0 - a,
+    "clamp": lambda a: a.clamp(-0.75, 0.5),
+    "detached": lambda a: a.detach() + a,
+}
+BINARY: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": lambda a, b: a / (1.0 + b.abs()),
+    "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "lerp": lambda a, b: a + (b - a) * 0.25,
+}
+# Not continuous: only for results that agree to the last bit.
+STEPS: dict[str, Callable[..., Tensor]] = {
+    "spike": lambda a: hard_spike(a - 0.25),
+    "greater": lambda a, b: (a > b).to(a.dtype),
+    "where": lambda a, b, c: torch.where(a >= 0.1, b, c),
+    "masked": lambda a, b: (a * b).masked_fill(b < 0.0, 0.5),
+}
+# Rounded in more than one way.
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda a: torch.exp(-a.abs()),
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "log1p": lambda a: torch.log1p(a.abs()),
+    "sin": torch.sin,
+    "sqrt": lambda a: torch.sqrt(1.0 + a * a),
+}
+ARITHMETIC: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, **STEPS}
+SMOOTH: dict[str, Callable[..., Tensor]] = {**UNARY, **BINARY, **FUNCTIONS}
+OPERANDS = {
+    **dict.fromkeys((*UNARY, *FUNCTIONS, "spike"), 1),
+    **dict.fromkeys((*BINARY, "greater", "masked"), 2),
+    "where": 3,
+}
+
+
+def bounded(a: Tensor) -> Tensor:
+    """In (-1, 1), so that no state grows over time."""
+    return a / (1.0 + a.abs())
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A step function as a straight line of ops on values: inputs, states, parameters, then each op's result.
+
+    Attributes:
+        lines: an op's name and the positions of its operands.
+        outputs, new_states: positions of the values that are returned.
+        parameters: the shapes of the captured tensors.
+    """
+
+    num_inputs: int
+    lines: tuple[tuple[str, tuple[int, ...]], ...]
+    outputs: tuple[int, ...]
+    new_states: tuple[int, ...]
+    parameters: tuple[tuple[int, ...], ...]
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        return self.num_inputs, len(self.new_states), len(self.outputs)
+
+    def core(self, captured: Sequence[Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        ops = {**ARITHMETIC, **SMOOTH}
+
+        def step(*arguments: Tensor) -> tuple[Tensor, ...]:
+            values = [*arguments, *captured]
+            for name, operands in self.lines:
+                values.append(ops[name](*(values[i] for i in operands)))
+            # What is returned unchanged stays as it is: an argument may be a result, too.
+            returned = (*self.outputs, *self.new_states)
+            return tuple(values[i] if i < len(arguments) else bounded(values[i]) for i in returned)
+
+        return step
+
+
+@st.composite
+def recipes(draw: st.DrawFn, ops: Sequence[str]) -> Recipe:
+    num_inputs, num_states = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    parameters = tuple(draw(st.lists(st.sampled_from(PARAMETER_SHAPES), max_size=2)))
+    # Whether a value has the shape of the step, as everything that is returned must.
+    full = [True] * (num_inputs + num_states) + [shape == STEP for shape in parameters]
+    lines = []
+    for _ in range(draw(st.integers(1, 8))):
+        name = draw(st.sampled_from(ops))
+        operands = tuple(draw(st.integers(0, len(full) - 1)) for _ in range(OPERANDS[name]))
+        lines.append((name, operands))
+        full.append(any(full[i] for i in operands))
+    # Late values more often: they are what the lines before them are for.
+    returnable = [i for i, is_full in enumerate(full) if is_full]
+    position = st.sampled_from(returnable[::-1])
+    outputs = tuple(draw(st.lists(position, min_size=1, max_size=2)))
+    return Recipe(num_inputs, tuple(lines), outputs, tuple(draw(position) for _ in range(num_states)), parameters)
+
+
+def leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return drawn.to(device=device, dtype=dtype).requires_grad_()
+
+
+def assert_like_the_loop(
+    recipe: Recipe, steps: int, dtype: torch.dtype, *, device: str = "cpu", forward: float = 0.0, gradient: float | None
+) -> None:
+    """Compares values with the relative tolerance `forward`, and gradients, unless `None`, with `gradient`."""
+    new_leaf = partial(leaf, dtype=dtype, device=device)
+    num_inputs, num_states, _ = recipe.counts
+    inputs = [new_leaf((steps, *STEP), seed=i) for i in range(num_inputs)]
+    states = [new_leaf(STEP, seed=10 + i) for i in range(num_states)]
+    captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
+    core = recipe.core(captured)
+    got = scan(*prepare(ScanProgram(core, *recipe.counts), (*inputs, *states)), state_seqs=True)
+    expected = eager_scan(core, *recipe.counts, *inputs, *states)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=forward, atol=forward)
+    pairs = [(a, b) for a, b in zip(got, expected, strict=True) if b.requires_grad]
+    if gradient is None or not pairs:
+        return
+    leaves = [*inputs, *states, *captured]
+    weights = [leaf(tuple(b.shape), 30 + i, dtype, device).detach() for i, (_, b) in enumerate(pairs)]
+    found = torch.autograd.grad([a for a, _ in pairs], leaves, weights, allow_unused=True)
+    wanted = torch.autograd.grad([b for _, b in pairs], leaves, weights, allow_unused=True)
+    for value, a, b in zip(leaves, found, wanted, strict=True):
+        reference = torch.zeros_like(value) if b is None else b
+        # Where much cancels, an error is small in comparison with what cancelled.
+        scale = max(1.0, float(reference.abs().max()))
+        torch.testing.assert_close(
+            torch.zeros_like(value) if a is None else a, reference, rtol=gradient, atol=gradient * scale
+        )
+
+
+# The same examples on every run.
+random_cores = partial(
+    settings,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+num_steps = st.sampled_from([1, 3, 4, 5, 9])  # around the interpreter's chunks
+
+
+@random_cores(max_examples=40)
+@given(recipes(list(ARITHMETIC)), num_steps)
+def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, recipe: Recipe, steps: int) -> None:
+    assert_like_the_loop(recipe, steps, torch.float32, gradient=1e-4)
+
+
+@random_cores(max_examples=15)
+@given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
+def test_arithmetic_in_half_precision_to_the_last_bit(
+    interpreted: None, recipe: Recipe, steps: int, dtype: torch.dtype
+) -> None:
+    assert_like_the_loop(recipe, steps, dtype, gradient=None)
+
+
+@random_cores(max_examples=40)
+@given(recipes(list(SMOOTH)), num_steps)
+def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int) -> None:
+    assert_like_the_loop(recipe, steps, torch.float64, forward=1e-12, gradient=1e-10)
+
+
+@pytest.mark.gpu
+@random_cores(max_examples=8)  # each compiles kernels of its own, for some seconds
+@given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps)
+def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int) -> None:
+    assert_like_the_loop(recipe, steps, torch.float32, device="cuda", gradient=1e-4)
+
+
+@pytest.mark.gpu
+@random_cores(max_examples=5)
+@given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps)
+def test_float64_on_the_gpu(recipe: Recipe, steps: int) -> None:
+    assert_like_the_loop(recipe, steps, torch.float64, device="cuda", forward=1e-13, gradient=1e-10)

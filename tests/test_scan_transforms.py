@@ -1,0 +1,296 @@
+"""Compiled scans under torch's transforms: functional calls, checkpointing, autocast, compilers, and lifetimes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from scan_cores import hard_spike
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from flexsn_nn import FlexSN
+from flexsn_nn.neuron import LIF, ParametricLIF
+from flexsn_runtime import (
+    TransformError,
+    build_training_kernels,
+    flexsn_inductor_training_final_state,
+    register_flexsn_kernel_handle,
+    release_flexsn_kernel_handle,
+)
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+STEPS, BATCH, FEATURES = 5, 7, 90  # a block of the interpreter's 512 elements, and a part of one
+
+
+class Leaky(nn.Module):
+    """A step function with a parameter per feature."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.linspace(0.3, 0.7, FEATURES))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) * self.decay
+        s = hard_spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+
+def neurons() -> tuple[FlexSN, FlexSN]:
+    """The same neuron by kernels and by the loop."""
+    core = Leaky()
+    return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
+
+
+def data(dtype: torch.dtype = torch.float32) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randn(STEPS, BATCH, FEATURES, generator=generator) + 0.6).to(dtype)
+
+
+def assert_same(compiled: Callable[[], tuple[Tensor, ...]], loop: Callable[[], tuple[Tensor, ...]]) -> None:
+    for got, expected in zip(compiled(), loop(), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+# -- torch.func ----------------------------------------------------------------------------------------
+
+
+def test_functional_call_with_other_parameters() -> None:
+    decay = torch.linspace(0.6, 0.2, FEATURES).requires_grad_()
+
+    def run(neuron: FlexSN) -> tuple[Tensor, ...]:
+        neuron.reset()
+        x = data().requires_grad_()
+        spikes = torch.func.functional_call(neuron, {"core.decay": decay}, (x,))
+        return spikes, *torch.autograd.grad(spikes.square().sum() + spikes.sum(), (x, decay))
+
+    compiled, loop = neurons()
+    assert_same(lambda: run(compiled), lambda: run(loop))
+    # The module's own parameters are back.
+    compiled.reset()
+    assert torch.autograd.grad(compiled(data()).sum(), compiled.get_parameter("core.decay"))[0].abs().sum() > 0
+
+
+def transform_grad(neuron: FlexSN) -> tuple[Tensor, ...]:
+    return (torch.func.grad(lambda x: neuron(x).sum())(data()),)
+
+
+def transform_vjp(neuron: FlexSN) -> tuple[Tensor, ...]:
+    spikes, pull, *_ = torch.func.vjp(neuron, data())
+    return spikes, *pull(torch.ones_like(spikes))
+
+
+def transform_vmap(neuron: FlexSN) -> tuple[Tensor, ...]:
+    return (torch.func.vmap(neuron, in_dims=1, out_dims=1)(data()),)
+
+
+def transform_jvp(neuron: FlexSN) -> tuple[Tensor, ...]:
+    return torch.func.jvp(neuron, (data(),), (torch.ones_like(data()),))
+
+
+def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
+    with forward_ad.dual_level():
+        spikes = neuron(forward_ad.make_dual(data(), torch.ones_like(data())))
+        return tuple(forward_ad.unpack_dual(spikes))
+
+
+# torch's forward mode scripts its own formulas.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize(
+    "transform", [transform_grad, transform_vjp, transform_vmap, transform_jvp, transform_forward_mode]
+)
+def test_function_transforms_are_refused_and_the_way_out_works(
+    transform: Callable[[FlexSN], tuple[Tensor, ...]],
+) -> None:
+    neuron = FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
+    for _ in range(2):  # the second time, with the call already prepared
+        with pytest.raises(TransformError, match=r"(?s)inside of .*torch.*backend='torch' there, or backend='hop'"):
+            transform(neuron)
+        neuron(data())
+        neuron.reset()
+    neuron.backend = "torch"
+    expected = transform(neuron)
+    neuron.reset()
+    neuron.backend = "hop"
+    assert_same(lambda: transform(neuron), lambda: expected)
+
+
+def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
+    """Here it is what the core captures that torch wraps, not what comes in."""
+    compiled, _ = neurons()
+    names = dict(compiled.named_parameters())
+    with pytest.raises(TransformError, match=r"torch\.func"):
+        torch.func.grad(lambda p: torch.func.functional_call(compiled, p, (data(),)).sum())(names)
+
+
+# -- activation checkpointing --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant: bool) -> None:
+    first, second = nn.Linear(FEATURES, FEATURES), nn.Linear(FEATURES, 3)
+
+    def run(neuron: FlexSN, *, recompute: bool) -> tuple[Tensor, ...]:
+        x = data().requires_grad_()
+
+        def block(x: Tensor) -> Tensor:
+            neuron.reset()
+            spikes: Tensor = neuron(first(x))
+            return spikes
+
+        spikes = checkpoint(block, x, use_reentrant=reentrant) if recompute else block(x)
+        result = second(spikes)
+        parameters = (x, first.weight, neuron.get_parameter("core.decay"), second.weight)
+        for p in parameters:
+            p.grad = None
+        # `backward`, as reentrant checkpointing does not support `autograd.grad`.
+        result.square().sum().backward()
+        return result, *(p.grad for p in parameters if p.grad is not None)
+
+    compiled, loop = neurons()
+    checkpointed = run(compiled, recompute=True)
+    assert len(checkpointed) == 5
+    for got, expected in zip(checkpointed, run(compiled, recompute=False), strict=True):
+        assert torch.equal(got, expected)
+    assert_same(lambda: checkpointed, lambda: run(loop, recompute=True))
+
+
+# -- autocast ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
+def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:
+    """A neuron behind a layer that autocast runs in half precision works in it, too; its parameters stay float32."""
+    torch.manual_seed(0)
+    linear = nn.Linear(FEATURES, FEATURES)
+    neuron = make()
+    weights = torch.rand(STEPS, BATCH, FEATURES)
+
+    def run(backend: str) -> tuple[Tensor, ...]:
+        neuron.backend = backend
+        neuron.reset()
+        with torch.autocast("cpu", dtype=dtype):
+            spikes = neuron(3.0 * linear(data()))
+        assert isinstance(spikes, Tensor)
+        assert spikes.dtype == neuron.states[0].dtype == dtype
+        assert 0.02 < spikes.float().mean() < 0.98
+        parameters = [*neuron.parameters(), linear.weight, linear.bias]
+        return spikes, *torch.autograd.grad((spikes * weights).sum(), parameters)
+
+    spikes, *gradients = run("triton")
+    expected, *wanted = run("torch")
+    assert torch.equal(spikes, expected)
+    for got, other in zip(gradients, wanted, strict=True):
+        assert got.dtype == other.dtype == torch.float32
+        # The loop rounds the gradient of each step to half precision, the kernel the sum of a parameter's.
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(got, other, rtol=20 * eps, atol=20 * eps * float(other.abs().max()))
+
+
+# -- modes ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_made_in_inference_mode_is_refused_by_torch_and_reset_helps() -> None:
+    compiled, _ = neurons()
+    with torch.inference_mode():
+        compiled(data())
+    with pytest.raises(RuntimeError, match=r"[Ii]nference tensors"):
+        compiled(data().requires_grad_()).sum().backward()
+    compiled.reset()
+    compiled(data().requires_grad_()).sum().backward()
+
+
+# -- lifetimes -----------------------------------------------------------------------------------------
+
+
+def test_backward_after_the_module_died() -> None:
+    compiled, loop = neurons()
+    x, y = data().requires_grad_(), data().requires_grad_()
+    spikes, decay = compiled(x), compiled.get_parameter("core.decay")
+    loop(y).sum().backward()
+    expected, decay.grad = decay.grad, None
+    gone = weakref.ref(compiled)
+    del compiled, loop
+    gc.collect()
+    assert gone() is None
+    spikes.sum().backward()
+    torch.testing.assert_close(x.grad, y.grad)
+    torch.testing.assert_close(decay.grad, expected)
+
+
+def test_a_dead_module_leaves_nothing_behind() -> None:
+    """Neither its kernels nor what it saved for a backward that never came."""
+    compiled, _ = neurons()
+    x = data().requires_grad_()
+    spikes = compiled(x)
+    program = weakref.ref(compiled._program)
+    input_memory = weakref.ref(x)
+    del compiled, spikes, x, _
+    gc.collect()
+    assert program() is None
+    assert input_memory() is None
+
+
+# -- compilers -----------------------------------------------------------------------------------------
+
+
+def leaky(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) * decay
+    s = hard_spike(h - 1.0)
+    return s, h * (1.0 - s)
+
+
+@pytest.fixture
+def handle() -> Iterator[int]:
+    """Of `Leaky`, for the operators."""
+    decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
+    examples = (torch.zeros(BATCH, FEATURES),) * 2
+    forward, backward, info = build_training_kernels(lambda x, v: leaky(x, v, decay), 1, 1, 1, examples)
+    absent: dict[str, Any] = dict.fromkeys(
+        ("inference_kernel", "inference_info", "inference_final_state_kernel", "inference_final_state_info")
+    )
+    number = register_flexsn_kernel_handle(
+        forward_kernel=forward, backward_kernel=backward, training_info=info, **absent
+    )
+    torch._dynamo.reset()
+    yield number
+    torch._dynamo.reset()
+    release_flexsn_kernel_handle(number)
+
+
+def test_compiled_training_is_compiled_once_for_every_t_and_batch(handle: int) -> None:
+    compilations = []
+
+    def backend(module: Any, inputs: Any) -> Any:
+        compilations.append(module)
+        return torch._dynamo.lookup_backend("aot_eager")(module, inputs)
+
+    @torch.compile(fullgraph=True, backend=backend, dynamic=True)
+    def run(x: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+        results = flexsn_inductor_training_final_state(handle, [2.0 * x, v, decay])
+        total: Tensor = results[0] + results[1]
+        return total
+
+    decay = torch.linspace(0.3, 0.7, FEATURES).requires_grad_()
+    for steps, batch in ((5, 7), (3, 7), (9, 7), (5, 4), (6, 11)):
+        x, v = torch.randn(steps, batch, FEATURES).requires_grad_(), torch.randn(batch, FEATURES).requires_grad_()
+        result = run(x, v, decay)
+        state, outputs = v, []
+        for step in (2.0 * x).unbind(0):
+            output, state = leaky(step, state, decay)
+            outputs.append(output)
+        expected = torch.stack(outputs) + state
+        torch.testing.assert_close(result, expected)
+        weights = torch.rand_like(result)
+        found = torch.autograd.grad(result, (x, v, decay), weights)
+        for got, wanted in zip(found, torch.autograd.grad(expected, (x, v, decay), weights), strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    assert len(compilations) == 1

@@ -1,0 +1,86 @@
+"""Twenty step functions with twenty surrogates in four dtypes: kernels equal the eager loop and its autograd.
+
+What runs here covers each pair of a step function and a dtype, of a surrogate and a dtype; all 1600 combinations are
+run by `python benchmarks/steps_by_surrogate.py`, which keeps a table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from step_zoo import DTYPES, STEP_FUNCTIONS, Combination, check, combinations, compare, covering, label, surrogates
+from torch import Tensor
+
+from flexsn_hop import eager_scan
+from flexsn_nn.surrogate import ATan
+from flexsn_runtime import ScanProgram, prepare, scan
+
+covered = pytest.mark.parametrize("combination", covering(), ids=label)
+
+
+@covered
+def test_kernels_equal_the_loop_in_the_interpreter(combination: Combination, interpreted: None) -> None:
+    assert check(combination, compare(*combination), "cpu") == ""
+
+
+@covered
+@pytest.mark.gpu
+def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:
+    assert check(combination, compare(*combination, device="cuda"), "cuda") == ""
+
+
+def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    spikes = (x > 0.3).to(x.dtype)
+    return spikes, torch.where(x >= 0.28, 0.3, x), torch.fmod(x, 0.1), x**1.7, x**3, (10 * x) ** -2, v + x / 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
+    dtype: torch.dtype, device: str, request: pytest.FixtureRequest
+) -> None:
+    """0.3 is no bfloat16 number: eager mode compares with 0.30078125, which is one, and not above it."""
+    if device == "cpu":
+        request.getfixturevalue("interpreted")
+    x = torch.linspace(0.25, 0.35, 512, dtype=torch.float64).to(device, dtype)[None]
+    v = torch.zeros_like(x[0])
+    results = scan(*prepare(ScanProgram(_with_numbers, 1, 1, 6), (x, v)), state_seqs=True)
+    for i, (a, b) in enumerate(zip(results, eager_scan(_with_numbers, 1, 1, 6, x, v), strict=True)):
+        assert torch.equal(a, b), i
+    if dtype == torch.bfloat16:
+        assert torch.equal(results[0], (x > 0.30078125).to(dtype))
+        assert not torch.equal(results[0], (x.float() > 0.3).to(dtype))
+
+
+def test_the_part_covers_all_pairs_with_a_dtype() -> None:
+    part = covering()
+    assert len(STEP_FUNCTIONS) == len(surrogates()) == 20
+    assert len(combinations()) == 1600
+    assert len(part) == 80
+    assert {(step.name, dtype) for step, _, dtype in part} == {(s.name, d) for s in STEP_FUNCTIONS for d in DTYPES}
+    assert {(spike, dtype) for _, spike, dtype in part} == {(s, d) for s in surrogates() for d in DTYPES}
+    assert len({(step.name, spike) for step, spike, _ in part}) == len(part)
+
+
+def test_a_wrong_gradient_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop has a surrogate of a slightly other shape than the kernel."""
+    step = STEP_FUNCTIONS[1]
+    core = step.make(ATan(3.0))
+    monkeypatch.setattr("step_zoo.eager_scan", lambda _, *arguments: eager_scan(core, *arguments))
+    for dtype in DTYPES:
+        combination = (step, ATan(2.0), dtype)
+        assert check(combination, compare(*combination), "cpu").startswith("gradient: off by"), dtype
+
+
+def test_a_wrong_result_is_found(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's results are larger by an eps or two."""
+
+    def off(*arguments: Any) -> tuple[Tensor, ...]:
+        results = eager_scan(*arguments)
+        return tuple(t * (1 + 1.5 * torch.finfo(t.dtype).eps) for t in results)
+
+    monkeypatch.setattr("step_zoo.eager_scan", off)
+    combination = (STEP_FUNCTIONS[1], ATan(), torch.float32)
+    assert "have other bits" in check(combination, compare(*combination), "cpu")
