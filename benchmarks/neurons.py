@@ -1,30 +1,205 @@
-"""Step functions that the benchmarks share, written as a user would."""
+"""A training step of every neuron against the copy floor, on a GPU.
+
+    python benchmarks/neurons.py [--output benchmarks/results/neurons.md] [--shape 32x1600000] [NEURON ...]
+
+One forward and one backward of the module, as a user calls it, from a reset state. The floor of all of them is five
+streams (a stream is one `T x NCL` float32 tensor read or written once): read x, write s; read grad_s, read x again,
+write grad_x. What else a neuron moves is small, and listed: a checkpoint of each state every few steps, and a partial
+sum per element for each learned parameter. The kernels are compiled beforehand by several processes at once.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from measure import copy_floor, graphed, issue_time, milliseconds, publish, table, where
+from triton.compiler import CompiledKernel
+
+from flexsn_graph import generate_forward_and_backward_graph
+from flexsn_nn import neuron
+from flexsn_nn.neuron import Neuron
+
+FLOOR_STREAMS = 5
+LIMIT = 1.3
+TRANSCENDENTAL = ("exp", "log", "sigmoid", "tanh", "pow", "sin", "cos")
+
+# With values for which every term of the equation is there.
+NEURONS: dict[str, Callable[[], Neuron]] = {
+    "IF": neuron.IF,
+    "LIF": neuron.LIF,
+    "LIF, soft reset": lambda: neuron.LIF(v_reset=None),
+    "LIF, decay_input=False": lambda: neuron.LIF(decay_input=False),
+    "PLIF": neuron.PLIF,
+    "KLIF": neuron.KLIF,
+    "LIAF": lambda: neuron.LIAF(torch.relu, threshold_related=True),
+    "ALIF": neuron.ALIF,
+    "ILIF": neuron.ILIF,
+    "LI": neuron.LI,
+    "CUBALIF": neuron.CUBALIF,
+    "QIF": neuron.QIF,
+    "EIF": neuron.EIF,
+    "AdEx": lambda: neuron.AdEx(a=0.2, b=0.3),
+    "Izhikevich": lambda: neuron.Izhikevich(a=0.2, b=0.3),
+    "GatedLIF": lambda: neuron.GatedLIF(init_linear_decay=0.05),
+    "Leaky": lambda: neuron.Leaky(beta=0.9),
+    "Leaky, learned": lambda: neuron.Leaky(beta=0.9, learn_beta=True, learn_threshold=True),
+    "Synaptic": lambda: neuron.Synaptic(alpha=0.9, beta=0.8),
+    "Alpha": lambda: neuron.Alpha(alpha=0.9, beta=0.8),
+    "Lapicque": lambda: neuron.Lapicque(R=2.0, C=3.0),
+}
 
 
-class SigmoidSpike(torch.autograd.Function):
-    """1 where `x >= 0`; backward as if it were `sigmoid(4 x)`."""
+@dataclass(frozen=True)
+class Row:
+    """What was measured of one neuron: times in ms, ops per element and step, and what its kernels use."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return (x >= 0).to(x.dtype)
+    name: str
+    compiled: float
+    graph: float
+    issued: float
+    loop: float
+    forward_ops: int
+    backward_ops: int
+    transcendental: int
+    learned: int
+    states: int
+    kernels: list[CompiledKernel]
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        soft = torch.sigmoid(4.0 * x)
-        return grad * 4.0 * soft * (1.0 - soft)
+    def cells(self, floor: float, steps: int) -> list[str]:
+        ratio = self.compiled / floor
+        registers = " + ".join(f"{k.n_regs}" for k in self.kernels)
+        return [
+            self.name,
+            f"{floor:.4f}",
+            f"{self.compiled:.4f}",
+            f"{self.graph:.4f}",
+            f"{ratio:.2f}",
+            f"{self.graph / floor:.2f}",
+            f"{self.loop / self.compiled:.1f}",
+            f"{self.forward_ops} + {self.backward_ops}",
+            registers,
+            self._reason(floor, steps) if ratio > LIMIT else "",
+        ]
+
+    def _reason(self, floor: float, steps: int) -> str:
+        """What makes it slow, or the facts that can."""
+        if self.graph <= LIMIT * floor:
+            return f"the CPU, which needs {self.issued:.3f} ms to issue a step"
+        facts = [
+            f"the {'backward' if 'backward' in k.name else 'forward'} spills {k.n_spills} registers"
+            for k in self.kernels
+            if k.n_spills
+        ]
+        if self.transcendental:
+            facts.append(f"{self.transcendental} exp, log and the like per element and step")
+        if self.learned:
+            facts.append(f"{self.learned} learned: {self.learned / steps:.2f} more streams, and their sums")
+        facts.append(f"{self.states} states: a checkpoint of each every few steps, written and read")
+        return "; ".join(facts)
 
 
-def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaky integrate-and-fire: `h = v + (x - v) / 2`, fires where `h >= 1`, hard reset to 0."""
-    h = v + (x - v) / 2.0
-    spike: Tensor = SigmoidSpike.apply(h - 1.0)  # type: ignore[no-untyped-call]
-    return spike, h * (1.0 - spike)
+def training_step(name: str, steps: int, ncl: int, device: torch.device, backend: str) -> Callable[[], object]:
+    torch.manual_seed(0)
+    made = NEURONS[name]().to(device)
+    made.backend = backend
+    x = (torch.randn(steps, ncl, device=device) + 0.5).requires_grad_()
+    grad = torch.randn(steps, ncl, device=device)
+    wanted = [x, *made.parameters()]
+
+    def run() -> object:
+        made.reset()
+        spikes = made(x)
+        # Before a graph is captured, no node of another step may be left.
+        made.reset()
+        return torch.autograd.grad(spikes, wanted, grad)
+
+    return run
+
+
+def count_ops(name: str) -> tuple[int, int, int]:
+    """Ops of the step and of its VJP, and how many of them are transcendental. The compiled backward does both."""
+    made = NEURONS[name]()
+    examples = (torch.zeros(2),) * (made.num_inputs + made.num_states)
+    graphs = generate_forward_and_backward_graph(made.core, examples)
+    calls = [[n for n in graph.nodes if n.op == "call_function"] for graph in graphs]
+    hard = [n for nodes in calls for n in nodes if any(word in str(n.target) for word in TRANSCENDENTAL)]
+    return len(calls[0]), len(calls[1]), len(hard)
+
+
+def compile_one(name: str, steps: int, ncl: int, device: str) -> None:
+    """In a process of its own: leaves the kernels in Triton's cache."""
+    training_step(name, steps, ncl, torch.device(device), "triton")()
+
+
+def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) -> None:
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), mp_context=spawn) as pool:
+        for done in [pool.submit(compile_one, name, steps, ncl, str(device)) for name in names]:
+            done.result()
+
+
+def loaded_kernels() -> list[CompiledKernel]:
+    """All in this process. Triton has no list of them."""
+    return [value for value in gc.get_objects() if type(value) is CompiledKernel]
+
+
+def measure(name: str, steps: int, ncl: int, device: torch.device) -> Row:
+    before = loaded_kernels()
+    compiled = training_step(name, steps, ncl, device, "triton")
+    compiled()
+    kernels = [kernel for kernel in loaded_kernels() if kernel not in before]
+    made = NEURONS[name]()
+    loop = training_step(name, steps, ncl, device, "torch")
+    return Row(
+        name,
+        milliseconds(compiled, device),
+        milliseconds(graphed(compiled) if device.type == "cuda" else compiled, device),
+        issue_time(compiled, device),
+        milliseconds(loop, device, warmup=1, rep=30),
+        *count_ops(name),
+        sum(1 for _ in made.parameters()),
+        made.num_states,
+        sorted(kernels, key=lambda kernel: "backward" in kernel.name),
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("neurons", nargs="*", metavar="NEURON", help=f"of {', '.join(NEURONS)}; default: all")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "neurons.md")
+    parser.add_argument("--shape", default="32x1600000", help="T x NCL")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    chosen = parser.parse_args()
+    names = chosen.neurons or list(NEURONS)
+    steps, ncl = map(int, chosen.shape.split("x"))
+    device = torch.device(chosen.device)
+    if device.type == "cuda":
+        compile_all(names, steps, ncl, device)
+    rows = [measure(name, steps, ncl, device) for name in names]
+    floor = copy_floor(steps * ncl, FLOOR_STREAMS, device)
+    header = ["neuron", "copy 5", "call", "graph", "call / copy", "graph / copy", "loop / call", "ops", "registers"]
+    header += ["reasons"]
+    lines = [
+        f"# Training step of every neuron, {steps} x {ncl}, float32",
+        "",
+        "`python benchmarks/neurons.py`: one forward and one backward of the module, medians in ms, in one run.",
+        "`copy 5` moves as many bytes as five streams; `graph` is the replay of the call under a CUDA graph; `loop` is",
+        "`backend=\"torch\"`; ops per element and step, of the step and of its VJP; registers per thread, forward and",
+        f"backward. Reasons: of calls above {LIMIT}.",
+        where(device),
+        "",
+        *table(header, [row.cells(floor, steps) for row in rows]),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

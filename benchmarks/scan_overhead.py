@@ -4,7 +4,8 @@
 
 `call` is wall time per call, over many calls and one synchronisation at the end; `issue` is what of it the CPU needs,
 without waiting; `graph` is the time of a replay of the same call under a CUDA graph, and `kernels` that of the kernels
-in it alone, as the profiler has it.
+in it alone, as the profiler has it. `one thread` rows run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`): without the way to the GPU's own thread and back.
 """
 
 from __future__ import annotations
@@ -80,11 +81,23 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
     return [
         ("FlexSN", "inference", model.infer),
         ("FlexSN", "training step", model.train),
+        ("FlexSN", "training step, one thread", in_this_thread(model.train)),
         ("FlexSNKernel", "inference", lambda: kernel(x, v)),
         ("FlexSNKernel", "training step", kernel_train),
         ("add_", "", lambda: x.add_(1.0)),
         ("relu", "training step", relu_train),
+        ("relu", "training step, one thread", in_this_thread(relu_train)),
     ]
+
+
+def in_this_thread(call: Call) -> Call:
+    """`call`, with backward passes in the thread that asks for them."""
+
+    def run() -> object:
+        with torch.autograd.set_multithreading_enabled(False):
+            return call()
+
+    return run
 
 
 def cells(who: str, what: str, call: Call, calls: int, device: torch.device) -> list[str]:
@@ -133,14 +146,15 @@ def main() -> None:
         "",
         "`python benchmarks/scan_overhead.py`: microseconds per call; `call` wall time in eager mode, `issue` the",
         "CPU's part of it, `graph` a replay under a CUDA graph, `kernels` what the GPU computes in it, in so many",
-        f"kernels. The last ratio is to be at most {GRAPH_LIMIT}.",
+        f"kernels. The last ratio is to be at most {GRAPH_LIMIT}. `one thread`: with",
+        "`torch.autograd.set_multithreading_enabled(False)`.",
         where(device),
         "",
         *table(header, rows),
     ]
     publish(lines, chosen.output)
     if chosen.profile:
-        for who, what, call in every[:4]:
+        for who, what, call in (row for row in every if "FlexSN" in row[0]):
             print(f"\n{who}, {what}: Python functions by their own time, {chosen.calls} calls\n")
             print(breakdown(call, chosen.calls, device))
 

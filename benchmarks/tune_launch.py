@@ -1,6 +1,6 @@
 """Times launch configurations of the LIF scan, to fill the table in flexsn_runtime/_buckets.py.
 
-    python benchmarks/tune_launch.py [SHAPE ...]        e.g. 32x1600000 1024x8192
+    python benchmarks/tune_launch.py [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
 Per shape and direction, the fastest configurations, as ratios to a copy of the bytes that the direction moves at
 least: forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
@@ -8,8 +8,8 @@ least: forward 2 streams (read x, write s), backward 3 (read grad_s, read x, wri
 
 from __future__ import annotations
 
+import argparse
 import itertools
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -33,13 +33,14 @@ def milliseconds(function: Callable[[], object]) -> float:
 
 
 def copy_floor(x: Tensor, streams: int) -> float:
-    source = torch.empty(x.numel() * streams // 2, device=x.device)
+    source = torch.empty(x.numel() * streams // 2, device=x.device, dtype=x.dtype)
     target = torch.empty_like(source)
     return milliseconds(lambda: target.copy_(source))
 
 
-def candidates(ncl: int) -> list[LaunchConfig]:
-    """`(chunk, block, num_warps, stages)`."""
+def candidates(ncl: int, width: int) -> list[LaunchConfig]:
+    """`(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
+    scale = 4 // width  # whole 16-byte loads
     if ncl <= 2**17:
         grid = [
             *itertools.product((8, 16), (32, 64), (1,), (4, 6, 8)),
@@ -48,10 +49,10 @@ def candidates(ncl: int) -> list[LaunchConfig]:
         ]
     else:
         grid = [
-            *itertools.product((2, 4, 8), (512, 1024), (4,), (1, 2, 3)),
-            *itertools.product((4, 8), (512, 1024), (8,), (1, 2)),
-            *itertools.product((1, 2), (512,), (4,), (4, 6)),
-            *itertools.product((2, 4), (256,), (2,), (1, 3)),
+            *itertools.product((2, 4, 8), (512 * scale, 1024 * scale), (4,), (1, 2, 3)),
+            *itertools.product((4, 8), (512 * scale, 1024 * scale), (8,), (1, 2)),
+            *itertools.product((1, 2), (512 * scale,), (4,), (4, 6)),
+            *itertools.product((2, 4), (256 * scale,), (2,), (1, 3)),
         ]
     return [LaunchConfig(*choice) for choice in grid]
 
@@ -64,7 +65,7 @@ class Candidate:
         plan = LaunchPlan(config, config, config)
         self._step, self._arguments = prepare(ScanProgram(lif, 1, 1, 1), (x,))
         self._step.plan = lambda ncl: plan  # type: ignore[method-assign]
-        self._cotangents = Cotangents((gradient,), (None,), (None,))
+        self._cotangents = Cotangents((gradient,), (None,), state_seqs=False)
         self._kept = self.forward().checkpoints
         self.backward()
         self.infer()
@@ -79,14 +80,14 @@ class Candidate:
         return run_backward(self._step, self._arguments, self._kept, self._cotangents, [True, False])
 
 
-def main(shapes: list[str]) -> None:
+def main(shapes: list[str], dtype: torch.dtype) -> None:
     for shape in shapes:
         num_steps, ncl = map(int, shape.split("x"))
-        x = torch.randn(num_steps, ncl, device="cuda") + 0.5
+        x = (torch.randn(num_steps, ncl, device="cuda") + 0.5).to(dtype)
         gradient = torch.randn_like(x)
         floors = {"infer": copy_floor(x, 2), "forward": copy_floor(x, 2), "backward": copy_floor(x, 3)}
         with ThreadPoolExecutor(12) as pool:  # compiling
-            tried = list(pool.map(lambda config: Candidate(x, gradient, config), candidates(ncl)))  # noqa: B023
+            tried = list(pool.map(lambda config: Candidate(x, gradient, config), candidates(ncl, x.element_size())))  # noqa: B023
         for what, floor in floors.items():
             print(f"{shape} {what}: copy {floor:.4f} ms")
             timed = [(milliseconds(getattr(candidate, what)), candidate.config) for candidate in tried]
@@ -95,4 +96,8 @@ def main(shapes: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list(SHAPES))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    given = parser.parse_args()
+    main(list(given.shapes), getattr(torch, given.dtype))

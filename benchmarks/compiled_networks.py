@@ -1,0 +1,241 @@
+"""A training step of spiking networks under `torch.compile`, by the way in which the neurons get into the graph.
+
+    python benchmarks/compiled_networks.py [--output benchmarks/results/compiled_networks.md]
+
+`operator` is the scan as one operator, which Inductor lowers to kernel launches; `custom op` is the same kernels behind
+`torch.library.custom_op`; `loop` is what Inductor makes of the plain loop over time; `eager` launches kernels without a
+compiler. A training step is forward, a weighted sum, backward to the parameters. `gaps` is the share of a step in which
+the GPU runs nothing: one minus the kernels' time, by the profiler, over the step's time, measured without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import issue_time, milliseconds, publish, table, where
+from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from flexsn_nn import FlexSN
+from flexsn_nn.surrogate import Sigmoid
+from flexsn_runtime import (
+    build_training_kernels,
+    flexsn_inductor_training_final_state,
+    register_flexsn_kernel_handle,
+)
+
+SPIKE = Sigmoid()
+Neuron = Callable[[], nn.Module]
+
+
+def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    spike = SPIKE(h - 1.0)
+    return spike, h * (1.0 - spike)
+
+
+class Scan(nn.Module):
+    """`FlexSN` from a reset state."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.neuron = FlexSN(lif, 1, 1, 1, backend=backend)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.neuron.reset()
+        spikes: Tensor = self.neuron(x)
+        return spikes
+
+
+class CustomOp(nn.Module):
+    """The kernels as an operator that a compiler cannot look into."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        forward, backward, info = build_training_kernels(lif, 1, 1, 1)
+        self.handle = register_flexsn_kernel_handle(
+            inference_kernel=None,
+            inference_info=None,
+            inference_final_state_kernel=None,
+            inference_final_state_info=None,
+            forward_kernel=forward,
+            backward_kernel=backward,
+            training_info=info,
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        spikes: Tensor = flexsn_inductor_training_final_state(self.handle, [x])[0]
+        return spikes
+
+
+class Linears(nn.Module):
+    """Linear, LIF, Linear, LIF on `[T, B, features]`."""
+
+    def __init__(self, neuron: Neuron, features: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(features, features), nn.Linear(features, features)
+        self.neurons = nn.ModuleList([neuron(), neuron()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.neurons[1](3.0 * self.second(self.neurons[0](3.0 * self.first(x))))
+        return result
+
+
+class ConvBlock(nn.Module):
+    """Conv-BN-LIF on `[T, B, channels, H, W]`."""
+
+    def __init__(self, neuron: Neuron, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
+        self.neuron = neuron()
+
+    def forward(self, x: Tensor) -> Tensor:
+        currents = self.bn(self.conv(x.flatten(0, 1))).unflatten(0, x.shape[:2])
+        result: Tensor = self.neuron(currents)
+        return result
+
+
+# Title, network, and shape of its input; the last one's T is what a compiler can still unroll.
+NETWORKS: dict[str, tuple[Callable[[Neuron], nn.Module], tuple[int, ...]]] = {
+    "Linear-LIF-Linear-LIF, 4 x 64 x 128": (lambda neuron: Linears(neuron, 128), (4, 64, 128)),
+    "Linear-LIF-Linear-LIF, 16 x 256 x 1024": (lambda neuron: Linears(neuron, 1024), (16, 256, 1024)),
+    "Conv-BN-LIF, 8 x 32 x 64 x 32 x 32": (lambda neuron: ConvBlock(neuron, 64), (8, 32, 64, 32, 32)),
+}
+SMALL = {
+    "Linear-LIF-Linear-LIF, 2 x 3 x 8": (lambda neuron: Linears(neuron, 8), (2, 3, 8)),
+    "Conv-BN-LIF, 2 x 2 x 3 x 4 x 4": (lambda neuron: ConvBlock(neuron, 3), (2, 2, 3, 4, 4)),
+}
+# The neuron, and the mode of torch.compile; no mode: no compiler.
+WAYS: dict[str, tuple[Neuron, str | None]] = {
+    "eager": (lambda: Scan("triton"), None),
+    "custom op": (CustomOp, "default"),
+    "operator": (lambda: Scan("hop"), "default"),
+    "loop": (lambda: Scan("torch"), "default"),
+    "operator, CUDA graphs": (lambda: Scan("hop"), "reduce-overhead"),
+}
+
+
+def training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: Tensor) -> Callable[[], object]:
+    weight = torch.linspace(-1.0, 1.0, x.numel(), device=x.device).view(x.shape)
+    return lambda: torch.autograd.grad((network(x) * weight).sum(), parameters)
+
+
+def kernel_milliseconds(step: Callable[[], object], calls: int = 10) -> float:
+    """Time of one step in which the GPU runs kernels."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(calls):
+            step()
+        torch.cuda.synchronize()
+    microseconds: float = sum(event.self_device_time_total for event in profiler.key_averages())
+    return microseconds / calls / 1e3
+
+
+def measured(
+    network: Callable[[Neuron], nn.Module], shape: tuple[int, ...], way: str, device: torch.device
+) -> list[str]:
+    neuron, mode = WAYS[way]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = network(neuron).to(device)
+    compiled: Any = module if mode is None else torch.compile(module, fullgraph=True, dynamic=False, mode=mode)
+    step = training_step(compiled, list(module.parameters()), torch.randn(shape, device=device))
+    begun = time.perf_counter()
+    step()
+    if device.type != "cuda":
+        return [way, f"{milliseconds(step, device):.3f}", "-", "-", "-", f"{time.perf_counter() - begun:.1f}"]
+    torch.cuda.synchronize()
+    first = time.perf_counter() - begun
+    elapsed, issued = milliseconds(step, device), issue_time(step, device)
+    # What takes longer to issue than to run is done when it has been issued.
+    elapsed, busy = max(elapsed, issued), kernel_milliseconds(step)
+    gaps = f"{100 * max(0.0, 1.0 - busy / elapsed):.0f} %"
+    return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
+
+
+def recompilations(device: torch.device) -> list[list[object]]:
+    """Graphs compiled by the time each of several lengths and batches has trained, with `dynamic=True`."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("inductor")
+    module = Linears(lambda: Scan("hop"), 16).to(device)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend=counter)
+    rows: list[list[object]] = []
+    for steps, batch in ((8, 32), (4, 32), (64, 5), (17, 3000)):
+        x = torch.randn(steps, batch, 16, device=device)
+        training_step(compiled, list(module.parameters()), x)()
+        rows.append([f"{steps} x {batch}", counter.frame_count])
+    return rows
+
+
+def first_step(function: str, steps: int, device: torch.device) -> float:
+    """Seconds of the first training step of `0.5 * function(2 x + 0.1)` in a process with empty caches."""
+    code = f"""
+import sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import torch
+from compiled_networks import Scan
+function = {function}
+network = torch.compile(lambda x: 0.5 * function(2.0 * x + 0.1), fullgraph=True)
+x = torch.randn({steps}, 64, 128, device={str(device)!r}, requires_grad=True)
+(x * 2.0).sum().backward()  # what any first use of the device costs
+begun = time.perf_counter()
+network(x).sum().backward()
+x.grad.sum().item()
+print(time.perf_counter() - begun)
+"""
+    with tempfile.TemporaryDirectory() as empty:
+        names = ("TRITON_CACHE_DIR", "FLEXSN_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+        environment = {**os.environ, **{name: f"{empty}/{name}" for name in names}}
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+        )
+    if run.returncode != 0:
+        raise RuntimeError(run.stderr)
+    return float(json.loads(run.stdout.splitlines()[-1]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "compiled_networks.md")
+    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
+    parser.add_argument("--without-first-steps", action="store_true")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    torch.set_float32_matmul_precision("high")
+    lines = ["# Spiking networks under torch.compile: a training step, float32", ""]
+    lines += ["`python benchmarks/compiled_networks.py`, whose head says what the ways are. Times of a step in ms: all"]
+    lines += ["of it, until the CPU has issued it, and of its kernels; the first one's in s, caches as they were."]
+    lines += ["Where `issued` is the whole step, it waits for the CPU, and compiled code for its guards, its autograd"]
+    lines += ["node and its launches one by one; CUDA graphs take that away, and leave copies to their own memory.", ""]
+    lines += [where(device), ""]
+    for title, (network, shape) in (NETWORKS if device.type == "cuda" else SMALL).items():
+        rows = [measured(network, shape, way, device) for way in chosen.ways]
+        lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
+    lines += ["## Compilations with dynamic shapes", "", "Linear-LIF-Linear-LIF, in this order.", ""]
+    lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
+    if not chosen.without_first_steps:
+        lines += ["## The first training step in a new process, caches empty", ""]
+        lines += ["Seconds, `0.5 * f(2 x + 0.1)`; with relu, they are the compiler's own.", ""]
+        functions = {"LIF": 'Scan("hop")', "relu": "torch.relu"}
+        seconds = [
+            [name, *(f"{first_step(function, steps, device):.2f}" for steps in (4, 64, 1024))]
+            for name, function in functions.items()
+        ]
+        lines += [*table(["f", "T = 4", "T = 64", "T = 1024"], seconds), ""]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Bytes that a training step of LIF holds, per element and step, on a GPU.
+
+    python benchmarks/scan_memory.py [--output FILE] [--peers FOLDER] [--shape 32x1600000]
+
+Beyond the input and the incoming gradient, which are the caller's (4 bytes each in float32): `held` is what is
+allocated between forward and backward, and `peak` the most that is allocated during either. Both include the output
+(4); the peak includes the input's gradient too (4 more). What is left is what the scan needs for itself.
+
+`counted` is what the design counts: a checkpoint of the state every K steps, 4 / K, and the final state, 4 / T.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from scan_models import MODELS, Work
+from scan_peers import PEERS, Forward, loop
+from torch import Tensor
+
+OUTPUT = 4.0
+GRADIENT = 4.0
+PEER_NAMES = ("SpikingJelly 2 LIFNode, Triton", "SpikingJelly 2 FlexSN")
+HEADER = ["who", "held", "held, less the output", "peak", "peak, less output and gradient", "states held: 1 / K"]
+
+
+def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float, float]:
+    """`(held, peak)`, of the second step: the first one compiles."""
+    for _ in range(2):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        output = forward(x)
+        held = torch.cuda.memory_allocated() - before
+        gradient = torch.autograd.grad(output, x, grad)
+        peak = torch.cuda.max_memory_allocated() - before
+        del output, gradient
+    return held / x.numel(), peak / x.numel()
+
+
+def available(peers: Path) -> list[tuple[str, Callable[[], Forward]]]:
+    """The peers that can be imported."""
+    sys.path.append(str(peers / "sj2"))
+    if importlib.util.find_spec("spikingjelly") is None:
+        return []
+    return [(name, PEERS[name].make) for name in PEER_NAMES]
+
+
+def row(who: str, found: tuple[float, float], steps: int, *, counts: bool) -> list[str]:
+    held, peak = found
+    own = held - OUTPUT
+    share = f"{(own - 4.0 / steps) / 4.0:.3f}" if counts else ""
+    return [who, *(f"{value:.2f}" for value in (held, own, peak, peak - OUTPUT - GRADIENT)), share]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_memory.md")
+    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder of the peers that are not installed")
+    parser.add_argument("--shape", default="32x1600000", help="T x NCL")
+    chosen = parser.parse_args(argv)
+    device = torch.device("cuda")
+    steps, ncl = map(int, chosen.shape.split("x"))
+    work = Work(MODELS["LIF"], steps, ncl, device)
+    (x,) = work.inputs
+    grad = torch.randn_like(x)
+    rows = [row("FlexSN", bytes_per_element(lambda x: work.forward()[0], x, grad), steps, counts=True)]
+    work.neuron.reset()
+    rows.append(row("the loop", bytes_per_element(loop, x, grad), steps, counts=False))
+    for name, make in available(chosen.peers):
+        try:
+            rows.append(row(name, bytes_per_element(make(), x, grad), steps, counts=False))
+        except RuntimeError as error:
+            rows.append([name, f"failed: {str(error).splitlines()[0]}", "", "", "", ""])
+    lines = [
+        f"# Memory of a training step, LIF at {steps} x {ncl}, float32",
+        "",
+        "`python benchmarks/scan_memory.py`: bytes per element and step, beyond the input and the incoming gradient.",
+        "`held` between forward and backward, `peak` during either. The output and the input's gradient are 4 each.",
+        f"The design counts 4 / K for checkpoints and 4 / T = {4 / steps:.3f} for the final state.",
+        where(device),
+        "",
+        *table(HEADER, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

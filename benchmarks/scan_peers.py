@@ -1,0 +1,226 @@
+"""LIF against what else computes it on a GPU: `torch.compile` of the loop, and the neurons of SpikingJelly.
+
+    python benchmarks/scan_peers.py [--output FILE] [--peers FOLDER] [--only NAME ...] [--shapes 8x6400000 ...]
+
+FOLDER (default `.peers`) holds the peers that are not installed, one folder each, as `pip install --target` fills
+them: `sj2` with spikingjelly 2 and loguru (Triton neurons, and its FlexSN), `sj14` with spikingjelly 0.0.0.0.14 (CuPy
+neurons; needs cupy). What is missing is said in the table.
+
+Each peer runs in a process of its own, which times it and this project's module side by side, whole calls through
+autograd. It is stopped when its time is over; what it measured until then stays in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import milliseconds, publish, table, where
+from scan_models import MODELS, Work
+from step_functions import lif
+from torch import Tensor
+
+from flexsn_hop import eager_scan_final_state
+
+SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
+Forward = Callable[[Tensor], Tensor]
+PAIR = ("ours", "peer / ours")
+HEADER = ["peer", "T x NCL", "first step, s", "inference", *PAIR, "training", *PAIR, "differ"]
+
+
+def loop(x: Tensor) -> Tensor:
+    """LIF as a plain loop."""
+    return eager_scan_final_state(lif, 1, 1, 1, x, torch.zeros_like(x[0]))[0]
+
+
+def compiled_loop() -> Forward:
+    compiled: Forward = torch.compile(loop, fullgraph=True, dynamic=False)
+    return compiled
+
+
+def spikingjelly_triton() -> Forward:
+    return _spikingjelly(_lif_node())
+
+
+def spikingjelly_flexsn() -> Forward:
+    return _spikingjelly(_spikingjelly_module("neuron").FlexSN(lif, num_states=1))
+
+
+def spikingjelly_cupy() -> Forward:
+    importlib.import_module("cupy")  # spikingjelly would go on without it
+    numpy: Any = importlib.import_module("numpy")
+    if not hasattr(numpy, "int"):
+        numpy.int = int  # which that version still asks for
+    return _spikingjelly(_lif_node(backend="cupy"))
+
+
+def _lif_node(**options: str) -> Any:
+    surrogate_function = _spikingjelly_module("surrogate").Sigmoid(alpha=4.0)
+    return _spikingjelly_module("neuron").LIFNode(
+        tau=2.0, surrogate_function=surrogate_function, step_mode="m", **options
+    )
+
+
+def _spikingjelly(made: Any) -> Forward:
+    functional = _spikingjelly_module("functional")
+
+    def run(x: Tensor) -> Tensor:
+        functional.reset_net(made)
+        result = made(x)
+        spikes: Tensor = result if isinstance(result, Tensor) else result[0]
+        return spikes
+
+    return run
+
+
+def _spikingjelly_module(name: str) -> Any:
+    return importlib.import_module(f"spikingjelly.activation_based.{name}")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """What to run.
+
+    Attributes:
+        folder: where it is in the folder of peers, if it is not installed.
+        seconds: how long its process may take.
+        longest: the largest T that it is asked for.
+    """
+
+    make: Callable[[], Forward]
+    folder: str = ""
+    seconds: int = 60
+    longest: int = 10**9
+
+
+PEERS = {
+    "the loop": Peer(lambda: loop),
+    "torch.compile of the loop": Peer(compiled_loop, seconds=100, longest=32),
+    "SpikingJelly 2 LIFNode, Triton": Peer(spikingjelly_triton, "sj2"),
+    "SpikingJelly 2 FlexSN": Peer(spikingjelly_flexsn, "sj2", seconds=70),
+    "SpikingJelly 0.0.0.0.14 LIFNode, CuPy": Peer(spikingjelly_cupy, "sj14"),
+}
+
+
+def records(peer: Peer, shapes: list[str], device: torch.device) -> Iterator[dict[str, Any]]:
+    """For each shape, what was measured in training, then in inference."""
+    forward = peer.make()
+    for shape in shapes:
+        steps, ncl = map(int, shape.split("x"))
+        ours = Work(MODELS["LIF"], steps, ncl, device)
+        (x,) = ours.inputs
+        grad = torch.randn_like(x)
+
+        def train(x: Tensor = x, grad: Tensor = grad) -> object:
+            return torch.autograd.grad(forward(x), x, grad)
+
+        @torch.no_grad()
+        def infer(x: Tensor = x) -> Tensor:
+            return forward(x)
+
+        begun = time.perf_counter()
+        train()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        first = time.perf_counter() - begun
+        times = {"peer": milliseconds(train, device), "ours": milliseconds(ours.train, device)}
+        differ = int((forward(x) != ours.forward()[0]).sum())
+        yield {"shape": shape, "what": "training", "first": first, "differ": differ, **times}
+        times = {"peer": milliseconds(infer, device), "ours": milliseconds(ours.infer, device)}
+        yield {"shape": shape, "what": "inference", **times}
+
+
+def work(name: str, shapes: list[str], peers: Path, device: torch.device) -> None:
+    """The process of one peer: a line of JSON for each measurement."""
+    peer = PEERS[name]
+    if peer.folder:
+        sys.path.insert(0, str(peers / peer.folder))
+    try:
+        for record in records(peer, shapes, device):
+            print(json.dumps(record), flush=True)
+    except Exception as error:  # whatever a peer raises is a line of the table
+        print(json.dumps({"failure": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}))
+
+
+def run(name: str, shapes: list[str], chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """Starts the process of one peer, and reads what it printed until its time was over."""
+    peer = PEERS[name]
+    arguments = ["--worker", name, "--peers", str(chosen.peers), "--device", chosen.device, "--shapes", *shapes]
+    # No other implementation in the place of the one that is named.
+    settings = {**os.environ, "SJ_LIF_CUDA_IMPLEMENTATION": "triton"}
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen([sys.executable, __file__, *arguments], stdout=output, env=settings)
+        try:
+            process.wait(timeout=peer.seconds)
+            over = []
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            over = [{"failure": f"stopped after {peer.seconds} s"}]
+        output.seek(0)
+        lines = [line for line in output if line.startswith("{")]
+    return [json.loads(line) for line in lines] + over
+
+
+def rows(name: str, shapes: list[str], found: list[dict[str, Any]]) -> list[list[str]]:
+    by_key = {(record["shape"], record["what"]): record for record in found if "shape" in record}
+    failure = next((record["failure"] for record in found if "failure" in record), "")
+    result = []
+    for shape in shapes:
+        training, inference = by_key.get((shape, "training")), by_key.get((shape, "inference"))
+        first = failure if training is None else f"{training['first']:.1f}"
+        differ = "" if training is None else str(training["differ"])
+        result.append([name, shape.replace("x", " x "), first, *_cells(inference), *_cells(training), differ])
+    return result
+
+
+def _cells(record: dict[str, Any] | None) -> list[str]:
+    if record is None:
+        return ["", "", ""]
+    return [f"{record['peer']:.4f}", f"{record['ours']:.4f}", f"{record['peer'] / record['ours']:.2f}"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_peers.md")
+    parser.add_argument("--peers", type=Path, default=Path(".peers"), help="folder of the peers that are not installed")
+    parser.add_argument("--only", nargs="+", choices=list(PEERS), default=list(PEERS), metavar="NAME")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), metavar="TxNCL")
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    if chosen.worker:
+        work(chosen.worker, chosen.shapes, chosen.peers, device)
+        return
+    lines = []
+    for name in chosen.only:
+        shapes = [shape for shape in chosen.shapes if int(shape.split("x")[0]) <= PEERS[name].longest]
+        lines += rows(name, shapes, run(name, shapes, chosen))
+    publish(
+        [
+            "# LIF, float32: peers",
+            "",
+            "`python benchmarks/scan_peers.py`: medians in ms of whole calls of the modules, through autograd; a peer",
+            "and this project's module are timed in one process. `differ` counts spikes that are not the same.",
+            where(device),
+            "",
+            *table(HEADER, lines),
+        ],
+        chosen.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A small convolutional network with LIF layers: a training step on every path, and what neurons cost of it.
+
+    python benchmarks/spiking_conv_net.py [--output benchmarks/results/spiking_conv_net.md] [--batch 32] [--steps 16]
+
+Three blocks of convolution, batch norm, LIF and pooling, and a linear readout of the firing rates; images of
+3 x 32 x 32 are shown for T steps. A training step is forward, cross entropy, backward. The share of the neurons is
+found by difference: the same network, on the same path, with `nn.Identity` in their places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import milliseconds, publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, OverTime
+from flexsn_nn.functional import reset_net
+
+CLASSES = 10
+# The backend of the neurons, and whether the network is compiled with torch.compile(fullgraph=True).
+PATHS = (("torch", False), ("hop", False), ("triton", False), ("hop", True), ("triton", True))
+
+
+class Network(nn.Module):
+    """`[T, B, 3, 32, 32]` to `[B, 10]`."""
+
+    def __init__(self, width: int, neuron: Callable[[], nn.Module]) -> None:
+        super().__init__()
+        channels = (3, width, 2 * width, 4 * width)
+        blocks = []
+        for before, after in itertools.pairwise(channels):
+            convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
+            blocks += [OverTime(convolution, nn.BatchNorm2d(after)), neuron(), OverTime(nn.AvgPool2d(2))]
+        self.blocks = nn.Sequential(*blocks)
+        self.readout = nn.Linear(4 * width * 16, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        reset_net(self)
+        rates: Tensor = self.readout(self.blocks(x).flatten(2)).mean(0)
+        return rates
+
+
+def training_step(network: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], object]:
+    parameters = list(network.parameters())
+
+    def run() -> object:
+        return torch.autograd.grad(nn.functional.cross_entropy(network(x), labels), parameters)
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spiking_conv_net.md")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--width", type=int, default=64, help="channels of the first block")
+    parser.add_argument("--device", default="cuda", help="cpu, with TRITON_INTERPRET=1, to try this script out")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    image = torch.rand(chosen.batch, 3, 32, 32, device=device)
+    x = image.expand(chosen.steps, *image.shape)
+    labels = torch.randint(CLASSES, (chosen.batch,), device=device)
+
+    def measure(neuron: Callable[[], nn.Module], compiled: bool) -> tuple[float, float]:
+        """Of a training step: the first one in s, and the median in ms."""
+        torch.manual_seed(0)
+        network: nn.Module = Network(chosen.width, neuron).to(device)
+        if compiled:
+            network = torch.compile(network, fullgraph=True)  # type: ignore[assignment]
+        step = training_step(network, x, labels)
+        begun = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        first = time.perf_counter() - begun
+        return first, milliseconds(step, device, warmup=50, rep=300)
+
+    measure(nn.Identity, False)  # the libraries' own start
+    alone = {compiled: measure(nn.Identity, compiled)[1] for compiled in (False, True)}
+    rows, loop = [], 0.0
+    for backend, compiled in PATHS:
+        name = f'`backend="{backend}"`' + (" in `torch.compile`" if compiled else "")
+        try:
+            first, ms = measure(functools.partial(LIF, backend=backend), compiled)
+        except RuntimeError as error:  # so that one path that fails does not cost the others' numbers
+            rows.append((name, *["-"] * 5, f"failed: {str(error).splitlines()[0]}"))
+            continue
+        loop = loop or ms  # the first path
+        of_neurons = ms - alone[compiled]
+        cells = (f"{ms:.2f}", f"{alone[compiled]:.2f}", f"{of_neurons:.2f}", f"{of_neurons / ms:.0%}")
+        rows.append((name, *cells, f"{loop / ms:.1f}", f"{first:.1f}"))
+    header = ("path", "step", "without neurons", "neurons", "share", "loop / step", "first step, s")
+    lines = [
+        f"# Spiking convolutional network, T = {chosen.steps}, batch {chosen.batch}, float32",
+        "",
+        "`python benchmarks/spiking_conv_net.py`: a training step of three blocks of convolution, batch norm, LIF and",
+        f"pooling ({chosen.width}, {2 * chosen.width}, {4 * chosen.width} channels); medians in ms, in one run.",
+        "`neurons` is the step less the same step with `nn.Identity` in their places. `torch.compile` is with",
+        "`fullgraph=True`; outside of it, `hop` runs the loop of `torch`.",
+        where(device),
+        "",
+        *table(header, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

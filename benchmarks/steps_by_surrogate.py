@@ -1,0 +1,159 @@
+"""Twenty step functions with twenty surrogates in four dtypes, each against the eager loop: a table.
+
+    python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
+
+On the GPU, or where there is none in Triton's interpreter; what is compared and how is in tests/step_zoo.py. `--quick`
+runs the part that the tests run. Ends with status 1 if one of the combinations does not pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from multiprocessing.pool import AsyncResult
+from pathlib import Path
+
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Before triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+import triton  # noqa: E402
+from step_zoo import (  # noqa: E402
+    MAX_ERROR,
+    MAX_INEXACT,
+    SHAPE,
+    STEPS,
+    Combination,
+    Outcome,
+    check,
+    combinations,
+    compare,
+    covering,
+    label,
+)
+
+# An outcome, or what went wrong instead.
+Result = Outcome | str
+
+
+def measure(index: int) -> Result:
+    """One of the combinations."""
+    torch.set_num_threads(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return compare(*combinations()[index], device=DEVICE)
+        except Exception as error:
+            # The others are to run all the same.
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def run(indices: Sequence[int], jobs: int, limit: float) -> list[Result]:
+    end = time.monotonic() + limit
+    # Left by `terminate`, so that one that hangs keeps nobody.
+    with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+        pending = [pool.apply_async(measure, (i,)) for i in indices]
+        return [_result(p, end) for p in pending]
+
+
+def _result(pending: AsyncResult[Result], end: float) -> Result:
+    try:
+        return pending.get(max(0.0, end - time.monotonic()))
+    except multiprocessing.TimeoutError:
+        return "no result in time"
+
+
+def page(done: Sequence[tuple[Combination, Result]], seconds: float) -> str:
+    problems = [(label(c), problem(c, r)) for c, r in done]
+    wrong = [(name, text) for name, text in problems if text]
+    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, Triton's interpreter"
+    equal = sum(isinstance(r, Outcome) and not r.unequal for _, r in done)
+    failures = "".join(f"- **{name}**: {text}\n" for name, text in wrong)
+    header = f"""# Step functions with surrogates: kernels against the eager loop
+
+Made by `python benchmarks/steps_by_surrogate.py`: the step functions of `tests/step_zoo.py`, one for each kind of
+neuron, with each surrogate of `flexsn_nn.surrogate`; {STEPS} steps of {list(SHAPE)}; outputs, states and all gradients
+against autograd through a plain loop in the same dtype.
+{device}, torch {torch.__version__}, Triton {triton.__version__}, Python {sys.version.split()[0]},
+{time.strftime("%Y-%m-%d")}; {seconds:.0f} s.
+
+{len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state has the
+loop's bits.
+
+{failures}
+To pass, outputs and states have the loop's bits, and gradients are within {MAX_ERROR:.0f} units; on the CPU, where it
+computes a function in another way, both are within {MAX_INEXACT:.0f}. The unit of a result is the dtype's eps times the
+tensor's largest entry; of a gradient of the input or a state, eps times the largest gradient of the same neuron times
+the surrogate's peak, because terms of this size may cancel; of a captured parameter's gradient, which is a sum of n
+terms, eps times the tensor's largest entry times the square root of n.
+
+In the tables: the largest error of a result / of a gradient / of a parameter's gradient, in these units.
+
+"""
+    tables = (
+        *_table("step function", done, lambda c: c[0].name),
+        "",
+        *_table("surrogate", done, lambda c: type(c[1]).__name__),
+        "",
+    )
+    return header + "\n".join(tables)
+
+
+def problem(combination: Combination, result: Result) -> str:
+    return result if isinstance(result, str) else check(combination, result, DEVICE)
+
+
+def _table(what: str, done: Sequence[tuple[Combination, Result]], key: Callable[[Combination], str]) -> list[str]:
+    dtypes = list(dict.fromkeys(c[2] for c, _ in done))
+    groups: dict[str, dict[torch.dtype, list[Outcome]]] = {}
+    for c, r in done:
+        if isinstance(r, Outcome):
+            groups.setdefault(key(c), {}).setdefault(c[2], []).append(r)
+    names = " | ".join(str(d).removeprefix("torch.") for d in dtypes)
+    rows = [f"| {what} | {names} |", "|---" * (len(dtypes) + 1) + "|"]
+    for name, by_dtype in groups.items():
+        rows.append(f"| {name} | {' | '.join(_cell(by_dtype.get(d, [])) for d in dtypes)} |")
+    return rows
+
+
+def _cell(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return ""
+    largest = (max(getattr(o, part) for o in outcomes) for part in ("forward", "gradient", "parameter"))
+    return " / ".join(f"{value:.2g}" for value in largest)
+
+
+def main() -> int:
+    """Writes the page; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--output", type=Path, help="by default benchmarks/results/steps_by_surrogate.md")
+    parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
+    parser.add_argument("--limit", type=float, default=3000.0, help="seconds, then a page is made of what there is")
+    parser.add_argument("--quick", action="store_true", help="the part that the tests run")
+    given = parser.parse_args()
+    everything = combinations()
+    names = {label(c) for c in covering()} if given.quick else {label(c) for c in everything}
+    indices = [i for i, c in enumerate(everything) if label(c) in names]
+    begun = time.perf_counter()
+    results = run(indices, given.jobs, given.limit)
+    done = [(everything[i], r) for i, r in zip(indices, results, strict=True)]
+    text = page(done, time.perf_counter() - begun)
+    output = given.output or ROOT / "benchmarks/results/steps_by_surrogate.md"
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(text, encoding="utf-8")
+    print(text)
+    return int(any(problem(c, r) for c, r in done))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
