@@ -22,26 +22,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import issue_time, milliseconds, publish, table, where
+from measure import issue_time, kernel_time, milliseconds, publish, table, where
+from step_functions import lif
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from flexsn_nn import FlexSN
-from flexsn_nn.surrogate import Sigmoid
 from flexsn_runtime import (
     build_training_kernels,
     flexsn_inductor_training_final_state,
     register_flexsn_kernel_handle,
 )
 
-SPIKE = Sigmoid()
 Neuron = Callable[[], nn.Module]
-
-
-def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    h = v + (x - v) / 2.0
-    spike = SPIKE(h - 1.0)
-    return spike, h * (1.0 - spike)
 
 
 class Scan(nn.Module):
@@ -131,17 +124,6 @@ def training_step(network: Callable[..., Any], parameters: Sequence[Tensor], x: 
     return lambda: torch.autograd.grad((network(x) * weight).sum(), parameters)
 
 
-def kernel_milliseconds(step: Callable[[], object], calls: int = 10) -> float:
-    """Time of one step in which the GPU runs kernels."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        for _ in range(calls):
-            step()
-        torch.cuda.synchronize()
-    microseconds: float = sum(event.self_device_time_total for event in profiler.key_averages())
-    return microseconds / calls / 1e3
-
-
 def measured(
     network: Callable[[Neuron], nn.Module], shape: tuple[int, ...], way: str, device: torch.device
 ) -> list[str]:
@@ -159,7 +141,7 @@ def measured(
     first = time.perf_counter() - begun
     elapsed, issued = milliseconds(step, device), issue_time(step, device)
     # What takes longer to issue than to run is done when it has been issued.
-    elapsed, busy = max(elapsed, issued), kernel_milliseconds(step)
+    elapsed, busy = max(elapsed, issued), kernel_time(step, 10)[0] / 1e3
     gaps = f"{100 * max(0.0, 1.0 - busy / elapsed):.0f} %"
     return [way, f"{elapsed:.3f}", f"{issued:.3f}", f"{busy:.3f}", gaps, f"{first:.1f}"]
 

@@ -1,15 +1,21 @@
-"""What the benchmarks measure with: a median time, the copy floor, and a heading that says where."""
+"""What the benchmarks measure with: times, the copy floor, processes that compile, and a heading that says where."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import triton
+
+_Case = TypeVar("_Case")
 
 
 def milliseconds(function: Callable[[], object], device: torch.device, *, warmup: int = 10, rep: int = 60) -> float:
@@ -61,9 +67,28 @@ def issue_time(function: Callable[[], object], device: torch.device, *, calls: i
     return 1e3 * issued / calls
 
 
+def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, float]:
+    """Microseconds that the GPU computes per call, and how many kernels it runs for that."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(calls):
+            function()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
+    return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
+
+
+def in_processes(function: Callable[[_Case], object], every: Sequence[_Case]) -> None:
+    """Calls the function on each, in new processes at once: what it compiles is left in the caches on disk."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
+        list(pool.map(function, every))
+
+
 def where(device: torch.device) -> str:
     """Device, versions and date."""
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name += ", Triton's interpreter" if interpreted else ""
     versions = f"torch {torch.__version__}, Triton {triton.__version__}, Python {sys.version.split()[0]}"
     return f"{name}, {versions}, {time.strftime('%Y-%m-%d')}."
 

@@ -12,15 +12,13 @@ from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
-from measure import copy_floor, graphed, issue_time, milliseconds, publish, table, where
+from measure import copy_floor, graphed, in_processes, issue_time, milliseconds, publish, table, where
 from triton.compiler import CompiledKernel
 
 from flexsn_graph import generate_forward_and_backward_graph
@@ -140,10 +138,7 @@ def compile_one(name: str, steps: int, ncl: int, device: str) -> None:
 
 
 def compile_all(names: list[str], steps: int, ncl: int, device: torch.device) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(names), os.cpu_count() or 1), mp_context=spawn) as pool:
-        for done in [pool.submit(compile_one, name, steps, ncl, str(device)) for name in names]:
-            done.result()
+    in_processes(partial(compile_one, steps=steps, ncl=ncl, device=str(device)), names)
 
 
 def loaded_kernels() -> list[CompiledKernel]:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import graphed, publish, table, where
+from measure import graphed, kernel_time, publish, table, where
 from scan_models import MODELS, Work
 from step_functions import lif
 from torch import Tensor
@@ -52,16 +52,6 @@ def microseconds(function: Call, calls: int, device: torch.device) -> tuple[floa
         synchronize(device)
         walls.append(time.perf_counter() - begun)
     return 1e6 * min(walls) / calls, 1e6 * min(issued) / calls
-
-
-def kernel_time(function: Call, calls: int) -> tuple[float, float]:
-    """Microseconds that the GPU computes per call, and how many kernels it runs for that."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in range(calls):
-            function()
-        torch.cuda.synchronize()
-    events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
-    return sum(e.self_device_time_total for e in events) / calls, sum(e.count for e in events) / calls
 
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:

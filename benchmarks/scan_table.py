@@ -11,14 +11,11 @@ Gradients of two runs have to agree to the last bit, or the script stops.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
-from measure import copy_floor, graphed, milliseconds, publish, table, where
+from measure import copy_floor, graphed, in_processes, milliseconds, publish, table, where
 from scan_models import MODELS, Work
 
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
@@ -61,12 +58,6 @@ def compile_one(case: Case) -> None:
     work = work_of(case, torch.device("cuda"))
     work.infer()
     work.train()
-
-
-def compile_all(every: list[Case]) -> None:
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(every), os.cpu_count() or 1, 12), mp_context=spawn) as pool:
-        list(pool.map(compile_one, every))
 
 
 def assert_gradients_repeat(work: Work, case: Case) -> None:
@@ -119,7 +110,7 @@ def main() -> None:
     device = torch.device(chosen.device)
     every = cases(chosen.models, chosen.shapes)
     if device.type == "cuda":
-        compile_all(every)
+        in_processes(compile_one, every)
     rows, failures = [], []
     for case in every:
         measured, failed = measure(case, device)

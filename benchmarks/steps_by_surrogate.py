@@ -27,7 +27,7 @@ if DEVICE == "cpu":
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-import triton  # noqa: E402
+from measure import where  # noqa: E402
 from step_zoo import (  # noqa: E402
     MAX_ERROR,
     MAX_INEXACT,
@@ -76,7 +76,6 @@ def _result(pending: AsyncResult[Result], end: float) -> Result:
 def page(done: Sequence[tuple[Combination, Result]], seconds: float) -> str:
     problems = [(label(c), problem(c, r)) for c, r in done]
     wrong = [(name, text) for name, text in problems if text]
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU, Triton's interpreter"
     equal = sum(isinstance(r, Outcome) and not r.unequal for _, r in done)
     failures = "".join(f"- **{name}**: {text}\n" for name, text in wrong)
     header = f"""# Step functions with surrogates: kernels against the eager loop
@@ -84,8 +83,7 @@ def page(done: Sequence[tuple[Combination, Result]], seconds: float) -> str:
 Made by `python benchmarks/steps_by_surrogate.py`: the step functions of `tests/step_zoo.py`, one for each kind of
 neuron, with each surrogate of `flexsn_nn.surrogate`; {STEPS} steps of {list(SHAPE)}; outputs, states and all gradients
 against autograd through a plain loop in the same dtype.
-{device}, torch {torch.__version__}, Triton {triton.__version__}, Python {sys.version.split()[0]},
-{time.strftime("%Y-%m-%d")}; {seconds:.0f} s.
+{where(torch.device(DEVICE))} {seconds:.0f} s.
 
 {len(done)} combinations: {len(done) - len(wrong)} pass, {len(wrong)} do not. In {equal}, every output and state has the
 loop's bits.

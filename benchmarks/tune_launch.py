@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
-import triton
+from measure import copy_floor, milliseconds
 from step_functions import lif
 from torch import Tensor
 
@@ -25,17 +24,8 @@ from flexsn_runtime._forward import ForwardResult
 from flexsn_runtime._scan import run_backward, run_forward
 
 SHOWN = 5
+STREAMS = {"infer": 2, "forward": 2, "backward": 3}
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
-
-
-def milliseconds(function: Callable[[], object]) -> float:
-    return float(triton.testing.do_bench(function, warmup=10, rep=60, return_mode="median"))
-
-
-def copy_floor(x: Tensor, streams: int) -> float:
-    source = torch.empty(x.numel() * streams // 2, device=x.device, dtype=x.dtype)
-    target = torch.empty_like(source)
-    return milliseconds(lambda: target.copy_(source))
 
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
@@ -85,12 +75,12 @@ def main(shapes: list[str], dtype: torch.dtype) -> None:
         num_steps, ncl = map(int, shape.split("x"))
         x = (torch.randn(num_steps, ncl, device="cuda") + 0.5).to(dtype)
         gradient = torch.randn_like(x)
-        floors = {"infer": copy_floor(x, 2), "forward": copy_floor(x, 2), "backward": copy_floor(x, 3)}
+        floors = {what: copy_floor(x.numel(), streams, x.device, dtype) for what, streams in STREAMS.items()}
         with ThreadPoolExecutor(12) as pool:  # compiling
             tried = list(pool.map(lambda config: Candidate(x, gradient, config), candidates(ncl, x.element_size())))  # noqa: B023
         for what, floor in floors.items():
             print(f"{shape} {what}: copy {floor:.4f} ms")
-            timed = [(milliseconds(getattr(candidate, what)), candidate.config) for candidate in tried]
+            timed = [(milliseconds(getattr(candidate, what), x.device), candidate.config) for candidate in tried]
             for time, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
                 print(f"  {time:.4f} ms  {time / floor:.2f}  {config}")
 

@@ -31,7 +31,7 @@ if DEVICE.type == "cpu":
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
-import triton  # noqa: E402
+from measure import where  # noqa: E402
 from ulp_cases import FULL, QUICK, Case, Size, cases, chunks  # noqa: E402
 from ulp_distance import NOT_A_NUMBER, ulp_distance, zero_signs_differ  # noqa: E402
 
@@ -230,8 +230,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "# The rules of flexsn-codegen against eager mode, in ulp",
         "",
         "`python benchmarks/ulp_sweep.py`: " + what,
-        f"{_device_name()}, torch {torch.__version__}, Triton {triton.__version__}, "
-        f"Python {sys.version.split()[0]}, {time.strftime('%Y-%m-%d')}; {seconds:.0f} s.",
+        f"{where(DEVICE)} {seconds:.0f} s.",
         "",
         "A distance of 1 is to the neighbouring number of the dtype, denormals included; zeros of different signs",
         "(`zero`) and results that are NaN on one side only (`NaN`) are counted apart. Arithmetic, comparison and",
@@ -267,10 +266,6 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "",
     ]
     return "\n".join(lines)
-
-
-def _device_name() -> str:
-    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU, Triton's interpreter"
 
 
 def _exceptions(over: Sequence[Row]) -> list[str]:

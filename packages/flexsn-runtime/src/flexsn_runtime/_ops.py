@@ -210,7 +210,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> 
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
     ctx.save_for_backward(*flat_args, *output[num_results:])
-    ctx.handle, ctx.num_flat, ctx.num_results = handle, len(flat_args), num_results
+    ctx.handle, ctx.num_results = handle, num_results
     ctx.keeper = _Keeper(handle)
     ctx.set_materialize_grads(False)
 
