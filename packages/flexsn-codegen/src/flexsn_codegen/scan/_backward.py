@@ -7,8 +7,6 @@ last steps are masked: the gradients pass them unchanged. Saving: the VJP takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from flexsn_codegen._core import CoreSource
 from flexsn_codegen.scan._spec import BackwardSpec, KernelSource, Param, Role
 from flexsn_codegen.scan._writer import ScanWriter
@@ -66,15 +64,9 @@ class _Backward:
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec
-        self._inputs = {
-            i: w.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
-            for i, layout in enumerate(spec.inputs)
-            if f"input_{i}" in self._used
-        }
-        self._lifted = {
-            i: w.add(Role.LIFTED, i, layout) for i, layout in enumerate(spec.lifted) if f"lifted_{i}" in self._used
-        }
-        for i, param in self._lifted.items():
+        self._inputs = w.add_inputs(spec.inputs, self._used)
+        lifted = w.add_lifted(spec.lifted, self._used)
+        for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if f"state_{i}" in self._used]
@@ -85,22 +77,19 @@ class _Backward:
             w.load(f"initial_{i}", param)
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used}
-        self._grad_outputs = self._add(Role.GRAD_OUTPUT, spec.grad_outputs)
-        self._grad_state_seqs = self._add(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
-        grad_finals = self._add(Role.GRAD_FINAL_STATE, spec.grad_final_states)
+        self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
+        self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
+        grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
             if i in grad_finals:
                 w.load(f"grad_state_{i}", grad_finals[i])
             else:
                 w.zeros(f"grad_state_{i}", dtype)
-        self._grad_inputs = self._add(Role.GRAD_INPUT, spec.grad_inputs)
-        self._grad_states = self._add(Role.GRAD_STATE, spec.grad_states)
-        self._grad_lifted = self._add(Role.GRAD_LIFTED, spec.grad_lifted)
+        self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs)
+        self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
+        self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted)
         for i in self._grad_lifted:
             w.zeros(f"grad_lifted_{i}", spec.lifted_dtypes[i])
-
-    def _add(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
-        return {i: self._writer.add(role, i) for i, there in enumerate(present) if there}
 
     def _moving(self) -> list[Param]:
         return [

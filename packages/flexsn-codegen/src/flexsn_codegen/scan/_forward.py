@@ -62,32 +62,23 @@ class _Forward:
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec
-        self._inputs = {
-            i: w.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
-            for i, layout in enumerate(spec.inputs)
-            if f"input_{i}" in self._used
-        }
-        self._lifted = {
-            i: w.add(Role.LIFTED, i, layout) for i, layout in enumerate(spec.lifted) if f"lifted_{i}" in self._used
-        }
+        self._inputs = w.add_inputs(spec.inputs, self._used)
+        lifted = w.add_lifted(spec.lifted, self._used)
         states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
         for i, dtype in enumerate(spec.state_dtypes):
             if i in states:
                 w.load(f"state_{i}", states[i])
             else:
                 w.zeros(f"state_{i}", dtype)
-        for i, param in self._lifted.items():
+        for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
-        self._outputs = self._add(Role.OUTPUT, spec.outputs)
-        self._state_seqs = self._add(Role.STATE_SEQ, spec.state_seqs)
-        self._saved = self._add(Role.SAVED, [True] * spec.saved)
-        self._finals = self._add(Role.FINAL_STATE, spec.final_states)
+        self._outputs = w.add_present(Role.OUTPUT, spec.outputs)
+        self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
+        self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
+        self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
         self._checkpoints: Sequence[Param] = (
             [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
         )
-
-    def _add(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
-        return {i: self._writer.add(role, i) for i, there in enumerate(present) if there}
 
     def _moving(self) -> list[Param]:
         return [

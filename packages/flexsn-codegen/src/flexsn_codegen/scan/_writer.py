@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from flexsn_codegen._core import HEADER, CoreSource, identifier
-from flexsn_codegen.scan._spec import DENSE, KernelSource, Param, Role, StepLayout
+from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, Param, Role, StepLayout
 
 
 class ScanWriter:
@@ -72,6 +72,22 @@ class ScanWriter:
         self._offsets[param] = f"{param.name}_off"
         self.line(f"{param.name}_off = {' + '.join(terms) or 'off * 0'}")
         return param
+
+    def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[str]) -> dict[int, Param]:
+        """Declares the inputs, by number, that are among the names `used`."""
+        return {
+            i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
+            for i, layout in enumerate(layouts)
+            if f"input_{i}" in used
+        }
+
+    def add_lifted(self, layouts: Sequence[StepLayout], used: Collection[str]) -> dict[int, Param]:
+        """Declares the lifted tensors, by number, that are among the names `used`."""
+        return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if f"lifted_{i}" in used}
+
+    def add_present(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
+        """Declares dense tensors of one role, by number, where they are present."""
+        return {i: self.add(role, i) for i, there in enumerate(present) if there}
 
     def load(self, target: str, param: Param, at: str | None = None, mask: str = "mask") -> None:
         """Loads one step of `param`; `at` is a scalar pointer, by default the argument itself."""
