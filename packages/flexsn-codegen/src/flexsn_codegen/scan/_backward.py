@@ -85,9 +85,9 @@ class _Backward:
                 w.load(f"grad_state_{i}", grad_finals[i])
             else:
                 w.zeros(f"grad_state_{i}", dtype)
-        self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs)
+        self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
-        self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted)
+        self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
         for i in self._grad_lifted:
             w.zeros(f"grad_lifted_{i}", spec.lifted_dtypes[i])
 
@@ -105,15 +105,15 @@ class _Backward:
         steps = self._spec.chunk
         self._load_states(number)
         for k in range(steps):
-            self._load_step(k, self._mask(k, partial))
+            self._load_step(k, self._exists(k, partial))
         if self._needed_states:
             for k in range(steps - 1):
                 self._recompute(k)
         for k in reversed(range(steps)):
             self._walk_back(k, partial)
 
-    def _mask(self, k: int, partial: bool) -> str:
-        return f"mask & ({k} < left)" if partial else "mask"
+    def _exists(self, k: int, partial: bool) -> str | None:
+        return f"{k} < left" if partial else None
 
     def _load_states(self, number: str) -> None:
         """The states before the chunk: a checkpoint, or the initial ones. Without a branch, which would keep
@@ -122,20 +122,20 @@ class _Backward:
         for i in self._needed_states:
             param = self._checkpoints[i]
             row = f"{param.name}_ptr + (tl.cast({number}, tl.int64) - 1) * step"
-            w.load(f"state_{i}_0", param, row, f"mask & ({number} > 0)")  # 0 where masked
+            w.load(f"state_{i}_0", param, row, f"{number} > 0")  # else 0
             if i in self._states:
                 w.line(f"state_{i}_0 = tl.where({number} > 0, state_{i}_0, initial_{i})")
 
-    def _load_step(self, k: int, mask: str) -> None:
+    def _load_step(self, k: int, exists: str | None) -> None:
         w = self._writer
         for i, param in self._inputs.items():
-            w.load(f"input_{i}_{k}", param, w.at(param, k), mask)
+            w.load(f"input_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._saved.items():
-            w.load(f"saved_{i}_{k}", param, w.at(param, k), mask)
+            w.load(f"saved_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_outputs.items():
-            w.load(f"grad_output_{i}_{k}", param, w.at(param, k), mask)
+            w.load(f"grad_output_{i}_{k}", param, w.at(param, k), exists)
         for i, param in self._grad_state_seqs.items():
-            w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), mask)
+            w.load(f"grad_state_seq_{i}_{k}", param, w.at(param, k), exists)
 
     def _recompute(self, k: int) -> None:
         """The states before step `k + 1`."""
@@ -155,7 +155,7 @@ class _Backward:
             w.line(f"{results} = {self._call(self._vjp, k)}")
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
-            w.store(param, gradient, w.at(param, k), self._mask(k, partial))
+            w.store(param, gradient, w.at(param, k), self._exists(k, partial))
         # Not by multiplying with zero: what is computed beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])

@@ -45,14 +45,14 @@ class _Forward:
             for k in range(chunk):
                 if self._checkpoints and k % spec.segment == 0:
                     row = f"c * {chunk // spec.segment} + {k // spec.segment - 1}"
-                    self._write_checkpoints(row, "mask" if k else "mask & (c > 0)")
+                    self._write_checkpoints(row, None if k else "c > 0")
                 self._step(k)
             self._move(chunk)
         if chunk > 1:
             with w.loop("t", f"chunks * {chunk}", "T", spec.stages):
                 self._load_inputs(1)
                 if self._checkpoints:
-                    begins = f"mask & (t > 0) & (t % {spec.segment} == 0)"
+                    begins = f"(t > 0) & (t % {spec.segment} == 0)"
                     self._write_checkpoints(f"t // {spec.segment} - 1", begins)
                 self._step(0)
                 self._move(1)
@@ -94,11 +94,11 @@ class _Forward:
             for i, param in self._inputs.items():
                 w.load(f"input_{i}_{k}", param, w.at(param, k))
 
-    def _write_checkpoints(self, row: str, mask: str) -> None:
-        """Row `j - 1` holds the states before segment `j`."""
+    def _write_checkpoints(self, row: str, begins: str | None) -> None:
+        """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
         w = self._writer
         for i, param in enumerate(self._checkpoints):
-            w.store(param, f"state_{i}", f"{param.name}_ptr + tl.cast({row}, tl.int64) * step", mask)
+            w.store(param, f"state_{i}", f"{param.name}_ptr + tl.cast({row}, tl.int64) * step", begins)
 
     def _step(self, k: int) -> None:
         w, spec = self._writer, self._spec

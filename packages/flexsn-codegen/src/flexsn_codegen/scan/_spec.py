@@ -26,9 +26,9 @@ class Role(StrEnum):
     GRAD_OUTPUT = "grad_output"  # [T, *step], read
     GRAD_STATE_SEQ = "grad_state_seq"  # [T, *step], read
     GRAD_FINAL_STATE = "grad_final_state"  # [*step], read
-    GRAD_INPUT = "grad_input"  # [T, *step], written
+    GRAD_INPUT = "grad_input"  # [T, *step], written; or, summed over the step's elements of a program, [T, programs]
     GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
-    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step; or [programs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +93,13 @@ class BackwardSpec:
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
             results, or `None`: it is zero.
         grad_inputs, grad_states, grad_lifted: which gradients are written.
-        lifted_dtypes: Triton dtype in which each lifted gradient is summed over time.
+        lifted_dtypes: Triton dtype in which each lifted gradient is summed.
         saved: number of intermediates that the forward kept; the VJP takes them instead of the primals. 0:
             the states are recomputed from checkpoints, and the VJP takes the primals.
         chunk: the `segment` of the forward that wrote the checkpoints.
         stages: as in the forward.
+        summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
+            its elements: for what is one number for the whole step. Empty: of none.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -116,6 +118,8 @@ class BackwardSpec:
     saved: int = 0
     chunk: int = 8
     stages: int = 1
+    summed_inputs: tuple[bool, ...] = ()
+    summed_lifted: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

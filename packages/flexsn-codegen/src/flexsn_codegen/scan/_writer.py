@@ -10,6 +10,10 @@ from flexsn_codegen._core import HEADER, CoreSource, identifier
 from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, Param, Role, StepLayout
 
 
+def _mask(exists: str | None) -> str:
+    return f"mask & ({exists})" if exists else "mask"
+
+
 class ScanWriter:
     """Collects the arguments and lines of one kernel.
 
@@ -22,7 +26,9 @@ class ScanWriter:
         self._indent = 1
         self._params: list[Param] = []
         self._sizes: list[str] = ["T", "NCL"]
+        # Without one: all elements of the step read one number, which is loaded once and not for each of them.
         self._offsets: dict[Param, str] = {}
+        self._sums: set[Param] = set()
         self._times: dict[Param, str] = {}
 
     # -- lines -------------------------------------------------------------------------------------------
@@ -64,13 +70,15 @@ class ScanWriter:
         if layout == DENSE:
             self._offsets[param] = "off"
             return param
+        if layout == 0:
+            return param
         terms = []
         for i in range(layout):
             inner, size, stride = (f"{param.name}_{what}{i}" for what in ("inner", "size", "stride"))
             self._sizes += [inner, size, stride]
             terms.append(f"(off // {inner}) % {size} * {stride}")
         self._offsets[param] = f"{param.name}_off"
-        self.line(f"{param.name}_off = {' + '.join(terms) or 'off * 0'}")
+        self.line(f"{param.name}_off = {' + '.join(terms)}")
         return param
 
     def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[str]) -> dict[int, Param]:
@@ -85,17 +93,40 @@ class ScanWriter:
         """Declares the lifted tensors, by number, that are among the names `used`."""
         return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if f"lifted_{i}" in used}
 
-    def add_present(self, role: Role, present: Sequence[bool]) -> dict[int, Param]:
-        """Declares dense tensors of one role, by number, where they are present."""
-        return {i: self.add(role, i) for i, there in enumerate(present) if there}
+    def add_present(
+        self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()
+    ) -> dict[int, Param]:
+        """Declares dense tensors of one role, by number, where they are present.
 
-    def load(self, target: str, param: Param, at: str | None = None, mask: str = "mask") -> None:
-        """Loads one step of `param`; `at` is a scalar pointer, by default the argument itself."""
+        Args:
+            summed: of which each program writes one number; empty: of none.
+        """
+        params = {i: self.add(role, i) for i, there in enumerate(present) if there}
+        self._sums |= {param for i, param in params.items() if summed and summed[i]}
+        self._times |= dict.fromkeys(self._sums, "tl.num_programs(0)")
+        return params
+
+    def load(self, target: str, param: Param, at: str | None = None, exists: str | None = None) -> None:
+        """Loads one step of `param`.
+
+        Args:
+            at: a scalar pointer, by default the argument itself.
+            exists: a scalar condition; where it does not hold, zeros are loaded. By default, it does.
+        """
         pointer = at or f"{param.name}_ptr"
-        self.line(f"{target} = dev.load({pointer} + {self._offsets[param]}, {mask})")
+        if param in self._offsets:
+            self.line(f"{target} = dev.load({pointer} + {self._offsets[param]}, {_mask(exists)})")
+        else:
+            self.line(f"{target} = tl.broadcast_to(dev.load_one({pointer}, {exists or True}), [BLOCK])")
 
-    def store(self, param: Param, value: str, at: str | None = None, mask: str = "mask") -> None:
-        self.line(f"dev.store({at or f'{param.name}_ptr'} + {self._offsets[param]}, {value}, {mask})")
+    def store(self, param: Param, value: str, at: str | None = None, exists: str | None = None) -> None:
+        """Stores one step of `param`, or its sum; `at` and `exists` as for `load`."""
+        pointer = at or f"{param.name}_ptr"
+        if param in self._sums:
+            total = f"tl.sum(tl.where(mask, {value}, 0), axis=0)"
+            self.line(f"tl.store({pointer} + tl.program_id(0), {total}, {exists or True})")
+        else:
+            self.line(f"dev.store({pointer} + {self._offsets[param]}, {value}, {_mask(exists)})")
 
     def time_of(self, param: Param) -> str:
         """The distance between two time steps of `param`, in elements."""
