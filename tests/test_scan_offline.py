@@ -32,6 +32,9 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
     class Recorder:
         """In the place of a launch: notes the kernel, and runs nothing."""
 
+        is_compiled = True
+        programs = 1
+
         def __init__(self, kernel: CompiledKernel, sizes: object, config: LaunchConfig, device: object) -> None:
             self._kernel, self._config = kernel, config
 
@@ -43,7 +46,7 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
             jobs["backward" if "_backward_" in name else "forward"] = job
 
     def plan(step: Specialization, ncl: int) -> LaunchPlan:
-        return launch_plan(size, step._num_ops, width=4, interpreted=False)
+        return launch_plan(size, step.cost, interpreted=False)
 
     monkeypatch.setattr(Specialization, "plan", plan)
     monkeypatch.setattr(_program, "compile_triton_code_str", lambda source, name: (name, source))

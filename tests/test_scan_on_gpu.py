@@ -49,6 +49,17 @@ def test_nothing_is_compiled_again_for_another_batch(compilations: list[object])
     assert len(compilations) == 2
 
 
+def test_the_backward_is_compiled_beside_the_forward(compilations: list[object]) -> None:
+    program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
+    x = torch.rand(9, 5000, device="cuda").requires_grad_()
+    spikes, v = compiled(program, x)
+    assert len(compilations) == 2
+    spikes.sum().backward(retain_graph=True)
+    assert len(compilations) == 2
+    (spikes.sum() + v.sum()).backward()  # other gradients come in
+    assert len(compilations) == 3
+
+
 def test_more_than_two_to_the_31_elements() -> None:
     """The last elements lie beyond what 32 bits count; eager computes just those."""
     steps, elements, tail = 5, 2**29 + 3, 1000

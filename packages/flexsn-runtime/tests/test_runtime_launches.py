@@ -22,7 +22,7 @@ from flexsn_runtime import (
     why_unavailable,
 )
 from flexsn_runtime import _arguments as arguments_module
-from flexsn_runtime._buckets import launch_plan
+from flexsn_runtime._buckets import StepCost, launch_plan
 from flexsn_runtime._forward import checkpoint_rows
 from flexsn_runtime._triton_private import launcher
 
@@ -39,14 +39,16 @@ def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
 @pytest.mark.parametrize("interpreted", [False, True])
 @pytest.mark.parametrize("ncl", [1, 2**12 + 1, 2**17 + 1, 2**20 + 1, 2**23 + 1])
 @pytest.mark.parametrize("num_ops", [0, 1, 8, 40, 100, 1000, 10**5])
-@pytest.mark.parametrize("width", [1, 2, 4, 8])
-def test_plans_can_be_generated(width: int, ncl: int, num_ops: int, interpreted: bool) -> None:
-    plan = launch_plan(ncl, num_ops, width=width, interpreted=interpreted)
+@pytest.mark.parametrize("inputs", [(1,), (2,), (4,), (8,), (4, 4), (2, 4), (2,) * 20, (8,) * 40])
+def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int, interpreted: bool) -> None:
+    plan = launch_plan(ncl, StepCost(num_ops, inputs, (4, 4)), interpreted=interpreted)
     assert plan.forward.chunk % plan.backward.chunk == 0, "checkpoints stand at the backward's chunks"
     for config in (plan.inference, plan.forward, plan.backward):
         assert config.chunk >= 1
         assert config.block & (config.block - 1) == 0
         assert config.block >= 32 * config.num_warps or interpreted
+        in_flight = (config.stages - 1) * config.chunk * config.block * sum(inputs)
+        assert in_flight <= 2**16 or interpreted, "bytes of shared memory"
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 4, 16])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_runtime._ahead import compiling_backward
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._scan import backward_scan, forward_scan
@@ -36,7 +37,9 @@ class _Scan(SingleLevelFunction):
     def forward(
         ctx: Any, step: Specialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        written = forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=True).run(tensors)
+        scan = forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=True)
+        with compiling_backward(scan, step, arguments, ctx.needs_input_grad[3:], state_seqs=state_seqs):
+            written = scan.run(tensors)
         end = len(written) - step.trace.num_states  # one checkpoint for each
         returned = tuple(written[:end])
         ctx.save_for_backward(*tensors, *written[end:])

@@ -85,6 +85,14 @@ class BackwardScan:
         states_present = tuple(g is not None for g in cotangents.states)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
+        # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
+        # alone says so is a view of one; its gradient is as large as the view.)
+        summed_inputs = tuple(
+            layout.step == 0 and all(size == 1 for size in x.shape[1:])
+            for layout, x in zip(operands.inputs, arguments.inputs, strict=True)
+        )
+        summed_lifted = tuple(layout == 0 for layout in operands.lifted)
+        self._summed = (*summed_inputs, *(False,) * num_states, *summed_lifted)
         spec = BackwardSpec(
             inputs=operands.inputs,
             states=operands.states,
@@ -99,15 +107,26 @@ class BackwardScan:
             grad_states=wanted_states,
             grad_lifted=wanted_lifted,
             lifted_dtypes=step.lifted_dtypes,
+            summed_inputs=summed_inputs,
+            summed_lifted=summed_lifted,
             chunk=config.chunk,
             stages=config.stages,
         )
+        kernel = step.backward_kernel(spec, source)
+        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
         full = (arguments.num_steps, *trace.step_shape)
-        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it, before any sum.
+        programs = self._launch.programs
+        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it.
         described = [
-            *((full, x.dtype) for x in arguments.inputs),
+            *(
+                ((arguments.num_steps, programs), _sum_dtype(x.dtype)) if summed else (full, x.dtype)
+                for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
+            ),
             *((trace.step_shape, value.dtype) for value in trace.states),
-            *((trace.step_shape, _sum_dtype(value.dtype)) for value in trace.lifted_values),
+            *(
+                ((programs,) if summed else trace.step_shape, _sum_dtype(value.dtype))
+                for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
+            ),
         ]
         self._written = [
             (shape, contiguous_strides(shape), dtype) if want else None
@@ -120,7 +139,6 @@ class BackwardScan:
             for i, g in enumerate(cotangents.all)
             if g is not None and (g.is_neg() or not g.is_contiguous())
         ]
-        kernel = step.backward_kernel(spec, source)
         places = [
             *operands.params,
             *(Param(Role.CHECKPOINT, i) for i in range(num_states)),
@@ -131,7 +149,6 @@ class BackwardScan:
             *_params(Role.GRAD_LIFTED, wanted_lifted),
         ]
         self._order = [places.index(param) for param in kernel.params]
-        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
         # Those whose gradients the kernel writes in another shape than theirs.
         self._broadcast = [i for i, x in enumerate(arguments.inputs) if x.shape != full]
 
@@ -160,10 +177,22 @@ class BackwardScan:
             tensors[place] = _dense(tensors[place])
         self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
         for i in self._broadcast:
-            gradients[i] = _sum_to(gradients[i], given[i])
+            gradients[i] = _input_gradient(gradients[i], given[i], self._summed[i])
         for i in range(self._first_lifted, len(gradients)):
-            gradients[i] = _lifted_gradient(gradients[i], self._layouts.get(i - self._first_lifted), given[i])
+            layout = self._layouts.get(i - self._first_lifted)
+            gradients[i] = _lifted_gradient(gradients[i], layout, given[i], self._summed[i])
         return gradients
+
+    def compile(self, given: Sequence[Tensor | None]) -> None:
+        """Compiles the kernel without running it, for tensors like these in dtype and alignment; as for `run`."""
+        if self._launch is None:
+            return
+        gradients = [
+            None if one is None else torch.empty(0, dtype=one[2], device=self._device) for one in self._written
+        ]
+        tensors = [*given, *gradients]
+        self._operands.move(tensors)
+        self._launch.compile([tensors[place] for place in self._order])  # type: ignore[misc]
 
     def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Without a step, the final states are the initial ones, and so are their gradients."""
@@ -184,16 +213,23 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 
 def _lifted_gradient(
-    partial_sums: Tensor | None, layout: LiftedLayout | None, tensor: Tensor | None
+    partial_sums: Tensor | None, layout: LiftedLayout | None, tensor: Tensor | None, by_program: bool
 ) -> Tensor | None:
-    """Sums over the elements of the step that read the same element of the captured tensor."""
+    """Sums over the elements of the step that read the same element of the captured tensor.
+
+    Args:
+        by_program: `partial_sums` is `[programs]`, otherwise `[*step]`.
+    """
     if partial_sums is None or tensor is None:
         return None
     if layout is None:  # nothing that counts is computed from it
         return tensor.new_zeros(tensor.shape)
-    summed = [d for d, stride in enumerate(layout.strides) if stride == 0 and partial_sums.shape[d] > 1]
     # A fixed order of summation, so that two runs agree to the last bit.
-    reduced = partial_sums.sum(summed, keepdim=True) if summed else partial_sums
+    if by_program:
+        reduced = partial_sums.sum().view((1,) * len(layout.strides))
+    else:
+        summed = [d for d, stride in enumerate(layout.strides) if stride == 0 and partial_sums.shape[d] > 1]
+        reduced = _sum_over(partial_sums, summed)
     if reduced.numel() == tensor.numel() and all(
         size == 1 or read == has
         for size, read, has in zip(reduced.shape, layout.strides, reduced.stride(), strict=True)
@@ -205,11 +241,37 @@ def _lifted_gradient(
     return gradient.to(dtype=tensor.dtype, device=tensor.device)
 
 
-def _sum_to(gradient: Tensor | None, like: Tensor | None) -> Tensor | None:
-    """Sums over the dimensions in which an input broadcasts to the step."""
-    if gradient is None or like is None:
+# On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.
+_COLUMNS = 2048
+_LARGE = 2**20  # elements
+
+
+def _sum_over(tensor: Tensor, dims: list[int]) -> Tensor:
+    """`tensor.sum(dims, keepdim=True)` of a contiguous tensor."""
+    count = len(dims)
+    if not dims or dims != list(range(count)):
+        return tensor.sum(dims, keepdim=True) if dims else tensor
+    kept = tensor.shape[count:]
+    rows, columns = math.prod(tensor.shape[:count]), math.prod(kept)
+    # What a compiler has symbols for, it lays out itself.
+    beside = 1
+    if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
+        beside = math.gcd(rows, _COLUMNS // columns)
+    sums = tensor.view(-1, beside * columns).sum(0)
+    return (sums if beside == 1 else sums.view(beside, columns).sum(0)).view((1,) * count + kept)
+
+
+def _input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:
+    """Sums over the dimensions in which an input broadcasts to the step.
+
+    Args:
+        by_program: `gradient` is `[T, programs]`, otherwise `[T, *step]`.
+    """
+    if gradient is None or tensor is None:
         return None
-    shape = like.shape
+    shape = tensor.shape
+    if by_program:
+        return gradient.sum(1).reshape(shape).to(tensor.dtype)
     lead = gradient.dim() - len(shape)
     # Behind T, the input may have fewer dimensions than the step.
     aligned = (shape[0], *(1,) * lead, *shape[1:])

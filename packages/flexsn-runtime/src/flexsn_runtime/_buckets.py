@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+from torch import fx
+
+from flexsn_graph import StepValue
 
 _LIMITS = (2**12, 2**17, 2**20, 2**23)
 
@@ -50,17 +55,42 @@ class LaunchPlan:
     backward: LaunchConfig
 
 
-# By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF, float32
-# and bfloat16.
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a launch choice depends on besides the number of elements.
+
+    Attributes:
+        num_ops: of the step's forward graph; LIF has 8.
+        inputs, outputs: bytes per element of each. An input that is one number for the whole step does not count.
+    """
+
+    num_ops: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: fx.Graph, inputs: Sequence[StepValue], outputs: Sequence[StepValue]) -> StepCost:
+        """That of a step's forward graph."""
+        many = [value for value in inputs if any(size != 1 for size in value.shape)]
+        return cls(
+            sum(node.op == "call_function" for node in graph.nodes),
+            tuple(value.dtype.itemsize for value in many or inputs),
+            tuple(value.dtype.itemsize for value in outputs),
+        )
+
+
+# By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF and a step
+# of two inputs, float32 and bfloat16.
 # Small steps leave most of the GPU idle: what counts is the latency of one element's chain of steps, so one element
 # per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers.
+_SMALL, _MEDIUM = 2**17, 2**20
 _PLANS = {
-    2**17: LaunchPlan(
+    _SMALL: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
         forward=LaunchConfig(chunk=16, block=64, num_warps=1, stages=6),
         backward=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
     ),
-    2**20: LaunchPlan(
+    _MEDIUM: LaunchPlan(
         inference=LaunchConfig(chunk=4, block=1024, num_warps=4, stages=2),
         forward=LaunchConfig(chunk=8, block=1024, num_warps=4),
         backward=LaunchConfig(chunk=8, block=512, num_warps=8),
@@ -72,13 +102,19 @@ _PLANS = {
     ),
 }
 
-# For inputs of two bytes: as many bytes per load.
-_NARROW_PLAN = LaunchPlan(
+# For several inputs: as many loads in flight need fewer stages.
+_SEVERAL_INPUTS = {
+    _SMALL: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
+    _MEDIUM: replace(_PLANS[_MEDIUM], inference=LaunchConfig(chunk=4, block=512, num_warps=8)),
+    2**63: _PLANS[2**63],
+}
+
+# For inputs of two bytes, if the step is not small: as many bytes per load.
+_NARROW = LaunchPlan(
     inference=LaunchConfig(chunk=8, block=1024, num_warps=4),
     forward=LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3),
     backward=LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3),
 )
-_NARROW_PLANS = {2**17: _PLANS[2**17], 2**63: _NARROW_PLAN}
 
 # Triton's interpreter runs programs one after the other: larger blocks, and chunks that small T still fill.
 _INTERPRETED = LaunchPlan(
@@ -92,6 +128,13 @@ _INTERPRETED = LaunchPlan(
 # graph (LIF: 8); a step of the backward counts four times, for recomputation and a VJP of thrice the size.
 _MAX_UNROLLED = 512
 _BACKWARD_FACTOR = 4
+
+# Bytes that a thread loads for a chunk: half of its registers.
+_MAX_LOADED = 512
+
+# Bytes of a program's chunks in flight, in shared memory: three programs at a time on an H200, one on GPUs that have
+# 99 KiB for each.
+_MAX_IN_FLIGHT = 2**16
 
 
 def size_class(ncl: int) -> int:
@@ -111,27 +154,45 @@ def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
     )
 
 
-def launch_plan(ncl: int, num_ops: int, *, width: int, interpreted: bool) -> LaunchPlan:
-    """The launches for a step of `ncl` elements and `num_ops` ops; the narrowest input has `width` bytes per element.
+def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
+    """The launches for a step of `ncl` elements.
 
     They do not depend on T: one binary serves every T. `ncl` may be a compiler's symbol: comparing it guards its
     size class, not its value.
     """
-    plans = _NARROW_PLANS if width == 2 else _PLANS
-    return _limited_plan(next(plan for limit, plan in plans.items() if ncl <= limit), num_ops, interpreted)
+    return _plan(size_class(ncl), cost, interpreted)
 
 
 @functools.cache
-def _limited_plan(plan: LaunchPlan, num_ops: int, interpreted: bool) -> LaunchPlan:
+def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     if interpreted:
         return _INTERPRETED
-    segment = _limited(plan.backward.chunk, num_ops * _BACKWARD_FACTOR)
-    chunk = max(segment, _limited(plan.forward.chunk, num_ops))
+    if limit > _SMALL and min(cost.inputs) == 2:
+        plan = _NARROW
+    else:
+        plan = (_PLANS if len(cost.inputs) == 1 else _SEVERAL_INPUTS)[limit]
+    segment = _limited(plan.backward.chunk, cost.num_ops * _BACKWARD_FACTOR)
+    chunk = max(segment, _limited(plan.forward.chunk, cost.num_ops))
+    read = sum(cost.inputs)
     return LaunchPlan(
-        inference=replace(plan.inference, chunk=_limited(plan.inference.chunk, num_ops)),
-        forward=replace(plan.forward, chunk=chunk),
-        backward=replace(plan.backward, chunk=segment),
+        inference=_fitting(replace(plan.inference, chunk=_limited(plan.inference.chunk, cost.num_ops)), read),
+        forward=_fitting(replace(plan.forward, chunk=chunk), read),
+        backward=_fitting(replace(plan.backward, chunk=segment), read + sum(cost.outputs)),
     )
+
+
+def _fitting(config: LaunchConfig, read: int) -> LaunchConfig:
+    """`config` with as many elements as registers allow, and stages as memory does.
+
+    Args:
+        read: bytes per element and step.
+    """
+    threads = 32 * config.num_warps
+    block = config.block
+    while block > threads and config.chunk * read * block > _MAX_LOADED * threads:
+        block //= 2
+    ahead = _MAX_IN_FLIGHT // (config.chunk * block * read)
+    return replace(config, block=block, stages=min(config.stages, 1 + ahead))
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:

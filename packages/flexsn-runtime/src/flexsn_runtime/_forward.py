@@ -92,6 +92,11 @@ class ForwardScan:
         self._order = [places.index(param) for param in kernel.params]
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
 
+    @property
+    def is_compiled(self) -> bool:
+        """Whether there is nothing to compile any more."""
+        return self._launch is None or self._launch.is_compiled
+
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs it on arguments of that layout."""
         written = self.run(arguments.all)

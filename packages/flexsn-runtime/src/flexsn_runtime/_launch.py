@@ -29,35 +29,46 @@ class Launch:
         sizes: at least the kernel's integer arguments.
         device: of the tensors that it will be called with. Of these, those in the same place have to be aligned
             to 16 bytes in every call or in none: Triton compiles for it, and is asked once.
+
+    Attributes:
+        programs: in how many parts the step is walked.
     """
 
     def __init__(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
     ) -> None:
         self._function = kernel.function
-        self._options = kernel.options
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
-        self._grid = (-(-sizes["NCL"] // config.block), 1, 1)
-        self._config = config
+        self.programs = -(-sizes["NCL"] // config.block)
+        self._grid = (self.programs, 1, 1)
+        self._block = config.block
+        self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device
         # Once it is compiled: without Triton's search for the binary that fits the arguments.
         self._again: Callable[..., None] | None = None
 
+    @property
+    def is_compiled(self) -> bool:
+        return self._again is not None or triton_interpreted()
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
+        with _on(self._device):
+            self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options)
+
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""
-        block = self._config.block
         if self._again is not None:
             with _on(self._device):
-                self._again(*tensors, *self._numbers, block)
+                self._again(*tensors, *self._numbers, self._block)
         elif triton_interpreted():
             with _INTERPRETER, warnings.catch_warnings():
                 # Lanes beyond the end of the step compute with zeros, and are not stored.
                 warnings.simplefilter("ignore", RuntimeWarning)
-                self._function[self._grid](*tensors, *self._numbers, BLOCK=block)
+                self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
         else:
-            options = {"num_warps": self._config.num_warps, **self._options}
             with _on(self._device):
-                compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=block, **options)
+                compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block, **self._options)
             if compiled is not None:
                 self._again = launcher(compiled, self._grid, self._device)
 

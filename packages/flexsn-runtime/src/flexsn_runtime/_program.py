@@ -30,7 +30,7 @@ from flexsn_codegen import (
 from flexsn_graph import StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._buckets import LaunchPlan, launch_plan, size_class
+from flexsn_runtime._buckets import LaunchPlan, StepCost, launch_plan, size_class
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._recent import Recent
@@ -76,8 +76,7 @@ class Specialization:
         self._captured = Captured(trace.core, trace.captured)
         self.state_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.states)
         self.lifted_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.lifted_values)
-        self._width = min(v.dtype.itemsize for v in trace.inputs)
-        self._num_ops = sum(node.op == "call_function" for node in trace.forward.graph.nodes)
+        self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._core: CoreSource | None = None
         self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
@@ -92,7 +91,7 @@ class Specialization:
         limit = size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
-            usual = launch_plan(limit, self._num_ops, width=self._width, interpreted=triton_interpreted())
+            usual = launch_plan(limit, self.cost, interpreted=triton_interpreted())
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 

@@ -21,7 +21,7 @@ import flexsn_runtime
 from flexsn_graph import StepValue, TraceError
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
 from flexsn_runtime._backward import BackwardScan, split_cotangents
-from flexsn_runtime._buckets import launch_plan
+from flexsn_runtime._buckets import StepCost, launch_plan
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime._operands import Arguments
@@ -96,11 +96,11 @@ class KernelLowering:
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
         """The distance of the checkpoints, by the size of the step and the number of its operators."""
-        num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
-        width = min(value.dtype.itemsize for value in primals)
-        return launch_plan(largest, num_ops, width=width, interpreted=triton_interpreted()).backward.chunk
+        num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
+        cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
+        return launch_plan(largest, cost, interpreted=triton_interpreted()).backward.chunk
 
     def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.

@@ -1,0 +1,52 @@
+"""Compiles the backward kernel while the forward one is compiled.
+
+Each takes the better part of a second, most of it outside of Python. The first training step would wait for one after
+the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+
+from flexsn_runtime._backward import BackwardScan, Cotangents
+from flexsn_runtime._forward import ForwardScan
+from flexsn_runtime._operands import Arguments
+from flexsn_runtime._program import Specialization
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+def compiling_backward(
+    scan: ForwardScan, step: Specialization, arguments: Arguments, wanted: Sequence[bool], *, state_seqs: bool
+) -> AbstractContextManager[None]:
+    """While `scan` is compiled and runs, compiles the backward that will follow it, if it is the step's first.
+
+    It is the one that most calls need: gradients come to the outputs alone. Another one is compiled when it is run.
+
+    Args:
+        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        state_seqs: as for `scan`.
+    """
+    if scan.is_compiled or step.backward_scans:
+        return _NOTHING
+    return _beside(step, arguments, wanted, state_seqs)
+
+
+@contextmanager
+def _beside(
+    step: Specialization, arguments: Arguments, wanted: Sequence[bool], state_seqs: bool
+) -> Iterator[None]:
+    trace = step.trace
+    like = arguments.inputs[0]
+    # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
+    outputs = tuple(like.new_empty(0, dtype=value.dtype) for value in trace.outputs)
+    checkpoints = [like.new_empty(0, dtype=value.dtype) for value in trace.states]
+    cotangents = Cotangents(outputs, (None,) * trace.num_states, state_seqs)
+    with ThreadPoolExecutor(1) as beside:
+        # What is refused is refused when the backward runs, if it ever does.
+        with suppress(Exception):
+            backward = BackwardScan(step, arguments, cotangents, wanted)
+            beside.submit(backward.compile, (*arguments.all, *checkpoints, *cotangents.all))
+        yield

@@ -1,0 +1,71 @@
+"""The first backward kernel is compiled beside the first forward one. `tests/test_scan_on_gpu.py` counts kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import pytest
+import torch
+from runtime_cores import STEP, random, soft_lif
+from torch import Tensor
+
+from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime._launch import Launch
+
+Compiled = tuple[threading.Thread, list[torch.dtype]]
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[Compiled]]:
+    """What is compiled ahead; each kernel is new, though the interpreter compiles none."""
+    seen: list[Compiled] = []
+
+    def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
+        assert all(t.data_ptr() % 16 == 0 for t in tensors)
+        seen.append((threading.current_thread(), [t.dtype for t in tensors]))
+
+    with mock.patch.object(Launch, "is_compiled", False), mock.patch.object(Launch, "compile", compile):
+        yield seen
+
+
+def run(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
+    return scan(*prepare(program, tensors), state_seqs=False)
+
+
+def test_once_for_a_step_in_another_thread(compiled: list[Compiled]) -> None:
+    program = ScanProgram(soft_lif, 1, 1, 1)
+    x = random(3, *STEP, dtype=torch.float64).requires_grad_()
+    output, _ = run(program, x)
+    ((thread, dtypes),) = compiled
+    assert thread is not threading.current_thread()
+    assert not thread.is_alive()
+    assert dtypes == [torch.float64] * 4  # input, checkpoint, the gradients of output and input
+    output.sum().backward()
+    run(program, random(5, *STEP, dtype=torch.float64).requires_grad_())
+    assert len(compiled) == 1
+
+
+def test_not_without_gradients(compiled: list[Compiled]) -> None:
+    run(ScanProgram(soft_lif, 1, 1, 1), random(3, *STEP))
+    assert not compiled
+
+
+def test_what_is_refused_is_refused_in_the_backward(compiled: list[Compiled]) -> None:
+    class Refused(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x * 2.0
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            return grad.cumsum(0)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return Refused.apply(x + v), v  # type: ignore[no-untyped-call]
+
+    output, _ = run(ScanProgram(core, 1, 1, 1), random(3, *STEP).requires_grad_())
+    assert not compiled
+    with pytest.raises(NotImplementedError, match="cumsum"):
+        output.sum().backward()

@@ -1,0 +1,92 @@
+"""What is one number for a whole step: read once, its gradient summed by the kernel, then over its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, loop, random
+from torch import Tensor
+
+from flexsn_runtime import ScanProgram, _backward
+
+
+@pytest.mark.parametrize("steps", [1, 4, 11])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> None:
+    def core(x: Tensor, c: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * c
+        return h.square() - c, h
+
+    x = random(steps, *STEP).requires_grad_()
+    c = random(steps, *shape, seed=1).requires_grad_()
+    v = random(*STEP, seed=2).requires_grad_()
+    assert_like_the_loop(core, 1, [x, c], [v])
+
+
+def test_an_input_that_is_a_view_of_one_number_per_step() -> None:
+    """Its gradient is as large as the view."""
+    x, v = random(5, *STEP), random(*STEP, seed=2)
+    c = random(5, 1, 1, seed=1).expand(5, *STEP).requires_grad_()
+    assert_like_the_loop(lambda x, c, v: (v + x * c, v * 0.5 + c), 1, [x, c], [v])
+
+
+@pytest.mark.parametrize("take", [lambda w: w[1], lambda w: w[1, None], lambda w: w[1].expand(STEP)])
+def test_a_captured_number_of_a_tensor(take: Callable[[Tensor], Tensor]) -> None:
+    w = random(3, seed=3).requires_grad_()
+    x, v = random(11, *STEP).requires_grad_(), random(*STEP, seed=2)
+    assert_like_the_loop(lambda x, v: (v * take(w) + x, v * 0.5 + x * w[2]), 1, [x], [v], [w])
+
+
+def test_lanes_beyond_the_step_are_not_summed() -> None:
+    """They compute with zeros, of which this takes the reciprocal."""
+    w = torch.tensor(0.5, device=DEVICE, requires_grad=True)
+    x = (random(7, *STEP).abs() + 1.0).requires_grad_()
+    c = random(7, seed=1).requires_grad_()
+    v = random(*STEP, seed=2)
+    assert_like_the_loop(lambda x, c, v: ((w + c) / x + v, v * 0.5), 1, [x, c], [v], [w])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_half_numbers_are_not_rounded_on_the_way(dtype: torch.dtype) -> None:
+    """1517 terms: the loop's sum over a step is rounded once per step, ours once."""
+    w = torch.tensor(0.5, device=DEVICE, dtype=dtype, requires_grad=True)
+    x, c = torch.ones(3, *STEP, device=DEVICE, dtype=dtype), torch.ones(3, device=DEVICE, dtype=dtype)
+    c.requires_grad_()
+
+    def core(x: Tensor, c: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x * w + x * c, v
+
+    output = compiled(core, 1, [x, c], [torch.zeros_like(x[0])])[0]
+    gradients = torch.autograd.grad(output.float().sum(), [w, c])
+    assert torch.equal(gradients[0], torch.tensor(3.0 * 41 * 37, device=DEVICE).to(dtype))
+    assert torch.equal(gradients[1], torch.full((3,), 41.0 * 37, device=DEVICE).to(dtype))
+
+
+@pytest.mark.parametrize("shape", [(2**13, 128), (4099, 257), (64, 40, 2, 256), (3, 2**20), (2**20, 1)])
+@pytest.mark.parametrize("dims", [[], [0], [0, 1], [1]])
+def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None:
+    """Their rows are laid beside each other first, as far as they divide."""
+    tensor = torch.randint(-8, 8, shape).float()  # exact in any order
+    expected = tensor.double().sum(dims, keepdim=True) if dims else tensor.double()
+    assert torch.equal(_backward._sum_over(tensor, dims).double(), expected)
+
+
+def test_gradcheck() -> None:
+    w = random(dtype=torch.float64, seed=3).requires_grad_()
+    program = ScanProgram(lambda x, c, v: ((v * w + x * c).tanh(), v * 0.5 + x * c * w), 2, 1, 1)
+
+    def run(x: Tensor, c: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        return compiled(program, 1, [x, c], [v], state_seqs=False)
+
+    tensors = [random(3, 67, dtype=torch.float64), random(3, 1, dtype=torch.float64, seed=1)]
+    tensors.append(random(67, dtype=torch.float64, seed=2))
+    assert torch.autograd.gradcheck(run, [*(t.requires_grad_() for t in tensors), w])
+
+
+def test_initial_states_that_are_views_of_a_number() -> None:
+    x, v = random(3, *STEP), random(seed=2).expand(STEP)
+    expected = loop(lambda x, v: (x + v, x * v), 1, [x], [v])
+    for got, wanted in zip(compiled(lambda x, v: (x + v, x * v), 1, [x], [v]), expected, strict=True):
+        assert torch.equal(got, wanted)
