@@ -3,9 +3,9 @@
     python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
 
 Each T is measured in a process of its own with empty caches: `import` of this project and Triton, torch being there;
-then the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, and the rest:
-allocation, launches, autograd. After it, the same module is called with another T and with other sizes of the step;
-the table says how many kernels each of these calls compiled.
+then the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, the backward
+one beside the forward one, and the rest: allocation, Triton's first launch, autograd. After it, the same module is
+called with another T and with other sizes of the step; the table says how many kernels each of these calls compiled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,24 +33,29 @@ HEADER = ["T", "import", "trace", "write", "compile", "rest", "first step", "at 
 
 
 class Clock:
-    """Adds up the seconds spent inside of functions; what an inner one takes is not counted for the outer one."""
+    """Adds up the seconds in which at least one thread is inside of functions."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.calls: dict[str, int] = {}
-        self._inner = [0.0]
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
+        self._running: Counter[str] = Counter()
+        self._begun: dict[str, float] = {}
+        self._lock = threading.Lock()
 
     def timed(self, what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.calls[what] = self.calls.get(what, 0) + 1
-            self._inner.append(0.0)
-            begun = time.perf_counter()
+            with self._lock:
+                self.calls[what] += 1
+                if not self._running[what]:
+                    self._begun[what] = time.perf_counter()
+                self._running[what] += 1
             try:
                 return function(*args, **kwargs)
             finally:
-                taken = time.perf_counter() - begun
-                self.seconds[what] = self.seconds.get(what, 0.0) + taken - self._inner.pop()
-                self._inner[-1] += taken
+                with self._lock:
+                    self._running[what] -= 1
+                    if not self._running[what]:
+                        self.seconds[what] += time.perf_counter() - self._begun[what]
 
         return run
 
@@ -88,13 +95,13 @@ def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
         grad = torch.randn(num_steps, size, device=device)
         neuron.reset()
         _synchronize(device)
-        begun, known = time.perf_counter(), clock.calls.get("compile", 0)
+        begun, known = time.perf_counter(), clock.calls["compile"]
         torch.autograd.grad(neuron(x), x, grad)
         _synchronize(device)
-        return time.perf_counter() - begun, clock.calls.get("compile", 0) - known
+        return time.perf_counter() - begun, clock.calls["compile"] - known
 
     total, kernels = train(steps, ncl)
-    parts = {what: clock.seconds.get(what, 0.0) for what in ("trace", "write", "compile")}
+    parts = {what: clock.seconds[what] for what in ("trace", "write", "compile")}
     others = [(t, ncl) for t in (1, 7, 512) if t != steps]
     others += [(steps, size) for size in (ncl - 16, ncl // 2 + 1, ncl // 50, 8 * ncl, 64 * ncl)]
     later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]

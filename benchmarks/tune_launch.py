@@ -1,9 +1,9 @@
-"""Times launch configurations of the LIF scan, to fill the table in flexsn_runtime/_buckets.py.
+"""Times launch configurations of a scan, to fill the tables in flexsn_runtime/_buckets.py.
 
-    python benchmarks/tune_launch.py [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
+    python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
 Per shape and direction, the fastest configurations, as ratios to a copy of the bytes that the direction moves at
-least: forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
+least: for LIF, forward 2 streams (read x, write s), backward 3 (read grad_s, read x, write grad_x).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from measure import copy_floor, milliseconds
-from step_functions import lif
-from torch import Tensor
+from scan_models import MODELS, Model, Work
+from triton import OutOfResources
 
 from flexsn_runtime import LaunchConfig, ScanProgram, prepare
 from flexsn_runtime._backward import Cotangents
@@ -24,7 +24,6 @@ from flexsn_runtime._forward import ForwardResult
 from flexsn_runtime._scan import run_backward, run_forward
 
 SHOWN = 5
-STREAMS = {"infer": 2, "forward": 2, "backward": 3}
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 
@@ -48,14 +47,22 @@ def candidates(ncl: int, width: int) -> list[LaunchConfig]:
 
 
 class Candidate:
-    """The scan of `x` under one configuration: the three launches that are timed."""
+    """A scan under one configuration: the three launches that are timed."""
 
-    def __init__(self, x: Tensor, gradient: Tensor, config: LaunchConfig) -> None:
+    def __init__(self, work: Work, config: LaunchConfig) -> None:
         self.config = config
         plan = LaunchPlan(config, config, config)
-        self._step, self._arguments = prepare(ScanProgram(lif, 1, 1, 1), (x,))
+        neuron = work.neuron
+        program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
+        self._step, self._arguments = prepare(program, [x.detach() for x in work.inputs])
         self._step.plan = lambda ncl: plan  # type: ignore[method-assign]
-        self._cotangents = Cotangents((gradient,), (None,), state_seqs=False)
+        self._cotangents = Cotangents(tuple(work.grads), (None,) * neuron.num_states, state_seqs=False)
+        # Of the inputs and what is captured, not of the initial states.
+        self._wanted = [
+            *(True for _ in self._arguments.inputs),
+            *(False for _ in self._arguments.states),
+            *(True for _ in self._arguments.lifted),
+        ]
         self._kept = self.forward().checkpoints
         self.backward()
         self.infer()
@@ -67,20 +74,30 @@ class Candidate:
         return run_forward(self._step, self._arguments, state_seqs=False, checkpoints=True)
 
     def backward(self) -> object:
-        return run_backward(self._step, self._arguments, self._kept, self._cotangents, [True, False])
+        return run_backward(self._step, self._arguments, self._kept, self._cotangents, self._wanted)
 
 
-def main(shapes: list[str], dtype: torch.dtype) -> None:
+def attempt(work: Work, config: LaunchConfig) -> Candidate | None:
+    """`None`: the GPU has not enough shared memory for it."""
+    try:
+        return Candidate(work, config)
+    except OutOfResources:
+        return None
+
+
+def main(model: Model, shapes: list[str], dtype: torch.dtype) -> None:
+    device = torch.device("cuda")
+    forward, training = model.inference_streams, model.training_streams
     for shape in shapes:
         num_steps, ncl = map(int, shape.split("x"))
-        x = (torch.randn(num_steps, ncl, device="cuda") + 0.5).to(dtype)
-        gradient = torch.randn_like(x)
-        floors = {what: copy_floor(x.numel(), streams, x.device, dtype) for what, streams in STREAMS.items()}
+        work = Work(model, num_steps, ncl, device, dtype)
         with ThreadPoolExecutor(12) as pool:  # compiling
-            tried = list(pool.map(lambda config: Candidate(x, gradient, config), candidates(ncl, x.element_size())))  # noqa: B023
-        for what, floor in floors.items():
+            attempts = pool.map(lambda config: attempt(work, config), candidates(ncl, dtype.itemsize))  # noqa: B023
+        tried = [candidate for candidate in attempts if candidate is not None]
+        for what, streams in {"infer": forward, "forward": forward, "backward": training - forward}.items():
+            floor = copy_floor(num_steps * ncl, streams, device, dtype)
             print(f"{shape} {what}: copy {floor:.4f} ms")
-            timed = [(milliseconds(getattr(candidate, what), x.device), candidate.config) for candidate in tried]
+            timed = [(milliseconds(getattr(candidate, what), device), candidate.config) for candidate in tried]
             for time, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
                 print(f"  {time:.4f} ms  {time / floor:.2f}  {config}")
 
@@ -88,6 +105,7 @@ def main(shapes: list[str], dtype: torch.dtype) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("shapes", nargs="*", default=SHAPES)
+    parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     given = parser.parse_args()
-    main(list(given.shapes), getattr(torch, given.dtype))
+    main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype))
