@@ -114,13 +114,26 @@ def test_lift_runs_as_it_was_traced_under_autocast() -> None:
         assert [t.dtype for t in trace.lift(trace.captured)] == [torch.float32]
 
 
-def test_autocast_inside_the_core_is_not_for_the_prologue() -> None:
-    def core(x: Tensor, v: Tensor) -> Any:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return x * (SQUARE @ SQUARE)[0], v
+@pytest.mark.parametrize("around", [False, True])
+def test_the_prologue_runs_under_the_autocast_of_the_core(around: bool) -> None:
+    table = SQUARE.detach().float().requires_grad_()
 
-    with pytest.raises(NonPointwiseError, match=r"aten.mm"):
-        traced(core)
+    def core(x: Tensor, v: Tensor) -> Any:
+        plain = (table @ table)[0]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return x * (table @ table)[0] + plain, v
+
+    x = torch.ones(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=around):
+        trace = trace_step(core, 1, 1, 1, (x, x))
+        product = table @ table  # autocast may keep a converted parameter, but none of the trace's
+        assert product.dtype == (torch.bfloat16 if around else torch.float32)
+        wide, narrow = sorted(trace.lift(trace.captured), key=lambda t: -t.element_size())
+    assert (wide.dtype, narrow.dtype) == (torch.float32, torch.bfloat16)
+    assert torch.equal(wide, (table @ table)[0])
+    assert torch.equal(narrow, (table.bfloat16() @ table.bfloat16())[0])
+    (gradient,) = torch.autograd.grad(narrow.sum() + wide.sum(), table)
+    assert gradient.dtype == torch.float32
 
 
 def test_only_what_is_needed_is_computed() -> None:

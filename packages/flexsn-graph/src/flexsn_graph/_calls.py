@@ -12,7 +12,7 @@ from flexsn_graph._capture import CaptureMode
 from flexsn_graph._location import user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
 from flexsn_graph._refusals import VALUE_READS, reads_value
-from flexsn_graph._torch_private import TorchFunctionMode, autocast_is_on
+from flexsn_graph._torch_private import TorchFunctionMode, autocast_now
 
 
 class CoreCalls(TorchFunctionMode):
@@ -81,7 +81,7 @@ class CoreCalls(TorchFunctionMode):
         return self._captures.lifted is None or numbers <= set(self._captures.lifted)
 
     def _on_captured_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._hoists is Hoists.NOTHING or autocast_is_on():  # a prologue runs without
+        if self._hoists is Hoists.NOTHING:
             return False
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
         return bool(tensors) and all(self._captures.is_captured(t) or self._is_known(t) for t in tensors)
@@ -100,7 +100,8 @@ class CoreCalls(TorchFunctionMode):
     ) -> Call | None:
         """What to do with a call, decided once, when it is met first. `None`: it was not met then."""
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: Ref(self._number(t)), (args, kwargs))
-        key = (func, repr(args), repr(kwargs))
+        autocast = autocast_now()
+        key = (func, repr(args), repr(kwargs), autocast)
         decided = self._captures.decided
         if key not in decided and self._mode.may_add:
             leaves = pytree.tree_leaves(result)
@@ -113,6 +114,7 @@ class CoreCalls(TorchFunctionMode):
                 tuple(self._mode.add_value(t) if isinstance(t, Tensor) else None for t in leaves),
                 stays=all(stays(called, self._hoists, has_gradient=has_gradient) for called in ops),
                 has_gradient=has_gradient,
+                autocast=autocast,
                 location=user_location(),
             )
         return decided.get(key)

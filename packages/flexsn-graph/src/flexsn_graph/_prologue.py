@@ -8,7 +8,7 @@ stay in the step, and so do views that a `LiftedLayout` can express: there they 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -74,6 +74,7 @@ class Call:
             tensor.
         stays: whether it is a part of the step; then it is made before the loop only if others need it there.
         has_gradient: whether it can have one.
+        autocast: devices and dtypes of the autocast that the core makes it under.
         location: where the core makes it.
     """
 
@@ -83,6 +84,7 @@ class Call:
     results: tuple[int | None, ...]
     stays: bool
     has_gradient: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
     location: SourceLocation | None
 
     @property
@@ -94,7 +96,10 @@ class Call:
         """Adds the results to `values`."""
         fetch: Callable[[Any], Any] = lambda a: values[a.value] if isinstance(a, Ref) else a  # noqa: E731
         args, kwargs = pytree.tree_map(fetch, (self.args, self.kwargs))
-        leaves = pytree.tree_leaves(self.function(*args, **kwargs))
+        with ExitStack() as stack:
+            for device, dtype in self.autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            leaves = pytree.tree_leaves(self.function(*args, **kwargs))
         values.update({i: leaf for i, leaf in zip(self.results, leaves, strict=True) if i is not None})
 
     def reads(self) -> set[int]:

@@ -28,7 +28,7 @@ __all__ = [
     "FakeTensorMode",
     "TorchDispatchMode",
     "TorchFunctionMode",
-    "autocast_is_on",
+    "autocast_now",
     "constant_value",
     "custom_op_body",
     "fake_like",
@@ -92,9 +92,13 @@ def op_location_key() -> tuple[bool, int]:
     return False, torch._C._autograd._get_sequence_nr() - 1
 
 
-def autocast_is_on() -> bool:
-    """Whether `torch.autocast` applies; inside `undisturbed` it is the core that has switched it on."""
-    return any(torch.is_autocast_enabled(device) for device in _AUTOCAST_DEVICES)
+def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
+    """Devices for which `torch.autocast` is on, and to which dtype; inside `undisturbed`, the core has done it."""
+    return tuple(
+        (device, torch.get_autocast_dtype(device))
+        for device in _AUTOCAST_DEVICES
+        if torch.is_autocast_enabled(device)
+    )
 
 
 @contextmanager
@@ -112,7 +116,8 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
         for device in _AUTOCAST_DEVICES:
-            stack.enter_context(torch.autocast(device, enabled=False))
+            # Nor a cache of what it converts, where stand-ins for the user's parameters would be found afterwards.
+            stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it is slow to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
