@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import StepValue
+from flexsn_runtime._autocast import autocast_now
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._operands import Arguments, layout_key
 from flexsn_runtime._program import ScanProgram, Specialization
@@ -24,12 +25,17 @@ from flexsn_runtime.errors import (
 )
 
 
-def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Specialization, Arguments]:
+def prepare(
+    program: ScanProgram, flat_args: Sequence[Tensor], *, autocast: bool = True
+) -> tuple[Specialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]` and specialises the step on them.
 
     Initial states may be left out, all of them: they start at zero. Lifted tensors may be left out, all of
     them: they are what the core captures now. Inputs and states whose gradient the program's `requires_grad`
     excludes come back detached.
+
+    Args:
+        autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -45,7 +51,8 @@ def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Speciali
             f"a compiled scan cannot run inside of {transform}. Use backend='torch' there, or backend='hop'."
         )
     try:
-        key = layout_key(flat_args)
+        under = autocast_now(flat_args[0].device) if autocast and flat_args else None
+        key = (under, layout_key(flat_args))
     except AttributeError:
         check_tensors(flat_args)
         raise
@@ -66,7 +73,7 @@ def prepare(program: ScanProgram, flat_args: Sequence[Tensor]) -> tuple[Speciali
     first_lifted = len(flat_args) - len(lifted)
     check_sequences(inputs)
     check_device((*inputs, *(given or ())))
-    step, captured = program.specialize(inputs, given)
+    step, captured = program.specialize(inputs, given, autocast=autocast)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
     if lifted:

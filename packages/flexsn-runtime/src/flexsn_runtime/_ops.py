@@ -34,13 +34,13 @@ _PADDING = 2
 
 
 def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
-    step, arguments = prepare(kernel.program, flat_args)
+    step, arguments = prepare(kernel.program, flat_args, autocast=False)
     result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=False)
     return [*result.outputs, *result.state_seqs, *result.final_states]
 
 
 def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
-    step, arguments = prepare(kernel.program, flat_args)
+    step, arguments = prepare(kernel.program, flat_args, autocast=False)
     _, _, lifted = split_flat(kernel.program, flat_args)
     forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
     if forgotten:
@@ -160,7 +160,7 @@ def flexsn_inductor_backward(
     """
     program = _training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
-    step, arguments = prepare(program, flat)
+    step, arguments = prepare(program, flat, autocast=False)
     missing = sum(state is None for state in arguments.states)
     num_inputs = program.num_inputs
     complete = [*wanted[:num_inputs], *(False,) * missing, *wanted[num_inputs:]]

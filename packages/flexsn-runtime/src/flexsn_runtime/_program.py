@@ -27,8 +27,9 @@ from flexsn_codegen import (
     register_dtype,
     tl_name,
 )
-from flexsn_graph import StepTrace, StepValue, StepVjp, trace_step
+from flexsn_graph import StateMismatchError, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime import _tuned as tuned
+from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, StepCost, launch_plan, size_class
 from flexsn_runtime._captured import Captured
@@ -57,6 +58,7 @@ class Signature:
     """What a step is traced for."""
 
     device: str
+    autocast: torch.dtype | None
     inputs: tuple[StepValue, ...]
     states: tuple[StepValue, ...]
 
@@ -268,13 +270,14 @@ class ScanProgram:
         return None if self._latest is None else len(self._latest.trace.lifted_values)
 
     def specialize(
-        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
     ) -> tuple[Specialization, tuple[Tensor, ...]]:
         """The step for these shapes and dtypes, and the tensors that it captures now.
 
         Args:
             inputs: sequences `[T, *step]`.
             states: initial states `[*step]`; `None`: zeros of the step's shape and the first input's dtype.
+            autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
         """
         step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
         step_shape = broadcast_shape([value.shape for value in step_inputs])
@@ -282,7 +285,8 @@ class ScanProgram:
             step_states = (StepValue(step_shape, step_inputs[0].dtype),) * self.num_states
         else:
             step_states = tuple(StepValue.of(v) for v in states)
-        return self._specialize(inputs[0].device, step_inputs, step_states)
+        device = inputs[0].device
+        return self._specialize(device, step_inputs, step_states, autocast_now(device) if autocast else None)
 
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
         """The step for the shapes and dtypes of one step's inputs and states."""
@@ -351,9 +355,13 @@ class ScanProgram:
                 self._latest.close()
 
     def _specialize(
-        self, device: torch.device, inputs: tuple[StepValue, ...], states: tuple[StepValue, ...]
+        self,
+        device: torch.device,
+        inputs: tuple[StepValue, ...],
+        states: tuple[StepValue, ...],
+        autocast: torch.dtype | None = None,
     ) -> tuple[Specialization, tuple[Tensor, ...]]:
-        signature = Signature(device.type, inputs, states)
+        signature = Signature(device.type, autocast, inputs, states)
         known = self._known(signature)
         if known is not None:
             return known
@@ -372,7 +380,16 @@ class ScanProgram:
 
     def _trace(self, signature: Signature, device: torch.device) -> Specialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
-        trace = _trace(self.core, counts, (*signature.inputs, *signature.states), device)
+        core = under_autocast(self.core, device, signature.autocast)
+        try:
+            trace = _trace(core, counts, (*signature.inputs, *signature.states), device)
+        except StateMismatchError as error:
+            if signature.autocast is None:
+                raise
+            raise StateMismatchError(
+                f"{error} torch.autocast is on, under which some operations return float32: convert their results "
+                "back, or carry the state in float32, as FlexSN(precision='float32') does."
+            ) from None
         for i, value in enumerate(signature.states):
             if value.shape != trace.step_shape:
                 raise ShapeError(

@@ -22,7 +22,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
     Initial states may be left out (zeros), lifted tensors too (as captured now). `T == 0` gives empty
     sequences.
     """
-    step, arguments = prepare(f.program, args)
+    step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, checkpoints=False)
     return (*result.outputs, *result.state_seqs)
 
@@ -32,7 +32,7 @@ def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor)
 
     `T == 0` gives empty outputs, and final states that are copies of the initial ones, or zeros.
     """
-    step, arguments = prepare(f.program, args)
+    step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=False, checkpoints=False)
     return (*result.outputs, *result.final_states)
 
@@ -44,7 +44,7 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
         `(*output_seqs, *state_seqs, *saved)`; `saved` is for `flexsn_backward`: the arguments themselves
         and the checkpoints.
     """
-    step, arguments = prepare(f.program, args)
+    step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, checkpoints=True)
     states = [t for t in arguments.states if t is not None]
     saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
@@ -91,7 +91,7 @@ def flexsn_backward(
         )
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)
-    step, arguments = prepare(program, tensors)
+    step, arguments = prepare(program, tensors, autocast=False)
     check_lifted(step, captured)
     gradients = run_backward(
         step,

@@ -1,0 +1,101 @@
+"""Autocast reaches inside of a core, as in a loop. (On the CPU, it is the losses that it widens.)"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from runtime_cores import DEVICE, STEP, compiled, loop, random
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from flexsn_graph import StateMismatchError
+from flexsn_runtime import ScanProgram
+
+HALF = torch.bfloat16
+
+
+def autocast() -> torch.autocast:
+    return torch.autocast(DEVICE.type, dtype=HALF)
+
+
+def widened(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    loss = mse_loss(x, v, reduction="none")  # float32 under autocast
+    return loss, (v * 0.5 + loss).to(v.dtype)
+
+
+def halves(*, requires_grad: bool = False) -> tuple[Tensor, Tensor]:
+    x, v = random(5, *STEP, dtype=HALF), random(*STEP, dtype=HALF, seed=1)
+    return x.requires_grad_(requires_grad), v
+
+
+def test_the_same_program_with_and_without() -> None:
+    program = ScanProgram(widened, 1, 1, 1)
+    x, v = halves()
+    for _ in range(2):
+        plain = compiled(program, 1, [x], [v])
+        assert [t.dtype for t in plain] == [HALF, HALF]
+        with autocast():
+            wide = compiled(program, 1, [x], [v])
+            expected = loop(widened, 1, [x], [v])
+        assert [t.dtype for t in wide] == [torch.float32, HALF]
+        for got, wanted in zip(wide, expected, strict=True):
+            assert got.dtype == wanted.dtype
+            assert torch.equal(got, wanted)
+        assert not torch.equal(plain[0].float(), wide[0])
+    assert len(program.specializations) == 2
+
+
+def test_gradients_from_outside_of_it() -> None:
+    gradients = []
+    for run in (compiled, loop):
+        x, v = halves(requires_grad=True)
+        with autocast():
+            output = run(widened, 1, [x], [v])[0]
+        gradients.append(torch.autograd.grad(output.sum(), x)[0])
+    assert torch.equal(*gradients)
+
+
+def test_captured_tensors_are_found() -> None:
+    w = random(STEP[1], seed=2).requires_grad_()
+    x, v = halves()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return mse_loss(x, v, reduction="none") * w, v
+
+    program = ScanProgram(core, 1, 1, 1)
+    for _ in range(2):
+        with autocast():
+            output = compiled(program, 1, [x], [v])[0]
+            expected = loop(core, 1, [x], [v])[0]
+        assert torch.equal(output, expected)
+        (got,), (wanted,) = (torch.autograd.grad(o.sum(), w) for o in (output, expected))
+        torch.testing.assert_close(got, wanted)
+        with torch.no_grad():
+            w.mul_(2.0)
+
+
+def test_a_state_that_it_widens_is_refused() -> None:
+    x, v = halves()
+    program = ScanProgram(lambda x, v: (x, mse_loss(x, v, reduction="none")), 1, 1, 1)
+    with autocast(), pytest.raises(StateMismatchError, match=r"comes out as .* float32.*precision='float32'"):
+        compiled(program, 1, [x], [v])
+    compiled(program, 1, [x], [v])
+
+
+def test_what_is_computed_before_the_loop() -> None:
+    table = random(STEP[1], STEP[1], seed=3).requires_grad_()
+    x, v = halves()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        product = table @ table  # bfloat16 under autocast
+        return x * product[0] + v, v * 0.5 + x * table.softmax(1)[1].to(x.dtype)
+
+    with autocast():
+        output = compiled(core, 1, [x], [v])[0]
+        expected = loop(core, 1, [x], [v])[0]
+    assert output.dtype == expected.dtype == HALF
+    assert torch.equal(output, expected)
+    got, wanted = (torch.autograd.grad(o.float().sum(), table)[0] for o in (output, expected))
+    assert got.dtype == wanted.dtype == torch.float32
+    # The loop rounds the product's gradient at each step.
+    torch.testing.assert_close(got, wanted, rtol=0.05, atol=0.02 * float(wanted.abs().max()))
