@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from nn_equations import CASES, Case, assert_same, draw_input, draw_states, run_neuron, run_oracle
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from flexsn_nn import LIF, PLIF, neuron
 from flexsn_nn.neuron import Neuron
@@ -176,6 +179,42 @@ def test_half_precision_states_stay_half(case: Case, dtype: torch.dtype) -> None
     gradients = torch.autograd.grad(output.sum(), [x, *made.parameters()])
     assert {output.dtype, *(state.dtype for state in made.states)} == {dtype}
     assert [g.dtype for g in gradients] == [dtype, *[torch.float32] * (len(gradients) - 1)]
+
+
+class GpuAutocast(TorchDispatchMode):
+    """What autocast does to a core on a GPU, where it computes these in float32 (on the CPU it leaves them alone)."""
+
+    WIDENED: ClassVar[set[str]] = {"exp", "expm1", "log", "log1p", "pow", "reciprocal", "rsqrt", "softplus", "tan"}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name.removeprefix("aten::") in self.WIDENED:
+            args = tree_map_only(Tensor, Tensor.float, args)
+        return func(*args, **(kwargs or {}))
+
+
+def assert_stays_narrow(made: Neuron, x: Tensor) -> None:
+    made.backend = "torch"
+    with torch.no_grad(), GpuAutocast():  # type: ignore[no-untyped-call]
+        output = made(x.bfloat16())
+    assert {output.dtype, *(state.dtype for state in made.states)} == {torch.bfloat16}
+
+
+@EACH
+def test_autocast_on_a_gpu_does_not_widen_states(case: Case) -> None:
+    assert_stays_narrow(case.make().float(), draw_input(case, 4, STEP))
+
+
+def test_autocast_on_a_gpu_does_not_widen_states_by_parameters_per_channel() -> None:
+    each = torch.linspace(0.5, 0.9, STEP[1])
+    x = torch.rand(4, *STEP)
+    for made in (
+        neuron.ALIF(tau_a=2.0 + each),
+        neuron.Alpha(alpha=each, beta=each - 0.1),
+        neuron.Lapicque(beta=each),
+        neuron.EIF(delta_T=each),
+        neuron.KLIF(scale_reset=True, init_k=each),
+    ):
+        assert_stays_narrow(made, x)
 
 
 def test_a_neuron_of_ones_own() -> None:

@@ -55,7 +55,7 @@ class ALIF(LIF):
         """One step: `(spike, v, a)`."""
         v, a = states
         tau_a = fit(self.tau_a, v)
-        rho = torch.exp(-1 / tau_a) if isinstance(tau_a, Tensor) else math.exp(-1 / tau_a)
+        rho = fit(torch.exp(-1 / tau_a), v) if isinstance(tau_a, Tensor) else math.exp(-1 / tau_a)
         threshold = fit(self.v_threshold, v) + fit(self.beta, v) * a
         h = self.charge(x, v)
         spike = self.fire(h, threshold)

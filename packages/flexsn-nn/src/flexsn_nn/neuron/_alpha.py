@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.neuron._base import RunOptions
+from flexsn_nn.neuron._base import RunOptions, fit
 from flexsn_nn.neuron._leaky import fraction
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
@@ -61,7 +61,7 @@ class Alpha(DelayedReset):
         alpha, beta = fraction(self.alpha, v), fraction(self.beta, v)
         new_e = alpha * e + x
         new_i = beta * i - x
-        log_alpha, log_beta = _log(alpha), _log(beta)
+        log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
         h = (log_alpha / (log_beta - log_alpha) + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":
             new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)

@@ -175,7 +175,8 @@ class Neuron(FlexSN):
 
 
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """`value` in the dtype of `like`: a float32 parameter per channel must not widen a half state."""
+    """`value` in the dtype of `like`: a float32 parameter per channel must not widen a half state, nor must what
+    autocast computes in float32, as `exp` and `log`."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
 
 

@@ -52,7 +52,7 @@ class EIF(ImmediateReset):
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """What drives the membrane: input, leak and the exponential run-up."""
         delta_T = fit(self.delta_T, v)
-        run_up = delta_T * torch.exp((v - fit(self.theta_rh, v)) / delta_T)
+        run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
         return x + fit(self.v_rest, v) - v + run_up
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:

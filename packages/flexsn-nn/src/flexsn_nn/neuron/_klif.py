@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
 
@@ -54,5 +55,5 @@ class KLIF(LIF):
         h = torch.relu(k * self.charge(x, v))
         spike = self.fire(h)
         if self.scale_reset:
-            return spike, self.after(h / k, spike, self._threshold(h, None) / k)
+            return spike, self.after(h / k, spike, fit(self._threshold(h, None) / k, h))
         return spike, self.after(h, spike)

@@ -73,7 +73,7 @@ class Lapicque(DelayedReset):
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        rate = -_log(fit(self.beta, v))
+        rate = -fit(_log(fit(self.beta, v)), v)
         h = (1 - rate) * v + rate * fit(self.R, v) * x
         h = self.after(h, self.spiked(v))
         return self.fire(h), h
