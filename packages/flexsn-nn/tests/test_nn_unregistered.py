@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
+from flexsn_nn._unregistered import unregistered
 
 GLOBAL = nn.Parameter(torch.tensor(0.5))
 Core = Callable[..., Any]
@@ -60,6 +61,11 @@ def by_global(w: nn.Parameter) -> Core:
     return lambda x, v: decays(GLOBAL, x, v)
 
 
+def by_list(w: nn.Parameter) -> Core:
+    weights = [0.5, {"decay": (w,)}]
+    return lambda x, v: decays(weights[1]["decay"][0], x, v)  # type: ignore[index]
+
+
 MAKERS = {"w": by_closure, "argument 0": by_partial, "default 0": by_default, "GLOBAL": by_global}
 
 
@@ -94,6 +100,20 @@ def test_it_is_found_wherever_it_is_registered(make: Callable[[nn.Parameter], Co
         neuron(torch.ones(2, 3))  # warnings are errors
         assert "captured" not in neuron.explain()
     assert optimizer.param_groups[0]["params"] == [in_optimizer]
+
+
+def test_containers_are_searched() -> None:
+    neuron = FlexSN(by_list(nn.Parameter(torch.tensor(0.5))), 1, 1, 1, backend="torch")
+    with pytest.warns(UserWarning, match=r"no optimizer has: weights\[1\]\['decay'\]\[0\]\. "):
+        neuron(torch.ones(2, 3))
+    endless: list[Any] = []
+    endless.append(endless)
+    assert unregistered(lambda: endless) == []
+
+
+def test_two_of_one_name_are_two() -> None:
+    first, second = (by_closure(nn.Parameter(torch.tensor(0.5))) for _ in range(2))
+    assert unregistered(lambda x, v: (first(x, v), second(x, v))) == ["w", "w"]
 
 
 def test_tensors_that_are_no_parameters_are_the_users_business() -> None:

@@ -8,10 +8,14 @@ import types
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+
+# A container of more is data.
+_MOST_ENTRIES = 1000
 
 
 def warn_of_unregistered(core: object) -> None:
@@ -32,11 +36,11 @@ def warn_of_unregistered(core: object) -> None:
 
 def unregistered(core: object) -> list[str]:
     """The names under which `core` captures such parameters."""
-    captured = {name: value for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
+    captured = {id(value): name for name, value in _captured(core, set()) if isinstance(value, nn.Parameter)}
     if not captured:
         return []
     known = {id(parameter) for parameter in _all_registered()}
-    return [name for name, parameter in captured.items() if id(parameter) not in known]
+    return [name for number, name in captured.items() if number not in known]
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
@@ -48,8 +52,19 @@ def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
         return
     seen.add(id(value))
     for name, item in _parts(value):
-        yield name, item
+        yield from _reached(name, item, seen)
+
+
+def _reached(name: str, item: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """An item, and what it leads to: the parts of a callable, or the entries of a container."""
+    yield name, item
+    if not isinstance(item, list | tuple | dict):
         yield from _captured(item, seen)
+    elif id(item) not in seen:
+        seen.add(id(item))
+        entries = item.items() if isinstance(item, dict) else enumerate(item)
+        for key, entry in islice(entries, _MOST_ENTRIES):
+            yield from _reached(f"{name}[{key!r}]", entry, seen)
 
 
 def _parts(value: object) -> list[tuple[str, Any]]:
