@@ -1,4 +1,4 @@
-"""What a launch depends on besides shapes: streams, devices, graphs, alignment, and what was launched before."""
+"""What a launch depends on besides shapes: streams, devices, graphs, alignment, autocast, and earlier launches."""
 
 from __future__ import annotations
 
@@ -292,3 +292,22 @@ def test_other_gradients_of_the_same_shapes() -> None:
             results.append(torch.autograd.grad(loss, [t for t in (x, v) if t.requires_grad]))
         for got, wanted in zip(*results, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_autocast_reaches_inside_of_the_core() -> None:
+    """On a GPU, `exp` of half values is float32 under it; the same program runs without it before and after."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        grown = torch.exp(x - 1.0)
+        return grown, (v * 0.5 + grown).to(v.dtype)
+
+    x = data().bfloat16()
+    neurons = [FlexSN(core, 1, 1, 1, backend=backend) for backend in ("triton", "torch")]
+    for enabled in (False, True, False):
+        results = []
+        for neuron in neurons:
+            neuron.reset()
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=enabled):
+                results.append(neuron(x))
+        assert results[0].dtype == results[1].dtype == (torch.float32 if enabled else torch.bfloat16)
+        assert torch.equal(*results)
