@@ -32,6 +32,11 @@ def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
     assert found["dynamic"] == [1, 1, 1, 1, 1]
 
 
+def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
+    rest, whole, both = [False, True], [True, False], [True, True]
+    assert found["parts"] == [[rest, rest], [whole, whole], [both, both]]
+
+
 def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     launches = found["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import subprocess
 import sys
@@ -11,19 +12,22 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cores import soft_lif
+from runtime_cores import STEP, assert_like_the_loop, random, soft_lif
 
 from flexsn_runtime import (
     BackendUnavailableError,
     ScanProgram,
+    Specialization,
     flexsn_backward_ncl_bucket,
     prepare,
+    scan,
     triton_interpreted,
     why_unavailable,
 )
 from flexsn_runtime import _arguments as arguments_module
 from flexsn_runtime._buckets import StepCost, launch_plan
 from flexsn_runtime._forward import checkpoint_rows
+from flexsn_runtime._graph_step import GraphSpecialization
 from flexsn_runtime._triton_private import launcher
 
 
@@ -147,3 +151,20 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
         launch("y", 6)
         chain.remove(hook)
         assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 6)
+
+
+@pytest.mark.parametrize("steps", [1, 3, 4, 8, 9, 16, 19])
+def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
+    monkeypatch.setattr(Specialization, "parts", GraphSpecialization.parts)
+    x = random(steps, *STEP).requires_grad_()
+    v = random(*STEP, seed=1).requires_grad_()
+    assert_like_the_loop(soft_lif, 1, [x], [v])
+    program = ScanProgram(soft_lif, 1, 1, 1)
+    step, arguments = prepare(program, (x, v))
+    scan(step, arguments, state_seqs=False)[0].sum().backward()
+    forward, backward = (inspect.getsource(kernel.function.fn) for kernel in step._kernels.values())
+    assert ("range(0, chunks" in forward) == (steps >= 8)
+    assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
+    assert ("range(0, chunks" in backward) == (steps >= 4)
+    assert ("left > 0" in backward) == (steps % 4 > 0)

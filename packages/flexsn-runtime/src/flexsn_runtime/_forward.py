@@ -74,6 +74,7 @@ class ForwardScan:
         if num_steps == 0 or 0 in shape:
             return
         config = plan.forward if checkpoints else plan.inference
+        whole_chunks, rest = step.parts(num_steps, config.chunk)
         self._operands = operands = Operands(arguments, trace.forward.layouts, shape)
         spec = ForwardSpec(
             inputs=operands.inputs,
@@ -86,6 +87,8 @@ class ForwardScan:
             segment=plan.backward.chunk if checkpoints else 0,
             chunk=config.chunk,
             stages=config.stages,
+            whole_chunks=whole_chunks,
+            rest=rest,
         )
         kernel = step.forward_kernel(spec)
         places = [*operands.params, *(param for param, *_ in self._written)]

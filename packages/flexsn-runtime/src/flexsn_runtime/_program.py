@@ -97,6 +97,10 @@ class Specialization:
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 
+    def parts(self, num_steps: int, chunk: int) -> tuple[bool, bool]:
+        """Whether kernels with chunks of so many steps have a part for whole ones, and one for what is left of T."""
+        return True, True  # one binary serves every T
+
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
         limit = size_class(ncl)

@@ -46,14 +46,15 @@ class _Backward:
         w.line(f"left = T % {chunk}")
         for param in self._moving():
             w.point(param, f"tl.cast(chunks, tl.int64) * {chunk}")
-        if chunk > 1:
+        if self._spec.rest and chunk > 1:
             with w.block("if left > 0:"):
                 self._chunk("chunks", partial=True)
-        with w.loop("i", "0", "chunks", self._spec.stages):
-            for param in self._moving():
-                w.move(param, -chunk)
-            w.line("c = chunks - 1 - i")
-            self._chunk("c", partial=False)
+        if self._spec.whole_chunks:
+            with w.loop("i", "0", "chunks", self._spec.stages):
+                for param in self._moving():
+                    w.move(param, -chunk)
+                w.line("c = chunks - 1 - i")
+                self._chunk("c", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
         for i, param in self._grad_lifted.items():

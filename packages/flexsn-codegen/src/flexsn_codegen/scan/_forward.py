@@ -40,25 +40,33 @@ class _Forward:
         for param in self._moving():
             w.point(param)
         w.line(f"chunks = T // {chunk}")
-        with w.loop("c", "0", "chunks", spec.stages):
-            self._load_inputs(chunk)
-            for k in range(chunk):
-                if self._checkpoints and k % spec.segment == 0:
-                    row = f"c * {chunk // spec.segment} + {k // spec.segment - 1}"
-                    self._write_checkpoints(row, None if k else "c > 0")
-                self._step(k)
-            self._move(chunk)
-        if chunk > 1:
-            with w.loop("t", f"chunks * {chunk}", "T", spec.stages):
-                self._load_inputs(1)
-                if self._checkpoints:
-                    begins = f"(t > 0) & (t % {spec.segment} == 0)"
-                    self._write_checkpoints(f"t // {spec.segment} - 1", begins)
-                self._step(0)
-                self._move(1)
+        if spec.whole_chunks:
+            self._whole_chunks(chunk)
+        if spec.rest and chunk > 1:
+            self._rest(chunk)
         for i, param in self._finals.items():
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
+
+    def _whole_chunks(self, chunk: int) -> None:
+        segment = self._spec.segment
+        with self._writer.loop("c", "0", "chunks", self._spec.stages):
+            self._load_inputs(chunk)
+            for k in range(chunk):
+                if self._checkpoints and k % segment == 0:
+                    row = f"c * {chunk // segment} + {k // segment - 1}"
+                    self._write_checkpoints(row, None if k else "c > 0")
+                self._step(k)
+            self._move(chunk)
+
+    def _rest(self, chunk: int) -> None:
+        segment = self._spec.segment
+        with self._writer.loop("t", f"chunks * {chunk}", "T", self._spec.stages):
+            self._load_inputs(1)
+            if self._checkpoints:
+                self._write_checkpoints(f"t // {segment} - 1", f"(t > 0) & (t % {segment} == 0)")
+            self._step(0)
+            self._move(1)
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec

@@ -67,6 +67,8 @@ class ForwardSpec:
         chunk: steps whose loads are issued together.
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
+        whole_chunks, rest: whether T may have whole chunks, and steps beyond them. What cannot be is not written:
+            less to compile.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -80,6 +82,8 @@ class ForwardSpec:
     segment: int = 0
     chunk: int = 8
     stages: int = 1
+    whole_chunks: bool = True
+    rest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +104,7 @@ class BackwardSpec:
         stages: as in the forward.
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
+        whole_chunks, rest: as in the forward.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -120,6 +125,8 @@ class BackwardSpec:
     stages: int = 1
     summed_inputs: tuple[bool, ...] = ()
     summed_lifted: tuple[bool, ...] = ()
+    whole_chunks: bool = True
+    rest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
