@@ -31,11 +31,6 @@ def load(pointers, mask):
 
 
 @triton.jit
-def load_one(pointer, exists):
-    return widen(tl.load(pointer, mask=exists, other=0))
-
-
-@triton.jit
 def store(pointers, value, mask):
     tl.store(pointers, value, mask=mask)
 
@@ -369,7 +364,6 @@ __all__ = [
     "hypot",
     "largest",
     "load",
-    "load_one",
     "maximum",
     "minimum",
     "nextafter",

@@ -58,10 +58,6 @@ def load(pointers: Any, mask: Any) -> Any:
     return widen(tl.load(pointers, mask=mask, other=0))
 
 
-def load_one(pointer: Any, exists: Any) -> Any:
-    return widen(tl.load(pointer, mask=exists, other=0))
-
-
 def store(pointers: Any, value: Any, mask: Any) -> None:
     if pointers.dtype.element_ty == tl.bfloat16:
         # Not by the store: the interpreter truncates instead of rounding.
@@ -128,7 +124,6 @@ __all__ = [
     "hypot",
     "largest",
     "load",
-    "load_one",
     "maximum",
     "minimum",
     "nextafter",

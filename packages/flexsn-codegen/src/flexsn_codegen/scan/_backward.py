@@ -43,10 +43,10 @@ class _Backward:
         w.begin()
         self._declare()
         w.line(f"chunks = T // {chunk}")
-        w.line(f"left = T % {chunk}")
         for param in self._moving():
             w.point(param, f"tl.cast(chunks, tl.int64) * {chunk}")
         if self._spec.rest and chunk > 1:
+            w.line(f"left = T % {chunk}")
             with w.block("if left > 0:"):
                 self._chunk("chunks", partial=True)
         if self._spec.whole_chunks:

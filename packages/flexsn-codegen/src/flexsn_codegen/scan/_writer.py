@@ -117,7 +117,7 @@ class ScanWriter:
         if param in self._offsets:
             self.line(f"{target} = dev.load({pointer} + {self._offsets[param]}, {_mask(exists)})")
         else:
-            self.line(f"{target} = tl.broadcast_to(dev.load_one({pointer}, {exists or True}), [BLOCK])")
+            self.line(f"{target} = tl.broadcast_to(dev.load({pointer}, {exists or True}), [BLOCK])")
 
     def store(self, param: Param, value: str, at: str | None = None, exists: str | None = None) -> None:
         """Stores one step of `param`, or its sum; `at` and `exists` as for `load`."""
