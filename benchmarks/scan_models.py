@@ -73,7 +73,7 @@ class Work:
         self.neuron = model.make().to(device)
         self.neuron.backend = "triton"
         self.inputs = [random(0.5).requires_grad_() for _ in range(model.num_inputs)]
-        self.grads = [random(0.0) for _ in range(model.num_outputs)]
+        self._grads = [random(0.0) for _ in range(model.num_outputs)]
         self._wanted = [*self.inputs, *self.neuron.parameters()]
 
     @torch.no_grad()
@@ -83,7 +83,7 @@ class Work:
 
     def train(self) -> tuple[Tensor, ...]:
         """One forward and backward, from a reset state: the gradients of inputs and parameters."""
-        return torch.autograd.grad(self.forward(), self._wanted, self.grads)
+        return torch.autograd.grad(self.forward(), self._wanted, self._grads)
 
     def forward(self) -> Sequence[Tensor]:
         """The outputs, from a reset state."""

@@ -11,17 +11,15 @@ from __future__ import annotations
 import argparse
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 from measure import copy_floor, milliseconds
 from scan_models import MODELS, Model, Work
-from triton import OutOfResources
 
 from flexsn_runtime import LaunchConfig, ScanProgram, prepare
-from flexsn_runtime._backward import Cotangents
+from flexsn_runtime._autotune import time_of
 from flexsn_runtime._buckets import LaunchPlan
-from flexsn_runtime._forward import ForwardResult
-from flexsn_runtime._scan import run_backward, run_forward
 
 SHOWN = 5
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
@@ -46,60 +44,24 @@ def candidates(ncl: int, width: int) -> list[LaunchConfig]:
     return [LaunchConfig(*choice) for choice in grid]
 
 
-class Candidate:
-    """A scan under one configuration: the three launches that are timed."""
-
-    def __init__(self, work: Work, config: LaunchConfig) -> None:
-        self.config = config
-        plan = LaunchPlan(config, config, config)
-        neuron = work.neuron
-        program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
-        self._step, self._arguments = prepare(program, [x.detach() for x in work.inputs])
-        self._step.plan = lambda ncl: plan  # type: ignore[method-assign]
-        self._cotangents = Cotangents(tuple(work.grads), (None,) * neuron.num_states, state_seqs=False)
-        # Of the inputs and what is captured, not of the initial states.
-        self._wanted = [
-            *(True for _ in self._arguments.inputs),
-            *(False for _ in self._arguments.states),
-            *(True for _ in self._arguments.lifted),
-        ]
-        self._kept = self.forward().checkpoints
-        self.backward()
-        self.infer()
-
-    def infer(self) -> ForwardResult:
-        return run_forward(self._step, self._arguments, state_seqs=False, checkpoints=False)
-
-    def forward(self) -> ForwardResult:
-        return run_forward(self._step, self._arguments, state_seqs=False, checkpoints=True)
-
-    def backward(self) -> object:
-        return run_backward(self._step, self._arguments, self._kept, self._cotangents, self._wanted)
-
-
-def attempt(work: Work, config: LaunchConfig) -> Candidate | None:
-    """`None`: the GPU has not enough shared memory for it."""
-    try:
-        return Candidate(work, config)
-    except OutOfResources:
-        return None
-
-
-def main(model: Model, shapes: list[str], dtype: torch.dtype) -> None:
-    device = torch.device("cuda")
+def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.device) -> None:
     forward, training = model.inference_streams, model.training_streams
     for shape in shapes:
         num_steps, ncl = map(int, shape.split("x"))
         work = Work(model, num_steps, ncl, device, dtype)
-        with ThreadPoolExecutor(12) as pool:  # compiling
-            attempts = pool.map(lambda config: attempt(work, config), candidates(ncl, dtype.itemsize))  # noqa: B023
-        tried = [candidate for candidate in attempts if candidate is not None]
-        for what, streams in {"infer": forward, "forward": forward, "backward": training - forward}.items():
+        neuron = work.neuron
+        program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
+        step, arguments = prepare(program, [x.detach() for x in work.inputs])
+        plans = [LaunchPlan(config, config, config) for config in candidates(ncl, dtype.itemsize)]
+        for name, streams in {"inference": forward, "forward": forward, "backward": training - forward}.items():
+            time = partial(time_of, step, arguments, name=name)
+            with ThreadPoolExecutor(12) as pool:
+                list(pool.map(partial(time, timer=lambda run: 0.0), plans))  # compiles
             floor = copy_floor(num_steps * ncl, streams, device, dtype)
-            print(f"{shape} {what}: copy {floor:.4f} ms")
-            timed = [(milliseconds(getattr(candidate, what), device), candidate.config) for candidate in tried]
-            for time, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
-                print(f"  {time:.4f} ms  {time / floor:.2f}  {config}")
+            print(f"{shape} {name}: copy {floor:.4f} ms")
+            timed = [(time(plan, timer=partial(milliseconds, device=device)), plan.forward) for plan in plans]
+            for elapsed, config in sorted(timed, key=lambda row: row[0])[:SHOWN]:
+                print(f"  {elapsed:.4f} ms  {elapsed / floor:.2f}  {config}")
 
 
 if __name__ == "__main__":
@@ -107,5 +69,6 @@ if __name__ == "__main__":
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     parser.add_argument("--model", default="LIF", choices=list(MODELS))
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--device", default="cuda", help="cpu: Triton's interpreter, to try this script out")
     given = parser.parse_args()
-    main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype))
+    main(MODELS[given.model], list(given.shapes), getattr(torch, given.dtype), torch.device(given.device))

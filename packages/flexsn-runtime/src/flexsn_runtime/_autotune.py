@@ -72,17 +72,21 @@ def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPla
     usual = best = step.plan(math.prod(step.trace.step_shape))
     for name in ("inference", "forward", "backward"):
         plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
-        times = {plan: _time(step, arguments, plan, name, timer) for plan in plans if fits(plan, usual)}
+        times = {plan: time_of(step, arguments, plan, name, timer) for plan in plans if fits(plan, usual)}
         best = min(times, key=times.__getitem__)
     return best
 
 
-def _time(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
-    """How long one launch of a plan takes; infinitely long if the GPU has not enough shared memory for it."""
+def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
+    """How long one launch of a plan takes; infinitely long if the GPU has not enough shared memory for it.
+
+    Args:
+        name: which one: an attribute of the plan.
+    """
     from triton import OutOfResources
 
-    run = _launch(step, arguments, plan, name)
     try:
+        run = _launch(step, arguments, plan, name)
         run()
     except OutOfResources:
         return math.inf

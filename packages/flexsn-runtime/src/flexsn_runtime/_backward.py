@@ -174,11 +174,7 @@ class BackwardScan:
             None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device=device)
             for one in self._written
         ]
-        tensors = [*given, *gradients]
-        self._operands.move(tensors)
-        for place in self._copied:
-            tensors[place] = _dense(tensors[place])
-        self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
+        self._launch(self._arguments_of(given, gradients))
         for i in self._broadcast:
             gradients[i] = _input_gradient(gradients[i], given[i], self._summed[i])
         for i in range(self._first_lifted, len(gradients)):
@@ -193,9 +189,15 @@ class BackwardScan:
         gradients = [
             None if one is None else torch.empty(0, dtype=one[2], device=self._device) for one in self._written
         ]
+        self._launch.compile(self._arguments_of(given, gradients))
+
+    def _arguments_of(self, given: Sequence[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """The tensors that the kernel takes, in its order."""
         tensors = [*given, *gradients]
         self._operands.move(tensors)
-        self._launch.compile([tensors[place] for place in self._order])  # type: ignore[misc]
+        for place in self._copied:
+            tensors[place] = _dense(tensors[place])
+        return [tensors[place] for place in self._order]  # type: ignore[misc]
 
     def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Without a step, the final states are the initial ones, and so are their gradients."""
