@@ -6,6 +6,7 @@ from flexsn_graph._generate import generate_forward_and_backward_graph, generate
 from flexsn_graph._info import FlexSNInfo, extract_info
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import SourceLocation
+from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangents
 from flexsn_graph._step import StepGraph, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_graph.errors import (
     CaptureError,
@@ -42,6 +43,7 @@ __all__ = [
     "NonPointwiseError",
     "RandomOpError",
     "RequiresGradError",
+    "Residuals",
     "SourceLocation",
     "StateMismatchError",
     "StatefulCoreError",
@@ -56,5 +58,7 @@ __all__ = [
     "extract_info",
     "generate_forward_and_backward_graph",
     "generate_inference_graph",
+    "keep_residuals",
     "trace_step",
+    "without_cotangents",
 ]

@@ -1,0 +1,89 @@
+"""A step and its VJP with residuals compute what they compute without, and move the fewest bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from graph_cores import CASES, PLIF, Case
+from graph_eval import evaluate, read_lifted, run_forward
+from torch import Tensor, fx
+
+from flexsn_graph import Residuals, StepTrace, StepVjp, keep_residuals, trace_step, without_cotangents
+
+
+def traced(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepVjp]:
+    trace = trace_step(case.core, *case.counts, arguments)
+    return trace, trace.vjp(trace.differentiable, [True] * (len(arguments) + len(trace.lifted_values)))
+
+
+def lifted(trace: StepTrace, residuals: Residuals) -> list[Tensor]:
+    layouts = residuals.forward.layouts
+    return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(trace.lift(trace.captured))]
+
+
+def used(graph: fx.Graph) -> set[str]:
+    return {str(node.target) for node in graph.nodes if node.op == "placeholder" and node.users}
+
+
+PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("case", [*CASES, PARAMETRIC], ids=lambda case: case.name)
+def test_values_and_every_subset_of_gradients(case: Case) -> None:
+    arguments = case.arguments()
+    trace, vjp = traced(case, arguments)
+    kept = keep_residuals(trace, vjp)
+    read = lifted(trace, kept)
+    results = evaluate(kept.forward.graph, [*arguments, *read], trace.step_shape)
+    plain = run_forward(trace, arguments)
+    assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=False))
+    saved = results[len(plain) :]
+    assert [t.dtype for t in saved] == list(kept.dtypes)
+    assert not any(name.startswith("state_") for name in used(kept.vjp.graph))
+
+    names = [f"grad_output_{i}" for i in range(case.num_outputs)] + [f"grad_state_{i}" for i in range(case.num_states)]
+    for present in itertools.product([False, True], repeat=len(plain)):
+        absent = {name for name, there in zip(names, present, strict=True) if not there}
+        fewer = without_cotangents(kept.vjp, absent)
+        assert not absent & used(fewer.graph)
+        grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(plain) if present[i]]
+        expected = trace.vjp(present, [True] * len(vjp.gradients))
+        wanted = evaluate(expected.graph, [*arguments, *read, *grads], trace.step_shape)
+        given = [t for t, n in zip([*arguments, *read, *saved], _placeholders(fewer.graph), strict=False)]
+        found = evaluate(fewer.graph, [*given, *grads], trace.step_shape)
+        for a, b in zip(fewer.gradients, expected.gradients, strict=True):
+            if a is None or b is None:
+                assert a is None or not found[a].any()
+                assert b is None or not wanted[b].any()
+            else:
+                torch.testing.assert_close(found[a], wanted[b])
+
+
+def _placeholders(graph: fx.Graph) -> list[str]:
+    return [str(n.target) for n in graph.nodes if n.op == "placeholder" and not str(n.target).startswith("grad_")]
+
+
+def bytes_kept(core: object, num_inputs: int, *shapes: tuple[int, ...]) -> tuple[tuple[torch.dtype, ...], float]:
+    assert callable(core)
+    examples = [torch.zeros(shape) for shape in shapes]
+    trace = trace_step(core, num_inputs, len(examples) - num_inputs, 1, examples)
+    kept = keep_residuals(trace, trace.vjp(trace.differentiable, [True] * len(examples)))
+    return kept.dtypes, kept.traffic
+
+
+def test_bytes() -> None:
+    shape = (3, 5)
+    # An input is read once more; a state, or what is computed of both, is written and read.
+    assert bytes_kept(lambda x, v: (x * x, v + x), 1, shape, shape) == ((), 4.0)
+    assert bytes_kept(lambda x, v: (v * v, v + x), 1, shape, shape) == ((torch.float32,), 8.0)
+    assert bytes_kept(lambda x, v: ((v + x) * (v + x), v + x), 1, shape, shape) == ((torch.float32,), 8.0)
+    # The condition alone.
+    assert bytes_kept(lambda x, v: (torch.relu(v + x), v + x), 1, shape, shape) == ((torch.bool,), 2.0)
+    # Nothing, or an input that is smaller than the step.
+    assert bytes_kept(lambda x, v: (v + 2.0 * x, v), 1, shape, shape) == ((), 0.0)
+    dtypes, traffic = bytes_kept(lambda x, y, v: (x * y, v), 2, shape, (5,), shape)
+    assert dtypes == ()
+    assert math.isclose(traffic, 4.0 + 4.0 / 3)
