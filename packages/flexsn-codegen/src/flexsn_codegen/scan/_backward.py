@@ -17,7 +17,8 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
     Args:
         name: start of the kernel's name.
-        core: the step as in the forward, to recompute states with; `None` when intermediates were saved.
+        core: the step as in the forward, to recompute states with if the VJP takes any; `None` when intermediates
+            were saved.
         vjp: `[inputs, states, lifted, *cotangents] -> [*gradients]`, arguments named as in the forward and
             ``grad_output_0``, ``grad_state_0``; with saved intermediates it takes ``saved_0`` and so on.
         spec: what is read and written, and how.
@@ -27,12 +28,13 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
 
 class _Backward:
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
-        self._core = core
         self._vjp = vjp
         self._spec = spec
         self._writer = ScanWriter()
-        self._used = set(vjp.arguments) | (set(core.arguments) if core else set())
         self._num_states = len(spec.states)
+        takes_states = any(f"state_{i}" in vjp.arguments for i in range(self._num_states))
+        self._core = core if takes_states else None
+        self._used = set(vjp.arguments) | (set(self._core.arguments) if self._core else set())
         first_lifted = len(spec.inputs) + self._num_states
         self._input_gradients = spec.gradients[: len(spec.inputs)]
         self._state_gradients = spec.gradients[len(spec.inputs) : first_lifted]
