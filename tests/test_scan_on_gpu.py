@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from scan_cores import CASES, hard_spike, problem
+from scan_cores import CASES, Case, hard_spike, problem
 from torch import Tensor
 
 from flexsn_hop import eager_scan_final_state
@@ -74,6 +74,25 @@ def test_more_than_two_to_the_31_elements() -> None:
     (grad,) = torch.autograd.grad(spikes, x, torch.ones_like(spikes))
     (grad_end,) = torch.autograd.grad(expected[0], end, torch.ones_like(expected[0]))
     torch.testing.assert_close(grad[:, -tail:], grad_end)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_gradients_do_not_depend_on_what_is_kept(case: Case) -> None:
+    """Of values written by the forward, or computed again by the backward, in every class of sizes."""
+    for shape in ((301, 67), (3001, 67), (20011, 67)):
+        found = []
+        for residuals in ("save", "recompute"):
+            p = problem(case, 21, shape, device="cuda")
+            program = ScanProgram(p.core, *p.counts, residuals=residuals)
+            results = compiled(program, *p.inputs, *p.states)
+            flowing = [r for r in results if r.requires_grad]
+            ones = [torch.ones_like(r) for r in flowing]
+            found.append((results, torch.autograd.grad(flowing, p.leaves, ones)))
+        for a, b in zip(found[0][0], found[1][0], strict=True):
+            assert torch.equal(a, b)
+        for a, b in zip(found[0][1], found[1][1], strict=True):
+            # What is computed again may be divided to 2 ulp.
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6 * b.abs().max().item())
 
 
 def test_gradients_are_equal_from_run_to_run() -> None:

@@ -116,7 +116,7 @@ def test_the_kernels_built_so_far() -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_what_a_call_moves(keep: bool) -> None:
-    layer = neuron("triton")
+    layer = neuron("triton", residuals="recompute")
     layer.store_state_seqs = keep
     told = layer.explain(ones(50, 20, 10))
     # 50 * 200 elements of 4 bytes
@@ -129,6 +129,16 @@ def test_what_a_call_moves(keep: bool) -> None:
     checkpoints = 800 * (-(-50 // int(found[1])) - 1)
     assert float(found[4]) == pytest.approx((3 * 40e3 + 2 * checkpoints) / 40e3, abs=0.006)
     assert layer.states == [], "nothing has run"
+
+
+def test_what_is_kept_for_the_backward() -> None:
+    told = neuron("triton").explain(ones(50, 20, 10))
+    assert "training writes what its gradient needs (nothing at every step), and backward reads that and" in told
+    assert "80 kB, 2.00 streams more" in told
+    layer = FlexSN(lambda x, v: (torch.relu(v + x), v + x), 1, 1, 1, backend="triton", residuals="save")
+    told = layer.explain(ones(50, 20, 10))
+    assert "training writes what its gradient needs (bool at every step)" in told
+    assert "100 kB, 2.50 streams more" in told
 
 
 def test_what_layout_costs() -> None:

@@ -119,16 +119,26 @@ def test_gradients_reach_what_is_captured_now() -> None:
 
 def test_a_change_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
-    output, _ = compiled(program, 1, [X], [V])
+    program = ScanProgram(core, 1, 1, 1, residuals="recompute")
+    _, state = compiled(program, 1, [X], [V])
     core.offset = 7.0
     with pytest.raises(CapturedTensorError, match=r"something else now.*Call backward\(\) before"):
-        output.sum().backward()
-    output, _ = compiled(program, 1, [X], [V])
-    output.sum().backward()
-    output, _ = compiled(program, 1, [X], [V])
+        state.sum().backward()
+    _, state = compiled(program, 1, [X], [V])
+    state.sum().backward()
+    _, state = compiled(program, 1, [X], [V])
     core.offset = 8.0
-    output.sum().backward()  # traced before: the gradient of what was computed
+    state.sum().backward()  # traced before: the gradient of what was computed
+
+
+def test_what_is_kept_for_the_backward_is_of_what_was_computed() -> None:
+    core = Decay().to(DEVICE)
+    output, _ = compiled(ScanProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
+    expected, _ = loop(core, 1, [X], [V])
+    core.offset = 7.0
+    (got,) = torch.autograd.grad(output.sum(), [core.gain])
+    (wanted,) = torch.autograd.grad(expected.sum(), [core.gain])
+    torch.testing.assert_close(got, wanted)
 
 
 def test_closure_variables() -> None:

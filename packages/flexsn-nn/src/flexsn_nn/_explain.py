@@ -42,18 +42,25 @@ def traffic(
     carried = [size * v.dtype.itemsize for v in trace.states]
     rows, kind = (num_steps, "state sequence") if keep else (1, "final state")
     written |= {f"{kind} {i}": rows * count for i, count in enumerate(carried)}
-    segment = step.plan(size).backward.chunk
-    checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
     gradients = sum(_bytes(x) for x in inputs if x.is_floating_point())
     outputs = num_steps * size * sum(v.dtype.itemsize for v in trace.outputs)
     stream = num_steps * size * inputs[0].element_size()
-    backward = outputs + sum(read.values()) + gradients + checkpoints
+    values = (*trace.inputs, *trace.states, *trace.lifted_values)
+    residuals = step.residuals(tuple(value.dtype.is_floating_point for value in values))
+    if residuals is None:
+        segment = step.plan(size).backward.chunk
+        checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
+        writes = f"a checkpoint of each state every {segment} steps ({_human(checkpoints)})"
+        reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints
+    else:
+        kept = [str(dtype).removeprefix("torch.") for dtype in residuals.dtypes]
+        writes = f"what its gradient needs ({', '.join(kept) or 'nothing'} at every step)"
+        reads, moved = "that", int(num_steps * size * residuals.traffic)
     return [
         f"compiled kernels over {num_steps} steps of {size} elements (once through them, a stream: {_human(stream)}):",
         f"  forward reads {_list(read)}; writes {_list(written)}: {_streams(_sum(read, written), stream)}",
-        f"  training writes a checkpoint of each state every {segment} steps ({_human(checkpoints)}), and backward "
-        f"reads them, the inputs again and the outputs' gradients, and writes the inputs' gradients: "
-        f"{_streams(backward + checkpoints, stream)} more",
+        f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "
+        f"gradients: {_streams(outputs + gradients + moved, stream)} more",
         f"  copies for layout: {_copies(inputs, captured)}",
     ]
 

@@ -41,6 +41,9 @@ class FlexSN(nn.Module):
         precision: `"eager"`: what the core computes on the tensors as they are; `"float32"`: float16 and
             bfloat16 inputs are widened, the states are float32, and outputs are rounded to the first input's
             dtype.
+        residuals: what compiled kernels keep for the backward besides the inputs: `"recompute"`: the states now and
+            then, from which the rest is computed again; `"save"`: the fewest bytes from which the gradient can be
+            computed; `"auto"`: whichever moves fewer bytes. Under `torch.compile`, they recompute.
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
@@ -49,6 +52,7 @@ class FlexSN(nn.Module):
     Raises:
         UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that do not go
             together.
+        ResidualsError: unknown residuals.
         ValueError: numbers that do not fit each other, or, with `example_inputs`, the core.
 
     Example:
@@ -75,6 +79,7 @@ class FlexSN(nn.Module):
         example_outputs: Sequence[Tensor] | None = None,
         *,
         precision: str = "eager",
+        residuals: str = "auto",
     ) -> None:
         super().__init__()
         check_name("precision", precision, PRECISIONS)
@@ -84,6 +89,7 @@ class FlexSN(nn.Module):
         self.num_states = num_states
         self.num_outputs = num_outputs
         self.requires_grad = requires_grad
+        self._residuals = residuals
         self._step_mode = check_step_mode(step_mode)
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
@@ -124,6 +130,11 @@ class FlexSN(nn.Module):
     def precision(self) -> str:
         """`"eager"` or `"float32"`."""
         return "eager" if self._widening is None else "float32"
+
+    @property
+    def residuals(self) -> str:
+        """What is kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
+        return self._residuals
 
     def forward(self, *inputs: Tensor) -> Tensor | list[Tensor]:
         """Runs the neuron, from the state that it has.
@@ -371,7 +382,7 @@ class FlexSN(nn.Module):
         if self._program is None:
             core = self.core if self._widening is None else self._widening
             counts = (self.num_inputs, self.num_states, self.num_outputs)
-            self._program = ScanProgram(core, *counts, self.requires_grad)
+            self._program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals)
         return self._program
 
     # -- copies and moves --------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class FlexSNKernel:
     """The compiled scan of a step function, without state of its own.
 
     Args:
-        core, num_inputs, num_states, num_outputs, example_inputs, requires_grad: as in `FlexSN`.
+        core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: as in `FlexSN`.
 
     Calling it: `(*input_seqs, *init_states) -> (*output_seqs, *state_seqs)`, sequences `[T, *step]`, states
     `[*step]`; differentiable.
@@ -36,8 +36,10 @@ class FlexSNKernel:
         num_outputs: int,
         example_inputs: Sequence[Tensor] | None = None,
         requires_grad: Sequence[bool] | None = None,
+        *,
+        residuals: str = "auto",
     ) -> None:
-        self._program = ScanProgram(core, num_inputs, num_states, num_outputs, requires_grad)
+        self._program = ScanProgram(core, num_inputs, num_states, num_outputs, requires_grad, residuals=residuals)
         if example_inputs is not None:
             self._program.specialize_examples(example_inputs)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
+from flexsn_graph import Residuals
 from flexsn_runtime._backward import BackwardScan, Cotangents
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._operands import Arguments
@@ -19,7 +20,13 @@ _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
 def compiling_backward(
-    scan: ForwardScan, step: Specialization, arguments: Arguments, wanted: Sequence[bool], *, state_seqs: bool
+    scan: ForwardScan,
+    step: Specialization,
+    arguments: Arguments,
+    wanted: Sequence[bool],
+    *,
+    state_seqs: bool,
+    residuals: Residuals | None,
 ) -> AbstractContextManager[None]:
     """While `scan` is compiled and runs, compiles the backward that will follow it, if it is the step's first.
 
@@ -27,26 +34,31 @@ def compiling_backward(
 
     Args:
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
-        state_seqs: as for `scan`.
+        state_seqs, residuals: as for `scan`.
     """
     if scan.is_compiled or step.backward_scans:
         return _NOTHING
-    return _beside(step, arguments, wanted, state_seqs)
+    return _beside(step, arguments, wanted, state_seqs, residuals)
 
 
 @contextmanager
 def _beside(
-    step: Specialization, arguments: Arguments, wanted: Sequence[bool], state_seqs: bool
+    step: Specialization,
+    arguments: Arguments,
+    wanted: Sequence[bool],
+    state_seqs: bool,
+    residuals: Residuals | None,
 ) -> Iterator[None]:
     trace = step.trace
     like = arguments.inputs[0]
     # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
     outputs = tuple(like.new_empty(0, dtype=value.dtype) for value in trace.outputs)
-    checkpoints = [like.new_empty(0, dtype=value.dtype) for value in trace.states]
+    dtypes = [value.dtype for value in trace.states] if residuals is None else residuals.dtypes
+    kept = [like.new_empty(0, dtype=dtype) for dtype in dtypes]
     cotangents = Cotangents(outputs, (None,) * trace.num_states, state_seqs)
     with ThreadPoolExecutor(1) as beside:
         # What is refused is refused when the backward runs, if it ever does.
         with suppress(Exception):
-            backward = BackwardScan(step, arguments, cotangents, wanted)
-            beside.submit(backward.compile, (*arguments.all, *checkpoints, *cotangents.all))
+            backward = BackwardScan(step, arguments, cotangents, wanted, residuals=residuals)
+            beside.submit(backward.compile, (*arguments.all, *kept, *cotangents.all))
         yield

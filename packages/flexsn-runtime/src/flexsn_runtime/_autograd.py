@@ -37,10 +37,14 @@ class _Scan(SingleLevelFunction):
     def forward(
         ctx: Any, step: Specialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
-        scan = forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=True)
-        with compiling_backward(scan, step, arguments, ctx.needs_input_grad[3:], state_seqs=state_seqs):
+        wanted = ctx.needs_input_grad[3:]
+        ctx.residuals = residuals = step.residuals(wanted)
+        scan = forward_scan(
+            step, arguments, state_seqs=state_seqs, checkpoints=residuals is None, residuals=residuals
+        )
+        with compiling_backward(scan, step, arguments, wanted, state_seqs=state_seqs, residuals=residuals):
             written = scan.run(tensors)
-        end = len(written) - step.trace.num_states  # one checkpoint for each
+        end = scan.first_kept
         returned = tuple(written[:end])
         ctx.save_for_backward(*tensors, *written[end:])
         ctx.step, ctx.state_seqs = step, state_seqs
@@ -54,7 +58,9 @@ class _Scan(SingleLevelFunction):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         step: Specialization = ctx.step
         tensors = (*ctx.saved_tensors, *grads)
-        scan = backward_scan(step, tensors, ctx.needs_input_grad[3:], state_seqs=ctx.state_seqs)
+        scan = backward_scan(
+            step, tensors, ctx.needs_input_grad[3:], state_seqs=ctx.state_seqs, residuals=ctx.residuals
+        )
         if not torch.is_grad_enabled():
             return None, None, None, *scan.run(tensors)
         with torch.no_grad():  # `create_graph`

@@ -96,17 +96,25 @@ def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
 def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
     """A launch of a plan, with the gradients of all outputs for the backward."""
     tensors = arguments.all
-    forward = ForwardScan(step, arguments, state_seqs=False, checkpoints=name != "inference", plan=plan)
+    wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
+    training = name != "inference"
+    residuals = step.residuals(wanted) if training else None
+    forward = ForwardScan(
+        step,
+        arguments,
+        state_seqs=False,
+        checkpoints=training and residuals is None,
+        residuals=residuals,
+        plan=plan,
+    )
     if name != "backward":
         return lambda: forward.run(tensors)
     trace = step.trace
     results = forward.run(tensors)
-    first_checkpoint = len(results) - trace.num_states
     grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
     cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
-    wanted = [t is not None and t.is_floating_point() for t in tensors]
-    backward = BackwardScan(step, arguments, cotangents, wanted, plan=plan)
-    given = (*tensors, *results[first_checkpoint:], *cotangents.all)
+    backward = BackwardScan(step, arguments, cotangents, wanted, residuals=residuals, plan=plan)
+    given = (*tensors, *results[forward.first_kept :], *cotangents.all)
     return lambda: backward.run(given)
 
 

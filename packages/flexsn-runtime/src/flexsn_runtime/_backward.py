@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec, Param, Role
-from flexsn_graph import LiftedLayout
+from flexsn_graph import LiftedLayout, Residuals
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
@@ -47,6 +47,7 @@ class BackwardScan:
     Args:
         arguments: as in the forward.
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+        residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
     """
 
@@ -57,6 +58,7 @@ class BackwardScan:
         cotangents: Cotangents,
         wanted: Sequence[bool],
         *,
+        residuals: Residuals | None = None,
         plan: LaunchPlan | None = None,
     ) -> None:
         trace = step.trace
@@ -69,17 +71,18 @@ class BackwardScan:
         wanted_inputs = self._wanted[:num_inputs]
         wanted_states = self._wanted[num_inputs : num_inputs + num_states]
         wanted_lifted = self._wanted[num_inputs + num_states :]
-        # The states' gradients are carried from step to step whether anybody asks for them or not.
-        carried = tuple(value.dtype.is_floating_point for value in trace.states)
         differentiable_outputs = trace.differentiable[: trace.num_outputs]
         differentiable_states = trace.differentiable[trace.num_outputs :]
         present = tuple(g is not None and d for g, d in zip(cotangents.outputs, differentiable_outputs, strict=True))
-        vjp, source = step.vjp((*present, *differentiable_states), (*wanted_inputs, *carried, *wanted_lifted))
+        if residuals is None:
+            vjp, source = step.vjp((*present, *differentiable_states), step.carrying(self._wanted))
+        else:
+            vjp, source = step.vjp_of(residuals, present)
         self._empty = arguments.num_steps == 0 or 0 in trace.step_shape
         if source is None or self._empty:
             return
 
-        # The kernel computes the states again: it reads what the forward reads, too.
+        # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         self._operands = operands = Operands(arguments, layouts, trace.step_shape)
         states_present = tuple(g is not None for g in cotangents.states)
@@ -110,6 +113,7 @@ class BackwardScan:
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
+            saved=0 if residuals is None else len(residuals.dtypes),
             chunk=config.chunk,
             stages=config.stages,
             whole_chunks=whole_chunks,
@@ -136,7 +140,12 @@ class BackwardScan:
             for (shape, dtype), want in zip(described, self._wanted, strict=True)
         ]
         self._layouts = layouts
-        first_grad = len(arguments.all) + num_states
+        kept = (
+            [Param(Role.CHECKPOINT, i) for i in range(num_states)]
+            if residuals is None
+            else [Param(Role.SAVED, i) for i in range(len(residuals.dtypes))]
+        )
+        first_grad = len(arguments.all) + len(kept)
         self._copied = [
             first_grad + i
             for i, g in enumerate(cotangents.all)
@@ -144,7 +153,7 @@ class BackwardScan:
         ]
         places = [
             *operands.params,
-            *(Param(Role.CHECKPOINT, i) for i in range(num_states)),
+            *kept,
             *_params(Role.GRAD_OUTPUT, cotangents.outputs),
             *_params(Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE, cotangents.states),
             *_params(Role.GRAD_INPUT, wanted_inputs),
@@ -160,13 +169,16 @@ class BackwardScan:
     ) -> list[Tensor | None]:
         """Runs it.
 
+        Args:
+            checkpoints: or residuals.
+
         Returns:
             A gradient for each that is asked for, shaped like the tensor; zeros where no gradient flows.
         """
         return self.run((*arguments.all, *checkpoints, *cotangents.all))
 
     def run(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The same, from `[*inputs, *states, *lifted, *checkpoints, *grad_outputs, *grad_states]`."""
+        """The same, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`."""
         if self._launch is None:
             return self._zero_gradients(given)
         device = self._device

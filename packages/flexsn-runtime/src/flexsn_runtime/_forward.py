@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import ForwardSpec, Param, Role
-from flexsn_graph import StepValue
+from flexsn_graph import Residuals, StepValue
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
@@ -39,6 +39,7 @@ class ForwardScan:
         arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
         state_seqs: write the states after every step; otherwise the final ones alone.
         checkpoints: write what the backward recomputes from.
+        residuals: write these.
         spare_rows: rows of checkpoints to allocate beyond those that are written.
         padding: give the checkpoints one dimension, and so many elements beyond those that are written.
         plan: how it is launched; `None`: as the step has it.
@@ -51,6 +52,7 @@ class ForwardScan:
         *,
         state_seqs: bool,
         checkpoints: bool,
+        residuals: Residuals | None = None,
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
@@ -61,39 +63,49 @@ class ForwardScan:
         plan = step.plan(math.prod(shape)) if plan is None else plan
         rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows if checkpoints else 0
         checkpoint_shape = (rows, *shape) if padding is None else (rows * math.prod(shape) + padding,)
+        outputs, states = _dtypes(trace.outputs), _dtypes(trace.states)
+        saved = () if residuals is None else residuals.dtypes
         self._written = [
-            *_described(Role.OUTPUT, trace.outputs, (num_steps, *shape)),
-            *_described(Role.STATE_SEQ, trace.states if state_seqs else (), (num_steps, *shape)),
-            *_described(Role.FINAL_STATE, () if state_seqs else trace.states, shape),
-            *_described(Role.CHECKPOINT, trace.states if checkpoints else (), checkpoint_shape),
+            *_described(Role.OUTPUT, outputs, (num_steps, *shape)),
+            *_described(Role.STATE_SEQ, states if state_seqs else (), (num_steps, *shape)),
+            *_described(Role.FINAL_STATE, () if state_seqs else states, shape),
+            *_described(Role.CHECKPOINT, states if checkpoints else (), checkpoint_shape),
+            *_described(Role.SAVED, saved, (num_steps, *shape)),
         ]
-        counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
+        counts = [len(outputs), *((len(states), 0) if state_seqs else (0, len(states)))]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
         self._first_state = trace.num_inputs
         self._launch: Launch | None = None
         if num_steps == 0 or 0 in shape:
             return
-        config = plan.forward if checkpoints else plan.inference
+        config = plan.inference if residuals is None and not checkpoints else plan.forward
         whole_chunks, rest = step.parts(num_steps, config.chunk)
-        self._operands = operands = Operands(arguments, trace.forward.layouts, shape)
+        layouts = (trace if residuals is None else residuals).forward.layouts
+        self._operands = operands = Operands(arguments, layouts, shape)
         spec = ForwardSpec(
             inputs=operands.inputs,
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,
-            outputs=(True,) * len(trace.outputs),
-            state_seqs=(state_seqs,) * len(trace.states),
-            final_states=(not state_seqs,) * len(trace.states),
+            outputs=(True,) * len(outputs),
+            state_seqs=(state_seqs,) * len(states),
+            final_states=(not state_seqs,) * len(states),
+            saved=len(saved),
             segment=plan.backward.chunk if checkpoints else 0,
             chunk=config.chunk,
             stages=config.stages,
             whole_chunks=whole_chunks,
             rest=rest,
         )
-        kernel = step.forward_kernel(spec)
+        kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
         self._order = [places.index(param) for param in kernel.params]
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
+
+    @property
+    def first_kept(self) -> int:
+        """Where in the result of `run` begins what is for the backward."""
+        return self._ends[-1]
 
     @property
     def is_compiled(self) -> bool:
@@ -112,7 +124,7 @@ class ForwardScan:
         )
 
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
-        """The same, from one list to another: to `[*output_seqs, *state_seqs or *final_states, *checkpoints]`."""
+        """The same, to `[*output_seqs, *state_seqs or *final_states, *checkpoints or *residuals]`."""
         device = self._device
         written = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
@@ -134,8 +146,12 @@ def checkpoint_rows(num_steps: int, chunk: int) -> int:
     return (num_steps - 1) // chunk if num_steps > 0 else 0
 
 
+def _dtypes(values: Sequence[StepValue]) -> tuple[torch.dtype, ...]:
+    return tuple(value.dtype for value in values)
+
+
 def _described(
-    role: Role, values: Sequence[StepValue], shape: tuple[int, ...]
+    role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, ...]
 ) -> list[tuple[Param, tuple[int, ...], tuple[int, ...], torch.dtype]]:
     strides = contiguous_strides(shape)
-    return [(Param(role, i), shape, strides, value.dtype) for i, value in enumerate(values)]
+    return [(Param(role, i), shape, strides, dtype) for i, dtype in enumerate(dtypes)]

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.library import wrap_triton
 
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, emit_core
-from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_graph import LiftedLayout, Residuals, StepGraph, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
 from flexsn_runtime._layout import broadcast_shape
@@ -116,8 +116,8 @@ class GraphSpecialization(Specialization):
         _check_same(sources)
         return replace(vjps[0], layouts=self._layouts(vjps)), sources[0]
 
-    def forward_kernel(self, spec: ForwardSpec) -> CompiledKernel:
-        return _recorded(super().forward_kernel(spec))
+    def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
+        return _recorded(super().forward_kernel(spec, residuals))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
         return _recorded(super().backward_kernel(spec, vjp))

@@ -27,7 +27,15 @@ from flexsn_codegen import (
     register_dtype,
     tl_name,
 )
-from flexsn_graph import StateMismatchError, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_graph import (
+    Residuals,
+    StateMismatchError,
+    StepTrace,
+    StepValue,
+    StepVjp,
+    trace_step,
+    without_cotangents,
+)
 from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._availability import triton_interpreted
@@ -35,6 +43,7 @@ from flexsn_runtime._buckets import LaunchPlan, StepCost, launch_plan, size_clas
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._recent import Recent
+from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountError
 
@@ -67,18 +76,25 @@ class Specialization:
     """A traced step and the kernels made of it so far."""
 
     def __init__(
-        self, trace: StepTrace, name: str, device: torch.device, numerics: Numerics = _EXACT
+        self,
+        trace: StepTrace,
+        name: str,
+        device: torch.device,
+        numerics: Numerics = _EXACT,
+        policy: Policy = "recompute",
     ) -> None:
         self.trace = trace
         # Where nothing is approximate in the source itself, the compiler's options still are.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.device = device
-        self._numerics = numerics
+        self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self._captured = Captured(trace.core, trace.captured)
         self.state_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.states)
         self.lifted_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.lifted_values)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
+        self._policy = policy
+        self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._core: CoreSource | None = None
         self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
@@ -142,8 +158,8 @@ class Specialization:
             graph,
             f"{self.name}_{role}",
             prune=True,
-            precision=self._numerics.precision,
-            fast_math=self._numerics.fast_math,
+            precision=self.numerics.precision,
+            fast_math=self.numerics.fast_math,
             fast_division=fast_division,
         )
 
@@ -162,6 +178,37 @@ class Specialization:
                 self._vjps[key] = (vjp, source)
             return self._vjps[key]
 
+    def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
+        """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
+        first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
+        carried = (value.dtype.is_floating_point for value in self.trace.states)
+        return (*wanted[:first], *carried, *wanted[behind:])
+
+    def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
+        """What the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
+
+        Args:
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+        """
+        if self._policy == "recompute":
+            return None
+        if wanted not in self._residuals:
+            with self._lock:
+                self._residuals[wanted] = choose_residuals(self, wanted, self._policy)
+        return self._residuals[wanted]
+
+    def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
+        """As `vjp`, from residuals; `present`: for each output, whether its gradient came."""
+        names = [f"grad_output_{i}" for i in range(self.trace.num_outputs)]
+        absent = {
+            name
+            for name, came, flows in zip(names, present, self.trace.differentiable, strict=False)
+            if flows and not came
+        }
+        vjp = without_cotangents(residuals.vjp, absent)
+        some = any(position is not None for position in vjp.gradients)
+        return vjp, self._emit_graph(vjp.graph, "vjp", fast_division=True) if some else None
+
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
         now = self._captured.fetch()
@@ -178,8 +225,9 @@ class Specialization:
             )
         self.trace = new
 
-    def forward_kernel(self, spec: ForwardSpec) -> CompiledKernel:
-        return self._kernel((spec, None), lambda: forward_source(f"{self.name}_forward", self.core(), spec))
+    def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
+        core = self.core() if residuals is None else self._emit_graph(residuals.forward.graph, "step")
+        return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
         name = f"{self.name}_backward"
@@ -221,11 +269,16 @@ class ScanProgram:
         requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
         precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
             after each step, where they are outputs and states.
+        residuals: what the forward keeps for the backward, besides its arguments. `"recompute"`: the states now and
+            then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
+            from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
+            compiled graphs recompute.
         fast_math: approximate division and functions, and fused multiply-add: close to the loop's values, and not
             equal to them. The backward may compute states that differ from the forward's in the last bits.
 
     Raises:
         PrecisionError: an unknown precision.
+        ResidualsError: unknown residuals.
     """
 
     def __init__(
@@ -238,6 +291,7 @@ class ScanProgram:
         *,
         precision: Precision = "eager",
         fast_math: bool = False,
+        residuals: str = "auto",
     ) -> None:
         if num_inputs < 1:
             raise TensorCountError(
@@ -256,6 +310,7 @@ class ScanProgram:
         self.num_outputs = num_outputs
         self.requires_grad = requires_grad
         self.numerics = Numerics(precision, fast_math)
+        self.residuals = check_policy(residuals)
         self._specializations: Recent[Specialization] = Recent()
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
@@ -266,7 +321,9 @@ class ScanProgram:
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy traces and compiles for itself."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
-        return partial(ScanProgram, precision=self.numerics.precision, fast_math=self.numerics.fast_math), arguments
+        precision, fast_math = self.numerics.precision, self.numerics.fast_math
+        make = partial(ScanProgram, precision=precision, fast_math=fast_math, residuals=self.residuals)
+        return make, arguments
 
     @property
     def num_lifted(self) -> int | None:
@@ -401,7 +458,7 @@ class ScanProgram:
                     "initialise it with the step's shape."
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
-        return Specialization(trace, name, device, self.numerics)
+        return Specialization(trace, name, device, self.numerics, self.residuals)
 
 
 def _trace(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from flexsn_graph import Residuals
 from flexsn_runtime._backward import BackwardScan, Cotangents, split_cotangents
 from flexsn_runtime._forward import ForwardResult, ForwardScan
 from flexsn_runtime._operands import Arguments, layout_key
@@ -20,14 +21,20 @@ def run_forward(
 
 
 def forward_scan(
-    step: Specialization, arguments: Arguments, *, state_seqs: bool, checkpoints: bool, padding: int | None = None
+    step: Specialization,
+    arguments: Arguments,
+    *,
+    state_seqs: bool,
+    checkpoints: bool,
+    residuals: Residuals | None = None,
+    padding: int | None = None,
 ) -> ForwardScan:
     """What scans forward over arguments of this layout.
 
     Args:
         state_seqs: write the states after every step; otherwise the final ones alone.
         checkpoints: write what the backward recomputes from.
-        padding: as for `ForwardScan`.
+        residuals, padding: as for `ForwardScan`.
     """
     prepared = arguments.prepared
     if prepared is None:
@@ -35,11 +42,16 @@ def forward_scan(
         prepared = step.forward_scans.get(layout)
         if prepared is None:
             prepared = step.forward_scans[layout] = {}
-    written = (state_seqs, checkpoints, padding)
+    written = (state_seqs, checkpoints, residuals, padding)
     scan: ForwardScan | None = prepared.get(written)
     if scan is None:
         scan = prepared[written] = ForwardScan(
-            step, arguments, state_seqs=state_seqs, checkpoints=checkpoints, padding=padding
+            step,
+            arguments,
+            state_seqs=state_seqs,
+            checkpoints=checkpoints,
+            residuals=residuals,
+            padding=padding,
         )
     return scan
 
@@ -66,21 +78,30 @@ def run_backward(
 
 
 def backward_scan(
-    step: Specialization, tensors: Sequence[Tensor | None], wanted: tuple[bool, ...], *, state_seqs: bool
+    step: Specialization,
+    tensors: Sequence[Tensor | None],
+    wanted: tuple[bool, ...],
+    *,
+    state_seqs: bool,
+    residuals: Residuals | None = None,
 ) -> BackwardScan:
     """What scans backward over tensors of this layout.
 
     Args:
-        tensors: `[*inputs, *states, *lifted, *checkpoints, *grad_outputs, *grad_states]`.
+        tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
         wanted: as for `run_backward`.
         state_seqs: whether the last are the gradients of state sequences, or of final states.
+        residuals: as for `BackwardScan`.
     """
-    key = (wanted, state_seqs, layout_key(tensors))
+    key = (wanted, state_seqs, residuals, layout_key(tensors))
     scan = step.backward_scans.get(key)
     if scan is None:
         trace = step.trace
         arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        grads = tensors[len(arguments.all) + trace.num_states :]
+        kept = trace.num_states if residuals is None else len(residuals.dtypes)
+        grads = tensors[len(arguments.all) + kept :]
         cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
-        scan = step.backward_scans[key] = BackwardScan(step, arguments, cotangents, wanted)
+        scan = step.backward_scans[key] = BackwardScan(
+            step, arguments, cotangents, wanted, residuals=residuals
+        )
     return scan

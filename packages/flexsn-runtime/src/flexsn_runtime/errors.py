@@ -27,6 +27,10 @@ class TransformError(NotImplementedError):
     """A compiled scan inside of a function transform (`torch.func`) or of forward-mode differentiation."""
 
 
+class ResidualsError(ValueError):
+    """An unknown choice of what is kept for the backward."""
+
+
 class TemplateNeededError(ValueError):
     """A gradient's shape cannot be known from what was given."""
 

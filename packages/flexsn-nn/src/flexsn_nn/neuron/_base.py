@@ -20,6 +20,7 @@ class RunOptions(TypedDict, total=False):
     backend: str
     store_state_seqs: bool
     precision: str
+    residuals: str
 
 
 class Neuron(FlexSN):
@@ -44,7 +45,7 @@ class Neuron(FlexSN):
 
     Args:
         num_inputs: how many inputs `dynamics` takes before its states.
-        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, as in `FlexSN`.
+        options: `step_mode`, `backend`, `store_state_seqs`, `precision`, `residuals`, as in `FlexSN`.
 
     Attributes:
         state_names: the states that `dynamics` takes, and returns behind its one output, in this order.

@@ -1,0 +1,79 @@
+"""Whether the backward has what it needs kept by the forward, or computes it again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from torch import fx
+
+from flexsn_graph import Residuals, keep_residuals
+from flexsn_runtime.errors import ResidualsError
+
+if TYPE_CHECKING:
+    from flexsn_runtime._program import Specialization
+
+Policy = Literal["auto", "recompute", "save"]
+POLICIES: tuple[Policy, ...] = ("auto", "recompute", "save")
+
+
+def check_policy(policy: str) -> Policy:
+    """`policy`, or an error that names the known ones."""
+    for known in POLICIES:
+        if policy == known:
+            return known
+    raise ResidualsError(f"residuals={policy!r}; it is one of {', '.join(map(repr, POLICIES))}.")
+
+
+def choose_residuals(step: Specialization, wanted: Sequence[bool], policy: Policy) -> Residuals | None:
+    """The residuals to keep; `None`: the backward computes the states again, from checkpoints and the inputs.
+
+    Args:
+        wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+
+    Raises:
+        The errors of `StepTrace.vjp`, if they are to be kept in any case.
+    """
+    if policy == "recompute":
+        return None
+    try:
+        vjp, _ = step.vjp(step.trace.differentiable, step.carrying(wanted))
+    except Exception:
+        if policy == "save":
+            raise
+        return None  # a step that has no gradient is refused when one is asked for, if it ever is
+    residuals = keep_residuals(step.trace, vjp, rounded=step.numerics.precision == "eager")
+    return residuals if policy == "save" or _saving(residuals) < _recomputing(step, vjp.graph) else None
+
+
+# Bytes of a residual that a launch for wider values moves as fast as a single one: see benchmarks/results/residuals.md,
+# where bool residuals take longer than recomputation at every size.
+_NARROWEST = 4
+
+
+def _saving(residuals: Residuals) -> float:
+    """Bytes per element and step that residuals cost."""
+    sizes = [dtype.itemsize for dtype in residuals.dtypes]
+    return residuals.traffic + sum(2 * (_NARROWEST - 1) for size in sizes if size == 1)
+
+
+def _recomputing(step: Specialization, vjp: fx.Graph) -> float:
+    """Bytes per element and step that recomputation moves: inputs, read again, and checkpoints, written and read."""
+    trace = step.trace
+    used = set(_used(vjp))
+    from_states = any(f"state_{i}" in used for i in range(trace.num_states))
+    if from_states:
+        used.update(_used(trace.forward.graph))
+    size = math.prod(trace.step_shape)
+    inputs = sum(
+        value.dtype.itemsize * math.prod(value.shape) / max(size, 1)
+        for i, value in enumerate(trace.inputs)
+        if f"input_{i}" in used
+    )
+    checkpoints = sum(value.dtype.itemsize for value in trace.states) / step.plan(size).backward.chunk
+    return inputs + checkpoints * (2 if from_states else 1)
+
+
+def _used(graph: fx.Graph) -> Iterator[str]:
+    return (str(node.target) for node in graph.nodes if node.op == "placeholder" and node.users)

@@ -1,0 +1,274 @@
+"""What the forward keeps for the backward: the gradients are the same, whatever it is."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import pytest
+import torch
+from runtime_cores import DEVICE, STEP, hard_lif, loop, random, soft_lif
+from torch import Tensor
+
+from flexsn_codegen import Role
+from flexsn_runtime import ResidualsError, ScanProgram, Specialization, prepare, scan
+
+STEPS = 9
+GAIN = random(STEP[1], seed=11).requires_grad_()
+
+
+class RectangularSpike(torch.autograd.Function):
+    """A step function whose gradient is 1 within 0.5 of the threshold."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        ctx.save_for_backward(h)
+        return (h >= 0.0).to(h.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        return torch.where(h.abs() < 0.5, grads[0], 0.0)
+
+
+def rectangular_if(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + x
+    spike: Tensor = RectangularSpike.apply(h - 0.5)  # type: ignore[no-untyped-call]
+    return spike, h - spike
+
+
+def leaky_integrator(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.75 * v + x
+    return h, h
+
+
+def four_dendrites(a: Tensor, b: Tensor, c: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return soft_lif(a + 0.5 * b - c + 0.25 * d, v)
+
+
+def learned(x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    i = 0.5 * i + x * torch.sigmoid(GAIN).to(x.dtype)
+    h = v + i * y
+    return h.clamp(-1.0, 1.0), i - y, i, 0.5 * h
+
+
+def with_a_count(x: Tensor, n: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    n = n + (x > 0.0).to(n.dtype)
+    h = v + x * n
+    return h * h, n, 0.5 * h
+
+
+# A step function, and its numbers of inputs, states and outputs.
+Case = tuple[Callable[..., Any], tuple[int, int, int]]
+CASES: list[Case] = [
+    (soft_lif, (1, 1, 1)),
+    (hard_lif, (1, 1, 1)),
+    (rectangular_if, (1, 1, 1)),
+    (leaky_integrator, (1, 1, 1)),
+    (four_dendrites, (4, 1, 1)),
+    (learned, (2, 2, 2)),
+    (with_a_count, (1, 2, 1)),
+]
+
+
+def program_of(core: Callable[..., Any], counts: tuple[int, int, int], residuals: str) -> ScanProgram:
+    return ScanProgram(core, *counts, residuals=residuals)
+
+
+def arguments(core: Callable[..., Any], inputs: int, states: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    tensors = [random(STEPS, *STEP, dtype=dtype, seed=i) for i in range(inputs)]
+    tensors += [random(*STEP, dtype=dtype, seed=20 + i) for i in range(states)]
+    if core is with_a_count:
+        tensors[1] = tensors[1].to(torch.int32)
+    return [t.requires_grad_(t.is_floating_point()) for t in tensors]
+
+
+def run(program: ScanProgram, tensors: Sequence[Tensor], *, state_seqs: bool = True) -> tuple[Tensor, ...]:
+    step, prepared = prepare(program, tensors)
+    return scan(step, prepared, state_seqs=state_seqs)
+
+
+def gradients(
+    results: Sequence[Tensor], leaves: Sequence[Tensor], present: Sequence[bool] | None = None
+) -> tuple[Tensor, ...]:
+    """From the results that are differentiable and `present`, for uneven weights."""
+    flowing = [r for r, p in zip(results, present or [True] * len(results), strict=True) if p and r.requires_grad]
+    weights = [random(*r.shape, dtype=r.dtype, seed=40 + i) for i, r in enumerate(flowing)]
+    return torch.autograd.grad(flowing, leaves, weights, allow_unused=True, materialize_grads=True)
+
+
+def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """To the last bit in the interpreter; on a GPU, what is computed again may be divided to 2 ulp."""
+    for a, b in zip(found, expected, strict=True):
+        if DEVICE.type == "cpu":
+            assert torch.equal(a, b)
+        else:
+            torch.testing.assert_close(a, b)
+
+
+def choice(program: ScanProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
+    """The dtypes that are kept for all gradients; `None`: checkpoints."""
+    step, prepared = prepare(program, tensors)
+    residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
+    return None if residuals is None else residuals.dtypes
+
+
+@pytest.mark.parametrize("state_seqs", [True, False])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
+def test_gradients_do_not_depend_on_what_is_kept(
+    case: Case, state_seqs: bool
+) -> None:
+    core, counts = case
+    tensors = arguments(core, counts[0], counts[1])
+    leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])
+    found = []
+    for residuals in ("save", "recompute", "auto"):
+        results = run(program_of(core, counts, residuals), tensors, state_seqs=state_seqs)
+        found.append((results, gradients(results, leaves)))
+    for results, grads in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results, found[0][0], strict=True))
+        assert_same_gradients(grads, found[0][1])
+    if state_seqs:
+        expected = loop(core, counts[2], tensors[: counts[0]], tensors[counts[0] :])
+        for a, b in zip(found[0][1], gradients(expected, leaves), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "present", [(a, b, c, d) for a in (0, 1) for b in (0, 1) for c in (0, 1) for d in (0, 1) if a + b + c + d]
+)
+def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
+    tensors = arguments(learned, 2, 2)
+    masks = [bool(p) for p in present]
+    leaves = [*tensors, GAIN]
+    saved = gradients(run(ScanProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
+    again = gradients(run(ScanProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
+    expected = gradients(loop(learned, 2, tensors[:2], tensors[2:]), leaves, masks)
+    for a, b, c in zip(saved, again, expected, strict=True):
+        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, c, rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_that_did_not_come_is_not_multiplied() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = 0.5 * v + x
+        return torch.sqrt(x), h * h, h  # the gradient of the first is infinite at 0
+
+    x, v = torch.zeros(STEPS, *STEP, device=DEVICE).requires_grad_(), random(*STEP).requires_grad_()
+    for residuals in ("save", "recompute"):
+        results = run(ScanProgram(core, 1, 1, 2, residuals=residuals), [x, v])
+        (found,) = torch.autograd.grad(results[1].sum(), [x])
+        assert found.isfinite().all()
+
+
+def test_any_subset_of_gradients_may_be_asked_for() -> None:
+    tensors = arguments(learned, 2, 2)
+    leaves = [*tensors, GAIN]
+    for leaf in leaves:
+        results = run(ScanProgram(learned, 2, 2, 2, residuals="save"), tensors)
+        expected = loop(learned, 2, tensors[:2], tensors[2:])
+        (found,), (wanted,) = gradients(results, [leaf]), gradients(expected, [leaf])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+# The gradients of the others are no derivatives: they are compared with the loop's above.
+SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
+
+
+@pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case[0].__name__)
+def test_gradcheck(case: Case) -> None:
+    core, counts = case
+    tensors = [
+        t.detach()[..., :2, :].requires_grad_(t.requires_grad)
+        for t in arguments(core, counts[0], counts[1], torch.float64)
+    ]
+    program = program_of(core, counts, "save")
+
+    def call(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(r for r in run(program, values) if r.is_floating_point())
+
+    assert torch.autograd.gradcheck(call, tensors, fast_mode=True)
+
+
+def test_what_moves_fewer_bytes_is_chosen() -> None:
+    def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
+        inputs, states, outputs = counts
+        return choice(ScanProgram(core, inputs, states, outputs), arguments(core, inputs, states))
+
+    assert chosen(soft_lif, 1, 1, 1) is None  # x again, instead of h twice
+    assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # h twice, instead of four inputs again
+    assert chosen(rectangular_if, 1, 1, 1) is None  # bytes by themselves move no faster than four
+    assert chosen(leaky_integrator, 1, 1, 1) == ()  # its gradient depends on nothing
+
+
+@pytest.mark.parametrize("residuals", ["save", "recompute"])
+def test_choice_can_be_made(residuals: str) -> None:
+    tensors = arguments(soft_lif, 1, 1)
+    program = ScanProgram(soft_lif, 1, 1, 1, residuals=residuals)
+    assert choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
+    assert choice(copy.deepcopy(program), tensors) == choice(program, tensors)
+
+
+@pytest.mark.parametrize("residuals", ["save", "recompute"])
+def test_gradient_that_depends_on_nothing_reads_nothing(residuals: str) -> None:
+    program = program_of(leaky_integrator, (1, 1, 1), residuals)
+    x, v = arguments(leaky_integrator, 1, 1)
+    run(program, [x, v], state_seqs=False)[0].sum().backward()
+    (step,) = program.specializations
+    (backward,) = (k for k in step._kernels.values() if any(p.role is Role.GRAD_INPUT for p in k.params))
+    assert {p.role for p in backward.params} == {Role.GRAD_OUTPUT, Role.GRAD_INPUT, Role.GRAD_STATE}
+
+
+def test_unknown_choice() -> None:
+    with pytest.raises(ResidualsError, match=r"residuals='keep'.*'auto', 'recompute', 'save'"):
+        ScanProgram(soft_lif, 1, 1, 1, residuals="keep")
+
+
+def test_bytes_between_forward_and_backward() -> None:
+    tensors = arguments(rectangular_if, 1, 1)
+    kept: list[Tensor] = []
+
+    def keep(t: Tensor) -> Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        run(ScanProgram(rectangular_if, 1, 1, 1, residuals="save"), tensors)
+    assert [(t.dtype, t.shape) for t in kept[2:]] == [(torch.bool, tensors[0].shape)]
+
+
+@pytest.mark.parametrize("precision", ["eager", "float32"])
+def test_half_precision(precision: Literal["eager", "float32"]) -> None:
+    """Values that are wider in registers than their dtype are not rounded by being kept."""
+    tensors = arguments(learned, 2, 2, torch.bfloat16)
+    found = []
+    for residuals in ("save", "recompute"):
+        program = ScanProgram(learned, 2, 2, 2, precision=precision, residuals=residuals)
+        results = run(program, tensors)
+        found.append((results, gradients(results, [*tensors, GAIN])))
+    assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
+    assert_same_gradients(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("shape", [(0, *STEP), (3, 0)])
+def test_nothing_to_scan(shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, device=DEVICE).requires_grad_()
+    v = torch.ones(shape[1:], device=DEVICE).requires_grad_()
+    results = run(ScanProgram(soft_lif, 1, 1, 1, residuals="save"), [x, v], state_seqs=False)
+    grads = torch.autograd.grad(results[1].sum(), [x, v])
+    assert [g.shape for g in grads] == [x.shape, v.shape]
+    assert torch.equal(grads[1], torch.ones_like(v))
+
+
+def test_a_step_without_a_gradient_runs() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (x > v).to(x.dtype), v.detach()
+
+    step: Specialization
+    x, v = arguments(core, 1, 1)
+    for residuals in ("auto", "save"):
+        step, prepared = prepare(ScanProgram(core, 1, 1, 1, residuals=residuals), [x, v])
+        spikes, _ = scan(step, prepared, state_seqs=False)
+        assert not spikes.requires_grad
+        assert torch.equal(spikes, (x > v).to(x.dtype))
