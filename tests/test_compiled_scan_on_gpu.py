@@ -86,6 +86,21 @@ def test_new_lengths_and_batches_are_not_compiled_again(case: Case) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("case", [CASES[1], CASES[6], CASES[8]], ids=lambda case: case.name)
+def test_inductors_own_launcher(case: Case, dynamic: bool) -> None:
+    """An option of torch: kernels are then launched without C code of Triton's."""
+    scan, reference = PAIRS["final"]
+    p = problem(case, 11, (6, 40), device="cuda")
+    run = torch.compile(
+        partial(scan, p.core, *p.counts, lowering="kernel"),
+        fullgraph=True,
+        dynamic=dynamic,
+        options={"static_launch_user_defined_triton_kernels": True},
+    )
+    assert_same(run, partial(reference, p.core, *p.counts), p)
+
+
 def test_neighbours_are_fused_and_kernels_launched_directly() -> None:
     p = problem(CASES[1], 8, (16, 128), device="cuda")
 

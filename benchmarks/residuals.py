@@ -1,0 +1,93 @@
+"""What the backward needs, kept by the forward or computed again: a training step of both, on a GPU.
+
+    python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
+
+Bytes are those per element and step that the choice is about: inputs that are read again and checkpoints, against
+residuals, written and read. Times are of replays of a CUDA graph of the step. `auto` is what is chosen by the bytes.
+Gradients of both have to agree to rounding, or the script stops.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from measure import graphed, in_processes, milliseconds, publish, table, where
+from scan_models import Model, Work
+from step_functions import lif
+from torch import Tensor
+
+from flexsn_nn import FlexSN
+from flexsn_nn.neuron import LI, LIF
+from flexsn_nn.surrogate import Rect
+
+SHAPES = ("8x6400000", "128x524288", "512x32768", "1024x8192")
+HEADER = ["neuron", "T x NCL", "recompute, ms", "save, ms", "save / recompute", "auto"]
+
+
+def four_dendrites(a: Tensor, b: Tensor, c: Tensor, d: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """LIF of a weighted sum of four inputs."""
+    return lif(a + 0.5 * b - c + 0.25 * d, v)
+
+
+NEURONS: dict[str, tuple[Callable[..., FlexSN], int]] = {
+    "LIF": (partial(FlexSN, lif, 1, 1, 1), 1),
+    "LIF, rectangular surrogate, detached reset": (
+        partial(LIF, surrogate_function=Rect(), detach_reset=True),
+        1,
+    ),
+    "leaky integrator": (LI, 1),
+    "LIF of four inputs": (partial(FlexSN, four_dendrites, 4, 1, 1), 4),
+}
+
+Case = tuple[str, str, str]  # neuron, shape, residuals
+
+
+def work_of(case: Case, device: torch.device) -> Work:
+    name, shape, residuals = case
+    make, num_inputs = NEURONS[name]
+    steps, ncl = map(int, shape.split("x"))
+    return Work(Model(partial(make, residuals=residuals), num_inputs), steps, ncl, device)
+
+
+def compile_one(case: Case) -> None:
+    """In a process of its own: leaves the kernels in Triton's cache."""
+    work_of(case, torch.device("cuda")).train()
+
+
+def row(name: str, shape: str, device: torch.device) -> list[str]:
+    times = []
+    found: list[tuple[Tensor, ...]] = []
+    for residuals in ("recompute", "save"):
+        work = work_of((name, shape, residuals), device)
+        found.append(work.train())
+        run = graphed(work.train) if device.type == "cuda" else work.train
+        times.append(milliseconds(run, device))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    work = work_of((name, shape, "auto"), device)
+    told = work.neuron.explain(*work.inputs)
+    chosen = "recompute" if "checkpoint of each state" in told else "save"
+    return [name, shape, *(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}", chosen]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "residuals.md")
+    parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    if device.type == "cuda":
+        in_processes(compile_one, [(n, s, r) for n in NEURONS for s in chosen.shapes for r in ("recompute", "save")])
+    rows = [row(name, shape, device) for name in NEURONS for shape in chosen.shapes]
+    lines = ["# Recompute, or save: a training step, float32", ""]
+    lines += ["`python benchmarks/residuals.py`, whose head says what is compared."]
+    publish([*lines, where(device), "", *table(HEADER, rows)], chosen.output)
+
+
+if __name__ == "__main__":
+    main()
