@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +22,20 @@ def compiled(program: ScanProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
     return scan(*prepare(program, tensors), state_seqs=False)
 
 
+_numbers = itertools.count()
+
+
+def unseen() -> ScanProgram:
+    """LIF with a constant that no other test's kernels have: a process compiles the same source once."""
+    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = lif(x - 0.3 + shift, v)
+        return results
+
+    return ScanProgram(core, 1, 1, 1)
+
+
 @pytest.fixture
 def compilations() -> Iterator[list[object]]:
     """Grows by one for each kernel that Triton compiles or reads from its disk cache."""
@@ -33,7 +48,7 @@ def compilations() -> Iterator[list[object]]:
 
 
 def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> None:
-    program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
+    program = unseen()
     for steps in (8, 512, 1, 7, 33):
         x = torch.rand(steps, 5000, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -42,7 +57,7 @@ def test_nothing_is_compiled_again_for_another_t(compilations: list[object]) -> 
 
 
 def test_nothing_is_compiled_again_for_another_batch(compilations: list[object]) -> None:
-    program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
+    program = unseen()
     for batch in (64, 16, 128):
         x = torch.rand(8, batch, 256, device="cuda").requires_grad_()
         compiled(program, x)[0].sum().backward()
@@ -50,7 +65,7 @@ def test_nothing_is_compiled_again_for_another_batch(compilations: list[object])
 
 
 def test_the_backward_is_compiled_beside_the_forward(compilations: list[object]) -> None:
-    program = ScanProgram(LIF.make(hard_spike, []), 1, 1, 1)
+    program = unseen()
     x = torch.rand(9, 5000, device="cuda").requires_grad_()
     spikes, v = compiled(program, x)
     assert len(compilations) == 2
