@@ -178,7 +178,7 @@ def main() -> None:
         found = {
             "direct": direct(),
             "dynamic": dynamic(),
-            "parts": [parts(steps) for steps in (4, 16, 20)],
+            "parts": [parts(steps) for steps in (4, 12, 16, 20)],
             "channels_last": channels_last(),
             "inexact": inexact(),
         }

@@ -98,7 +98,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_kernels_built_so_far() -> None:
-    layer = neuron("triton")
+    layer = neuron("triton", residuals="recompute")
     x = ones(5, 2, 3)
     layer(x)
     built = re.compile(r"^kernels for steps of \[2, 3\] float32: (.*)$", re.MULTILINE)

@@ -68,6 +68,11 @@ class StepCost:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
 
+    @property
+    def backward_ops(self) -> int:
+        """Those of a step of the backward: it is computed again, and its VJP is some three times as long."""
+        return 4 * self.num_ops
+
     @classmethod
     def of(cls, graph: fx.Graph, inputs: Sequence[StepValue], outputs: Sequence[StepValue]) -> StepCost:
         """That of a step's forward graph."""
@@ -125,9 +130,11 @@ _INTERPRETED = LaunchPlan(
 
 
 # Unrolled steps cost registers and compile time, the latter more than linearly. In ops of the step's forward
-# graph (LIF: 8); a step of the backward counts four times, for recomputation and a VJP of thrice the size.
+# graph (LIF: 8).
 _MAX_UNROLLED = 512
-_BACKWARD_FACTOR = 4
+
+# Sequences of fewer steps are one chunk. Half of a chunk otherwise takes as long to compute as a whole one.
+_SHORT = 8
 
 # Bytes that a thread loads for a chunk: half of its registers.
 _MAX_LOADED = 512
@@ -157,8 +164,8 @@ def fits(plan: LaunchPlan, usual: LaunchPlan) -> bool:
 def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
     """The launches for a step of `ncl` elements.
 
-    They do not depend on T: one binary serves every T. `ncl` may be a compiler's symbol: comparing it guards its
-    size class, not its value.
+    They do not depend on T: one binary serves every T that is not short (see `one_chunk`). `ncl` may be a compiler's
+    symbol: comparing it guards its size class, not its value.
     """
     return _plan(size_class(ncl), cost, interpreted)
 
@@ -171,7 +178,7 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
         plan = _NARROW
     else:
         plan = (_PLANS if len(cost.inputs) == 1 else _SEVERAL_INPUTS)[limit]
-    segment = _limited(plan.backward.chunk, cost.num_ops * _BACKWARD_FACTOR)
+    segment = _limited(plan.backward.chunk, cost.backward_ops)
     chunk = max(segment, _limited(plan.forward.chunk, cost.num_ops))
     read = sum(cost.inputs)
     return LaunchPlan(
@@ -179,6 +186,16 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
         forward=_fitting(replace(plan.forward, chunk=chunk), read),
         backward=_fitting(replace(plan.backward, chunk=segment), read + sum(cost.outputs)),
     )
+
+
+def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
+    """`config` for a short sequence, as a single chunk; `None` if it is not short, or a compiler's symbol."""
+    if not isinstance(num_steps, int) or not 0 < num_steps < _SHORT:
+        return None
+    # Twice as many as otherwise: there is no code for whole chunks beside that for what is left of T.
+    if num_steps * ops_per_step > 2 * _MAX_UNROLLED:
+        return None
+    return replace(config, chunk=num_steps, stages=1)
 
 
 def _fitting(config: LaunchConfig, read: int) -> LaunchConfig:

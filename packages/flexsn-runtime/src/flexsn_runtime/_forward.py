@@ -79,7 +79,7 @@ class ForwardScan:
         if num_steps == 0 or 0 in shape:
             return
         config = plan.inference if residuals is None and not checkpoints else plan.forward
-        whole_chunks, rest = step.parts(num_steps, config.chunk)
+        config, whole_chunks, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
         self._operands = operands = Operands(arguments, layouts, shape)
         spec = ForwardSpec(

@@ -39,7 +39,7 @@ from flexsn_graph import (
 from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._buckets import LaunchPlan, StepCost, launch_plan, size_class
+from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, one_chunk, size_class
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._recent import Recent
@@ -112,6 +112,19 @@ class Specialization:
             usual = launch_plan(limit, self.cost, interpreted=triton_interpreted())
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
+
+    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
+        """How a kernel walks through so many steps.
+
+        Args:
+            config: as the plan has it.
+            ops_per_step: in the kernel.
+
+        Returns:
+            The configuration, whether the kernel has a part for whole chunks, and one for what is left of T.
+        """
+        short = one_chunk(config, num_steps, ops_per_step)
+        return (config, *self.parts(num_steps, config.chunk)) if short is None else (short, True, False)
 
     def parts(self, num_steps: int, chunk: int) -> tuple[bool, bool]:
         """Whether kernels with chunks of so many steps have a part for whole ones, and one for what is left of T."""
