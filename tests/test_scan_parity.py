@@ -56,7 +56,7 @@ def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tenso
 
 
 @cases
-@pytest.mark.parametrize("steps", [1, 2, 7, 33])
+@pytest.mark.parametrize("steps", [1, 2, 7, 15, 33])
 @pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
 def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, interpreted: None) -> None:
     assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
@@ -69,7 +69,7 @@ def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted
 
 @cases
 @pytest.mark.gpu
-@pytest.mark.parametrize("steps", [1, 2, 7, 33])
+@pytest.mark.parametrize("steps", [1, 2, 7, 15, 33])
 @pytest.mark.parametrize("step", GPU_STEPS, ids=str)
 def test_parity_on_the_gpu(case: Case, steps: int, step: tuple[int, ...]) -> None:
     for state_seqs in (False, True):

@@ -131,7 +131,14 @@ def leaf(shape: tuple[int, ...], seed: int, dtype: torch.dtype, device: str) -> 
 
 
 def assert_like_the_loop(
-    recipe: Recipe, steps: int, dtype: torch.dtype, *, device: str = "cpu", forward: float = 0.0, gradient: float | None
+    recipe: Recipe,
+    steps: int,
+    dtype: torch.dtype,
+    *,
+    device: str = "cpu",
+    residuals: str = "auto",
+    forward: float = 0.0,
+    gradient: float | None,
 ) -> None:
     """Compares values with the relative tolerance `forward`, and gradients, unless `None`, with `gradient`."""
     new_leaf = partial(leaf, dtype=dtype, device=device)
@@ -140,7 +147,8 @@ def assert_like_the_loop(
     states = [new_leaf(STEP, seed=10 + i) for i in range(num_states)]
     captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
     core = recipe.core(captured)
-    got = scan(*prepare(ScanProgram(core, *recipe.counts), (*inputs, *states)), state_seqs=True)
+    program = ScanProgram(core, *recipe.counts, residuals=residuals)
+    got = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
     expected = eager_scan(core, *recipe.counts, *inputs, *states)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=forward, atol=forward)
@@ -168,13 +176,15 @@ random_cores = partial(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-num_steps = st.sampled_from([1, 3, 4, 5, 9])  # around the interpreter's chunks
+# Short, and around the interpreter's chunks of 8 and 4.
+num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
+policies = st.sampled_from(["recompute", "save"])
 
 
-@random_cores(max_examples=40)
-@given(recipes(list(ARITHMETIC)), num_steps)
-def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, recipe: Recipe, steps: int) -> None:
-    assert_like_the_loop(recipe, steps, torch.float32, gradient=1e-4)
+@random_cores(max_examples=50)
+@given(recipes(list(ARITHMETIC)), num_steps, policies)
+def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
 
 
 @random_cores(max_examples=15)
@@ -185,17 +195,17 @@ def test_arithmetic_in_half_precision_to_the_last_bit(
     assert_like_the_loop(recipe, steps, dtype, gradient=None)
 
 
-@random_cores(max_examples=40)
-@given(recipes(list(SMOOTH)), num_steps)
-def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int) -> None:
-    assert_like_the_loop(recipe, steps, torch.float64, forward=1e-12, gradient=1e-10)
+@random_cores(max_examples=50)
+@given(recipes(list(SMOOTH)), num_steps, policies)
+def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
 
 
 @pytest.mark.gpu
 @random_cores(max_examples=8)  # each compiles kernels of its own, for some seconds
-@given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps)
-def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int) -> None:
-    assert_like_the_loop(recipe, steps, torch.float32, device="cuda", gradient=1e-4)
+@given(recipes(list(ARITHMETIC) + list(FUNCTIONS)), num_steps, policies)
+def test_float32_on_the_gpu_to_the_last_bit(recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_like_the_loop(recipe, steps, torch.float32, device="cuda", residuals=residuals, gradient=1e-4)
 
 
 @pytest.mark.gpu
