@@ -2,9 +2,9 @@
 
     python benchmarks/residuals.py [--output FILE] [--shapes 8x6400000 ...]
 
-Bytes are those per element and step that the choice is about: inputs that are read again and checkpoints, against
-residuals, written and read. Times are of replays of a CUDA graph of the step. `auto` is what is chosen by the bytes.
-Gradients of both have to agree to rounding, or the script stops.
+Times are of replays of a CUDA graph of the step. `auto` is what is chosen by bytes: those of inputs that are read again
+and of checkpoints, against residuals, written and read. Gradients of both have to agree to rounding, or the script
+stops.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from torch import Tensor
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import LI, LIF
 from flexsn_nn.surrogate import Rect
+from flexsn_runtime import ScanProgram, prepare
 
 SHAPES = ("8x6400000", "128x524288", "512x32768", "1024x8192")
 HEADER = ["neuron", "T x NCL", "recompute, ms", "save, ms", "save / recompute", "auto"]
@@ -69,8 +70,11 @@ def row(name: str, shape: str, device: torch.device) -> list[str]:
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b)
     work = work_of((name, shape, "auto"), device)
-    told = work.neuron.explain(*work.inputs)
-    chosen = "recompute" if "checkpoint of each state" in told else "save"
+    neuron = work.neuron
+    program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
+    step, arguments = prepare(program, work.inputs)
+    saves = step.residuals(tuple(t is not None and t.requires_grad for t in arguments.all))
+    chosen = "recompute" if saves is None else "save"
     return [name, shape, *(f"{t:.3f}" for t in times), f"{times[1] / times[0]:.2f}", chosen]
 
 

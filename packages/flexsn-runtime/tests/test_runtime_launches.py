@@ -153,16 +153,19 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
         assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 6)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 7])
-def test_a_short_sequence_is_one_chunk(steps: int) -> None:
+def sources_of_training(steps: int) -> list[str]:
+    """The kernels of a training step over so many time steps: forward and backward."""
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
-    program = ScanProgram(soft_lif, 1, 1, 1)
-    step, arguments = prepare(program, (x, v))
+    step, arguments = prepare(ScanProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
-    for kernel in step._kernels.values():
-        source = inspect.getsource(kernel.function.fn)
+    return [inspect.getsource(kernel.function.fn) for kernel in step._kernels.values()]
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5, 7])
+def test_a_short_sequence_is_one_chunk(steps: int) -> None:
+    for source in sources_of_training(steps):
         assert f"chunks = T // {steps}\n" in source
         assert "left" not in source
         assert ", T" not in source.split("\n    chunks", 1)[1]
@@ -172,13 +175,7 @@ def test_a_short_sequence_is_one_chunk(steps: int) -> None:
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "parts", GraphSpecialization.parts)
-    x = random(steps, *STEP).requires_grad_()
-    v = random(*STEP, seed=1).requires_grad_()
-    assert_like_the_loop(soft_lif, 1, [x], [v])
-    program = ScanProgram(soft_lif, 1, 1, 1)
-    step, arguments = prepare(program, (x, v))
-    scan(step, arguments, state_seqs=False)[0].sum().backward()
-    forward, backward = (inspect.getsource(kernel.function.fn) for kernel in step._kernels.values())
+    forward, backward = sources_of_training(steps)
     assert ("range(0, chunks" in forward) == (steps >= 8)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
     assert ("range(0, chunks" in backward) == (steps >= 4)

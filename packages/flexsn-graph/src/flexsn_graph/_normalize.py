@@ -114,9 +114,7 @@ class _Normalizer:
         return self._new[value] if isinstance(value, fx.Node) else value
 
     def _emit(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
-        # The dtype too: `where(c, 1, 0)` is another value in int32 than in int64.
-        dtype = getattr(node.meta["val"], "dtype", None)
-        key = (node.target, hashable(args), hashable(kwargs), dtype)
+        key = call_key(node, args, kwargs)
         known = self._seen.get(key)
         if known is not None:
             return known
@@ -193,12 +191,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, bool | int | float)
 
 
-def hashable(value: Any) -> Any:
+def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Equal for calls that compute the same value: of a node's function, with other arguments in place of its own."""
+    # The dtype too: `where(c, 1, 0)` is another value in int32 than in int64.
+    return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
+
+
+def _hashable(value: Any) -> Any:
     """A key in which 1, 1.0 and True, or 0.0 and -0.0, are different constants."""
     if isinstance(value, list | tuple):
-        return tuple(hashable(v) for v in value)
+        return tuple(_hashable(v) for v in value)
     if isinstance(value, dict):
-        return tuple((k, hashable(v)) for k, v in sorted(value.items()))
+        return tuple((k, _hashable(v)) for k, v in sorted(value.items()))
     if _is_number(value):
         return type(value).__name__, repr(value)
     return value

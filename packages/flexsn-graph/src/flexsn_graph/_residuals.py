@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_graph._normalize import hashable
+from flexsn_graph._normalize import call_key
 from flexsn_graph._step import StepGraph, StepTrace, StepVjp
 
 _prims = torch.ops.prims
@@ -70,7 +70,7 @@ def keep_residuals(trace: StepTrace, vjp: StepVjp, *, rounded: bool = True) -> R
     names = {node: f"saved_{i}" for i, node in enumerate(kept)}
     layouts = {**trace.forward.layouts, **vjp.layouts}
     return Residuals(
-        forward=StepGraph(_with_results(trace.forward.graph, vjp.graph, kept), layouts),
+        forward=StepGraph(_with_results(trace.forward.graph, vjp.graph, linear, kept), layouts),
         vjp=replace(vjp, graph=_with_arguments(vjp.graph, names)),
         dtypes=tuple(node.meta["val"].dtype for node in kept),
         traffic=sum(map(cost, cut)),
@@ -150,8 +150,10 @@ def _minimum_cut(
     return [node for node in nodes if (node, "in") in reached and (node, "out") not in reached]
 
 
-def _with_results(forward: fx.Graph, vjp: fx.Graph, kept: Sequence[fx.Node]) -> fx.Graph:
-    """`forward` that returns values of `vjp` as well."""
+def _with_results(
+    forward: fx.Graph, vjp: fx.Graph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
+) -> fx.Graph:
+    """`forward` that returns values of `vjp` as well; `linear`: those that depend on cotangents."""
     graph = fx.Graph()
     seen: dict[Any, fx.Node] = {}
     arguments: dict[str, fx.Node] = {}
@@ -160,7 +162,7 @@ def _with_results(forward: fx.Graph, vjp: fx.Graph, kept: Sequence[fx.Node]) -> 
         """The copy of a node: one that is there already if there is one."""
         args = fx.node.map_arg(node.args, new.__getitem__)
         kwargs = fx.node.map_arg(node.kwargs, new.__getitem__)
-        key = (node.target, hashable(args), hashable(kwargs), getattr(node.meta["val"], "dtype", None))
+        key = call_key(node, args, kwargs)
         if key not in seen:
             seen[key] = graph.node_copy(node, new.__getitem__)
         return seen[key]
@@ -174,7 +176,6 @@ def _with_results(forward: fx.Graph, vjp: fx.Graph, kept: Sequence[fx.Node]) -> 
             results = fx.node.map_arg(node.args[0], of_forward.__getitem__)
         else:
             of_forward[node] = add(node, of_forward)
-    linear = _depending_on(vjp, "grad_")
     of_vjp: dict[fx.Node, fx.Node] = {}
     for node in vjp.nodes:
         if node.op == "placeholder" and node not in linear:

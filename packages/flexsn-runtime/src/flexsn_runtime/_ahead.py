@@ -53,8 +53,7 @@ def _beside(
     like = arguments.inputs[0]
     # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
     outputs = tuple(like.new_empty(0, dtype=value.dtype) for value in trace.outputs)
-    dtypes = [value.dtype for value in trace.states] if residuals is None else residuals.dtypes
-    kept = [like.new_empty(0, dtype=dtype) for dtype in dtypes]
+    kept = [like.new_empty(0, dtype=dtype) for _, dtype in step.kept(residuals)]
     cotangents = Cotangents(outputs, (None,) * trace.num_states, state_seqs)
     with ThreadPoolExecutor(1) as beside:
         # What is refused is refused when the backward runs, if it ever does.

@@ -29,7 +29,7 @@ def scan(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tup
                     step, state_seqs, arguments, *tensors
                 )
                 return results
-    return tuple(forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=False).run(tensors))
+    return tuple(forward_scan(step, arguments, state_seqs=state_seqs, training=False).run(tensors))
 
 
 class _Scan(SingleLevelFunction):
@@ -39,9 +39,7 @@ class _Scan(SingleLevelFunction):
     ) -> tuple[Tensor, ...]:
         wanted = ctx.needs_input_grad[3:]
         ctx.residuals = residuals = step.residuals(wanted)
-        scan = forward_scan(
-            step, arguments, state_seqs=state_seqs, checkpoints=residuals is None, residuals=residuals
-        )
+        scan = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=residuals)
         with compiling_backward(scan, step, arguments, wanted, state_seqs=state_seqs, residuals=residuals):
             written = scan.run(tensors)
         end = scan.first_kept

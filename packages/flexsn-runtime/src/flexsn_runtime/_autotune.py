@@ -99,14 +99,7 @@ def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
     training = name != "inference"
     residuals = step.residuals(wanted) if training else None
-    forward = ForwardScan(
-        step,
-        arguments,
-        state_seqs=False,
-        checkpoints=training and residuals is None,
-        residuals=residuals,
-        plan=plan,
-    )
+    forward = ForwardScan(step, arguments, state_seqs=False, training=training, residuals=residuals, plan=plan)
     if name != "backward":
         return lambda: forward.run(tensors)
     trace = step.trace

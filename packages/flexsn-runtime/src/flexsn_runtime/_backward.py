@@ -113,7 +113,7 @@ class BackwardScan:
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
-            saved=0 if residuals is None else len(residuals.dtypes),
+            saved=len(residuals.dtypes) if residuals else 0,
             chunk=config.chunk,
             stages=config.stages,
             whole_chunks=whole_chunks,
@@ -140,11 +140,7 @@ class BackwardScan:
             for (shape, dtype), want in zip(described, self._wanted, strict=True)
         ]
         self._layouts = layouts
-        kept = (
-            [Param(Role.CHECKPOINT, i) for i in range(num_states)]
-            if residuals is None
-            else [Param(Role.SAVED, i) for i in range(len(residuals.dtypes))]
-        )
+        kept = [param for param, _ in step.kept(residuals)]
         first_grad = len(arguments.all) + len(kept)
         self._copied = [
             first_grad + i

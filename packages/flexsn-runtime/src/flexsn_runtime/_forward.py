@@ -38,8 +38,8 @@ class ForwardScan:
     Args:
         arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
         state_seqs: write the states after every step; otherwise the final ones alone.
-        checkpoints: write what the backward recomputes from.
-        residuals: write these.
+        training: write what the backward needs: residuals, or else checkpoints to recompute from.
+        residuals: as the step has them.
         spare_rows: rows of checkpoints to allocate beyond those that are written.
         padding: give the checkpoints one dimension, and so many elements beyond those that are written.
         plan: how it is launched; `None`: as the step has it.
@@ -51,7 +51,7 @@ class ForwardScan:
         arguments: Arguments,
         *,
         state_seqs: bool,
-        checkpoints: bool,
+        training: bool,
         residuals: Residuals | None = None,
         spare_rows: int = 0,
         padding: int | None = None,
@@ -61,24 +61,25 @@ class ForwardScan:
         shape = trace.step_shape
         self._device = arguments.device
         plan = step.plan(math.prod(shape)) if plan is None else plan
-        rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows if checkpoints else 0
-        checkpoint_shape = (rows, *shape) if padding is None else (rows * math.prod(shape) + padding,)
-        outputs, states = _dtypes(trace.outputs), _dtypes(trace.states)
-        saved = () if residuals is None else residuals.dtypes
+        sequence = kept_shape = (num_steps, *shape)
         self._written = [
-            *_described(Role.OUTPUT, outputs, (num_steps, *shape)),
-            *_described(Role.STATE_SEQ, states if state_seqs else (), (num_steps, *shape)),
-            *_described(Role.FINAL_STATE, () if state_seqs else states, shape),
-            *_described(Role.CHECKPOINT, states if checkpoints else (), checkpoint_shape),
-            *_described(Role.SAVED, saved, (num_steps, *shape)),
+            *_described(_values(Role.OUTPUT, trace.outputs), sequence),
+            *_described(_values(Role.STATE_SEQ, trace.states if state_seqs else ()), sequence),
+            *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape),
         ]
-        counts = [len(outputs), *((len(states), 0) if state_seqs else (0, len(states)))]
+        checkpoints = training and residuals is None
+        if checkpoints:
+            rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows
+            kept_shape = (rows, *shape) if padding is None else (rows * math.prod(shape) + padding,)
+        if training:
+            self._written += _described(step.kept(residuals), kept_shape)
+        counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
         self._first_state = trace.num_inputs
         self._launch: Launch | None = None
         if num_steps == 0 or 0 in shape:
             return
-        config = plan.inference if residuals is None and not checkpoints else plan.forward
+        config = plan.forward if training else plan.inference
         config, whole_chunks, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
         self._operands = operands = Operands(arguments, layouts, shape)
@@ -87,10 +88,10 @@ class ForwardScan:
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,
-            outputs=(True,) * len(outputs),
-            state_seqs=(state_seqs,) * len(states),
-            final_states=(not state_seqs,) * len(states),
-            saved=len(saved),
+            outputs=(True,) * len(trace.outputs),
+            state_seqs=(state_seqs,) * len(trace.states),
+            final_states=(not state_seqs,) * len(trace.states),
+            saved=len(residuals.dtypes) if residuals else 0,
             segment=plan.backward.chunk if checkpoints else 0,
             chunk=config.chunk,
             stages=config.stages,
@@ -146,12 +147,12 @@ def checkpoint_rows(num_steps: int, chunk: int) -> int:
     return (num_steps - 1) // chunk if num_steps > 0 else 0
 
 
-def _dtypes(values: Sequence[StepValue]) -> tuple[torch.dtype, ...]:
-    return tuple(value.dtype for value in values)
+def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Param, torch.dtype]]:
+    return [(Param(role, i), value.dtype) for i, value in enumerate(values)]
 
 
 def _described(
-    role: Role, dtypes: Sequence[torch.dtype], shape: tuple[int, ...]
+    values: Sequence[tuple[Param, torch.dtype]], shape: tuple[int, ...]
 ) -> list[tuple[Param, tuple[int, ...], tuple[int, ...], torch.dtype]]:
     strides = contiguous_strides(shape)
-    return [(Param(role, i), shape, strides, dtype) for i, dtype in enumerate(dtypes)]
+    return [(param, shape, strides, dtype) for param, dtype in values]

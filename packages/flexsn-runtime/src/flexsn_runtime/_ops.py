@@ -35,7 +35,7 @@ _PADDING = 2
 
 def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
     step, arguments = prepare(kernel.program, flat_args, autocast=False)
-    result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=False)
+    result = run_forward(step, arguments, state_seqs=state_seqs, training=False)
     return [*result.outputs, *result.state_seqs, *result.final_states]
 
 
@@ -48,7 +48,7 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
             f"the core captures {forgotten} tensors that require grad, which an operator can only give a "
             "gradient as arguments: pass the captured tensors after the initial states."
         )
-    result = run_forward(step, arguments, state_seqs=state_seqs, checkpoints=True, padding=_PADDING)
+    result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
     for checkpoint in result.checkpoints:
         checkpoint[-_PADDING:].zero_()  # the same results on every run
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]

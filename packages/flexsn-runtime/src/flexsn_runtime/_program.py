@@ -19,6 +19,7 @@ from flexsn_codegen import (
     Numerics,
     Param,
     Precision,
+    Role,
     backward_source,
     compile_options,
     compile_triton_code_str,
@@ -95,8 +96,8 @@ class Specialization:
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
-        self._core: CoreSource | None = None
-        self._vjps: dict[tuple[tuple[bool, ...], tuple[bool, ...]], tuple[StepVjp, CoreSource | None]] = {}
+        self._cores: dict[Residuals | None, CoreSource] = {}
+        self._vjps: dict[Hashable, tuple[StepVjp, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
         self._lock = threading.RLock()
         self._plans: dict[int, LaunchPlan] = {}  # by size class
@@ -156,12 +157,13 @@ class Specialization:
                 return None
         return self.trace.lift(tensors)
 
-    def core(self) -> CoreSource:
-        """The source of the step."""
+    def core(self, residuals: Residuals | None = None) -> CoreSource:
+        """The source of the step, which returns the residuals as well."""
         with self._lock:
-            if self._core is None:
-                self._core = self._emit(self.trace)
-            return self._core
+            if residuals not in self._cores:
+                forward = (self.trace if residuals is None else residuals).forward
+                self._cores[residuals] = self._emit_graph(forward.graph, "step")
+            return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
         return self._emit_graph(trace.forward.graph, "step")
@@ -180,16 +182,13 @@ class Specialization:
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
     ) -> tuple[StepVjp, CoreSource | None]:
         """The step's VJP and its source; no source when every gradient is zero."""
-        key = (cotangents, wanted)
-        with self._lock:
-            if key not in self._vjps:
-                self._renew_trace()
-                with as_outside():
-                    vjp = self.trace.vjp(cotangents, wanted)
-                present = any(position is not None for position in vjp.gradients)
-                source = self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
-                self._vjps[key] = (vjp, source)
-            return self._vjps[key]
+
+        def trace() -> StepVjp:
+            self._renew_trace()
+            with as_outside():
+                return self.trace.vjp(cotangents, wanted)
+
+        return self._with_source((cotangents, wanted), trace)
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
         """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
@@ -203,12 +202,16 @@ class Specialization:
         Args:
             wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
         """
-        if self._policy == "recompute":
-            return None
         if wanted not in self._residuals:
             with self._lock:
                 self._residuals[wanted] = choose_residuals(self, wanted, self._policy)
         return self._residuals[wanted]
+
+    def kept(self, residuals: Residuals | None) -> list[tuple[Param, torch.dtype]]:
+        """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
+        if residuals is None:
+            return [(Param(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
+        return [(Param(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
     def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
         """As `vjp`, from residuals; `present`: for each output, whether its gradient came."""
@@ -218,9 +221,17 @@ class Specialization:
             for name, came, flows in zip(names, present, self.trace.differentiable, strict=False)
             if flows and not came
         }
-        vjp = without_cotangents(residuals.vjp, absent)
-        some = any(position is not None for position in vjp.gradients)
-        return vjp, self._emit_graph(vjp.graph, "vjp", fast_division=True) if some else None
+        return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
+
+    def _with_source(self, key: Hashable, make: Callable[[], StepVjp]) -> tuple[StepVjp, CoreSource | None]:
+        """The VJP that `make` makes, once, and its source."""
+        with self._lock:
+            if key not in self._vjps:
+                vjp = make()
+                present = any(position is not None for position in vjp.gradients)
+                source = self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
+                self._vjps[key] = (vjp, source)
+            return self._vjps[key]
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
@@ -239,7 +250,7 @@ class Specialization:
         self.trace = new
 
     def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
-        core = self.core() if residuals is None else self._emit_graph(residuals.forward.graph, "step")
+        core = self.core(residuals)
         return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
@@ -282,12 +293,12 @@ class ScanProgram:
         requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
         precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
             after each step, where they are outputs and states.
+        fast_math: approximate division and functions, and fused multiply-add: close to the loop's values, and not
+            equal to them. The backward may compute states that differ from the forward's in the last bits.
         residuals: what the forward keeps for the backward, besides its arguments. `"recompute"`: the states now and
             then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
             from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
             compiled graphs recompute.
-        fast_math: approximate division and functions, and fused multiply-add: close to the loop's values, and not
-            equal to them. The backward may compute states that differ from the forward's in the last bits.
 
     Raises:
         PrecisionError: an unknown precision.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import fx
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flexsn_runtime._program import Specialization
 
 Policy = Literal["auto", "recompute", "save"]
-POLICIES: tuple[Policy, ...] = ("auto", "recompute", "save")
+POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 
 def check_policy(policy: str) -> Policy:
@@ -54,8 +54,8 @@ _NARROWEST = 4
 
 def _saving(residuals: Residuals) -> float:
     """Bytes per element and step that residuals cost."""
-    sizes = [dtype.itemsize for dtype in residuals.dtypes]
-    return residuals.traffic + sum(2 * (_NARROWEST - 1) for size in sizes if size == 1)
+    narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
+    return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
 def _recomputing(step: Specialization, vjp: fx.Graph) -> float:

@@ -14,10 +14,10 @@ from flexsn_runtime._program import Specialization
 
 
 def run_forward(
-    step: Specialization, arguments: Arguments, *, state_seqs: bool, checkpoints: bool, padding: int | None = None
+    step: Specialization, arguments: Arguments, *, state_seqs: bool, training: bool, padding: int | None = None
 ) -> ForwardResult:
     """Scans forward; see `forward_scan`."""
-    return forward_scan(step, arguments, state_seqs=state_seqs, checkpoints=checkpoints, padding=padding)(arguments)
+    return forward_scan(step, arguments, state_seqs=state_seqs, training=training, padding=padding)(arguments)
 
 
 def forward_scan(
@@ -25,7 +25,7 @@ def forward_scan(
     arguments: Arguments,
     *,
     state_seqs: bool,
-    checkpoints: bool,
+    training: bool,
     residuals: Residuals | None = None,
     padding: int | None = None,
 ) -> ForwardScan:
@@ -33,8 +33,7 @@ def forward_scan(
 
     Args:
         state_seqs: write the states after every step; otherwise the final ones alone.
-        checkpoints: write what the backward recomputes from.
-        residuals, padding: as for `ForwardScan`.
+        training, residuals, padding: as for `ForwardScan`.
     """
     prepared = arguments.prepared
     if prepared is None:
@@ -42,14 +41,14 @@ def forward_scan(
         prepared = step.forward_scans.get(layout)
         if prepared is None:
             prepared = step.forward_scans[layout] = {}
-    written = (state_seqs, checkpoints, residuals, padding)
+    written = (state_seqs, training, residuals, padding)
     scan: ForwardScan | None = prepared.get(written)
     if scan is None:
         scan = prepared[written] = ForwardScan(
             step,
             arguments,
             state_seqs=state_seqs,
-            checkpoints=checkpoints,
+            training=training,
             residuals=residuals,
             padding=padding,
         )
@@ -98,8 +97,7 @@ def backward_scan(
     if scan is None:
         trace = step.trace
         arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        kept = trace.num_states if residuals is None else len(residuals.dtypes)
-        grads = tensors[len(arguments.all) + kept :]
+        grads = tensors[len(arguments.all) + len(step.kept(residuals)) :]
         cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
         scan = step.backward_scans[key] = BackwardScan(
             step, arguments, cotangents, wanted, residuals=residuals

@@ -118,7 +118,7 @@ class KernelLowering:
                 step,
                 arguments,
                 state_seqs=not layout.final_state,
-                checkpoints=interval > 0,
+                training=interval > 0,
                 spare_rows=layout.spare_checkpoints,
             )(arguments)
         return [order.back(tensor) for tensor in (*result.returned, *result.checkpoints)]

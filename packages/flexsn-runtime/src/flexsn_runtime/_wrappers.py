@@ -23,7 +23,7 @@ def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Te
     sequences.
     """
     step, arguments = prepare(f.program, args, autocast=False)
-    result = run_forward(step, arguments, state_seqs=True, checkpoints=False)
+    result = run_forward(step, arguments, state_seqs=True, training=False)
     return (*result.outputs, *result.state_seqs)
 
 
@@ -33,7 +33,7 @@ def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor)
     `T == 0` gives empty outputs, and final states that are copies of the initial ones, or zeros.
     """
     step, arguments = prepare(f.program, args, autocast=False)
-    result = run_forward(step, arguments, state_seqs=False, checkpoints=False)
+    result = run_forward(step, arguments, state_seqs=False, training=False)
     return (*result.outputs, *result.final_states)
 
 
@@ -45,7 +45,7 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
         and the checkpoints.
     """
     step, arguments = prepare(f.program, args, autocast=False)
-    result = run_forward(step, arguments, state_seqs=True, checkpoints=True)
+    result = run_forward(step, arguments, state_seqs=True, training=True)
     states = [t for t in arguments.states if t is not None]
     saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
     return (*result.outputs, *result.state_seqs, *saved)

@@ -62,8 +62,8 @@ class ForwardSpec:
         lifted: layout of each lifted tensor.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
-        segment: steps per segment, of which `chunk` is a multiple; the last may be shorter. The states before
-            each segment but the first are written. 0: no checkpoints.
+        segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
+            The states before each segment but the first are written. 0: no checkpoints.
         chunk: steps whose loads are issued together.
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
@@ -98,9 +98,9 @@ class BackwardSpec:
             results, or `None`: it is zero.
         grad_inputs, grad_states, grad_lifted: which gradients are written.
         lifted_dtypes: Triton dtype in which each lifted gradient is summed.
-        saved: number of intermediates that the forward kept; the VJP takes them instead of the primals. 0:
-            the states are recomputed from checkpoints, and the VJP takes the primals.
-        chunk: the `segment` of the forward that wrote the checkpoints.
+        saved: number of intermediates that the forward kept; the VJP takes them instead of the states. 0: if the
+            VJP takes states, they are recomputed from checkpoints.
+        chunk: the `segment` of the forward that wrote the checkpoints, or T.
         stages: as in the forward.
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
