@@ -36,15 +36,16 @@ Case = tuple[str, str, torch.dtype]  # model, shape, dtype
 
 def cases(models: list[str], shapes: list[str]) -> list[Case]:
     chosen: list[Case] = [(model, shape, torch.float32) for model in models for shape in shapes]
-    bfloat16 = [shape for shape in shapes if "LIF" in models and (shape in BFLOAT16_SHAPES or shape not in SHAPES)]
-    return chosen + [("LIF", shape, torch.bfloat16) for shape in bfloat16]
+    return chosen + [("LIF", shape, torch.bfloat16) for shape in shapes if "LIF" in models]
 
 
 def limits(case: Case) -> tuple[float, float] | tuple[str, str]:
     model, shape, dtype = case
     if model != "LIF" or shape not in FLOAT32_LIMITS:
         return "", ""
-    return FLOAT32_LIMITS[shape] if dtype == torch.float32 else (BFLOAT16_LIMIT, BFLOAT16_LIMIT)
+    if dtype == torch.float32:
+        return FLOAT32_LIMITS[shape]
+    return (BFLOAT16_LIMIT, BFLOAT16_LIMIT) if shape in BFLOAT16_SHAPES else ("", "")
 
 
 def work_of(case: Case, device: torch.device) -> Work:

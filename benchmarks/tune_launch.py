@@ -27,19 +27,19 @@ SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")
 
 def candidates(ncl: int, width: int) -> list[LaunchConfig]:
     """`(chunk, block, num_warps, stages)`, for elements of `width` bytes."""
-    scale = 4 // width  # whole 16-byte loads
+    scale = 4 // width  # as many bytes per load
     if ncl <= 2**17:
         grid = [
-            *itertools.product((8, 16), (32, 64), (1,), (4, 6, 8)),
-            *itertools.product((32,), (32, 64), (1,), (2, 3)),
-            *itertools.product((4,), (32,), (1,), (8, 12)),
+            *itertools.product((8, 16), (32 * scale, 64 * scale), (1,), (2, 3, 4, 5, 6)),
+            *itertools.product((8,), (128 * scale,), (2,), (3, 5)),
+            *itertools.product((4,), (32 * scale, 64 * scale), (1,), (8, 12)),
         ]
     else:
         grid = [
-            *itertools.product((2, 4, 8), (512 * scale, 1024 * scale), (4,), (1, 2, 3)),
+            *itertools.product((4, 8), (256 * scale, 512 * scale, 1024 * scale), (4,), (1, 2, 3)),
             *itertools.product((4, 8), (512 * scale, 1024 * scale), (8,), (1, 2)),
-            *itertools.product((1, 2), (512 * scale,), (4,), (4, 6)),
-            *itertools.product((2, 4), (256 * scale,), (2,), (1, 3)),
+            *itertools.product((8,), (128 * scale, 256 * scale), (2,), (1, 2, 3)),
+            *itertools.product((2,), (512 * scale,), (4,), (1, 4)),
         ]
     return [LaunchConfig(*choice) for choice in grid]
 

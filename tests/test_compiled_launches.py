@@ -33,9 +33,8 @@ def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:
 
 
 def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
-    rest, whole, both = [False, True], [True, False], [True, True]
-    # Four steps are a chunk by themselves; chunks of longer sequences have 16 and 8.
-    assert found["parts"] == [[whole, whole], [rest, both], [whole, whole], [both, both]]
+    # Four steps are a chunk by themselves; chunks of longer sequences have eight.
+    assert found["rests"] == {"4": [False, False], "12": [True, True], "16": [False, False]}
 
 
 def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:

@@ -41,7 +41,7 @@ def test_buckets_end_at_their_limits(limit: int, bucket: int) -> None:
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
-@pytest.mark.parametrize("ncl", [1, 2**12 + 1, 2**17 + 1, 2**20 + 1, 2**23 + 1])
+@pytest.mark.parametrize("ncl", [1, 2**15 + 1, 2**17 + 1, 2**18 + 1, 2**20 + 1])
 @pytest.mark.parametrize("num_ops", [0, 1, 8, 40, 100, 1000, 10**5])
 @pytest.mark.parametrize("inputs", [(1,), (2,), (4,), (8,), (4, 4), (2, 4), (2,) * 20, (8,) * 40])
 def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int, interpreted: bool) -> None:
@@ -50,7 +50,10 @@ def test_plans_can_be_generated(inputs: tuple[int, ...], ncl: int, num_ops: int,
     for config in (plan.inference, plan.forward, plan.backward):
         assert config.chunk >= 1
         assert config.block & (config.block - 1) == 0
-        assert config.block >= 32 * config.num_warps or interpreted
+        elements = config.block // (32 * config.num_warps)
+        assert elements >= 1 or interpreted
+        if config.stages > 1:
+            assert elements * min(inputs) >= 4 or interpreted, "bytes that are copied ahead of their use"
         in_flight = (config.stages - 1) * config.chunk * config.block * sum(inputs)
         assert in_flight <= 2**16 or interpreted, "bytes of shared memory"
 
@@ -174,9 +177,7 @@ def test_a_short_sequence_is_one_chunk(steps: int) -> None:
 @pytest.mark.parametrize("steps", [8, 9, 12, 16, 19])
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
-    monkeypatch.setattr(Specialization, "parts", GraphSpecialization.parts)
+    monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)
     forward, backward = sources_of_training(steps)
-    assert ("range(0, chunks" in forward) == (steps >= 8)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
-    assert ("range(0, chunks" in backward) == (steps >= 4)
     assert ("left > 0" in backward) == (steps % 4 > 0)

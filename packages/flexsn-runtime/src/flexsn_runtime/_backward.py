@@ -88,7 +88,7 @@ class BackwardScan:
         states_present = tuple(g is not None for g in cotangents.states)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
-        config, whole_chunks, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
         # alone says so is a view of one; its gradient is as large as the view.)
         summed_inputs = tuple(
@@ -116,7 +116,6 @@ class BackwardScan:
             saved=len(residuals.dtypes) if residuals else 0,
             chunk=config.chunk,
             stages=config.stages,
-            whole_chunks=whole_chunks,
             rest=rest,
         )
         kernel = step.backward_kernel(spec, source)

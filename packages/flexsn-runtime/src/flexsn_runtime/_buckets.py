@@ -61,7 +61,8 @@ class StepCost:
 
     Attributes:
         num_ops: of the step's forward graph; LIF has 8.
-        inputs, outputs: bytes per element of each. An input that is one number for the whole step does not count.
+        inputs, outputs: bytes per element of each. An input that is one number for the whole step does not count, nor
+            does an output that has no gradient.
     """
 
     num_ops: int
@@ -80,24 +81,34 @@ class StepCost:
         return cls(
             sum(node.op == "call_function" for node in graph.nodes),
             tuple(value.dtype.itemsize for value in many or inputs),
-            tuple(value.dtype.itemsize for value in outputs),
+            tuple(value.dtype.itemsize for value in outputs if value.dtype.is_floating_point),
         )
 
 
 # By the number of elements up to which a plan holds; measured by benchmarks/tune_launch.py on an H200, LIF and a step
 # of two inputs, float32 and bfloat16.
 # Small steps leave most of the GPU idle: what counts is the latency of one element's chain of steps, so one element
-# per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers.
-_SMALL, _MEDIUM = 2**17, 2**20
+# per thread, and many loads in flight. Large steps wait for memory: 16-byte loads and few registers. In between, there
+# are too few programs for all multiprocessors to have as many: the smaller the programs, the less it matters.
 _PLANS = {
-    _SMALL: LaunchPlan(
+    2**15: LaunchPlan(
         inference=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
-        forward=LaunchConfig(chunk=16, block=64, num_warps=1, stages=6),
-        backward=LaunchConfig(chunk=8, block=32, num_warps=1, stages=6),
+        forward=LaunchConfig(chunk=8, block=64, num_warps=1, stages=6),
+        backward=LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),
     ),
-    _MEDIUM: LaunchPlan(
+    2**17: LaunchPlan(
+        inference=LaunchConfig(chunk=8, block=64, num_warps=1, stages=5),
+        forward=LaunchConfig(chunk=8, block=64, num_warps=1, stages=5),
+        backward=LaunchConfig(chunk=8, block=64, num_warps=1, stages=3),
+    ),
+    2**18: LaunchPlan(
+        inference=LaunchConfig(chunk=4, block=512, num_warps=4, stages=3),
+        forward=LaunchConfig(chunk=8, block=512, num_warps=4),
+        backward=LaunchConfig(chunk=8, block=128, num_warps=2, stages=2),
+    ),
+    2**20: LaunchPlan(
         inference=LaunchConfig(chunk=4, block=1024, num_warps=4, stages=2),
-        forward=LaunchConfig(chunk=8, block=1024, num_warps=4),
+        forward=LaunchConfig(chunk=8, block=512, num_warps=4),
         backward=LaunchConfig(chunk=8, block=512, num_warps=8),
     ),
     2**63: LaunchPlan(
@@ -109,17 +120,23 @@ _PLANS = {
 
 # For several inputs: as many loads in flight need fewer stages.
 _SEVERAL_INPUTS = {
-    _SMALL: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
-    _MEDIUM: replace(_PLANS[_MEDIUM], inference=LaunchConfig(chunk=4, block=512, num_warps=8)),
+    2**15: LaunchPlan(*(LaunchConfig(chunk=8, block=32, num_warps=1, stages=4),) * 3),
+    2**17: LaunchPlan(
+        inference=LaunchConfig(chunk=8, block=64, num_warps=1, stages=4),
+        forward=LaunchConfig(chunk=8, block=64, num_warps=1, stages=4),
+        backward=LaunchConfig(chunk=8, block=64, num_warps=1, stages=2),
+    ),
+    2**18: replace(_PLANS[2**18], inference=LaunchConfig(chunk=4, block=512, num_warps=8)),
+    2**20: replace(_PLANS[2**20], inference=LaunchConfig(chunk=4, block=512, num_warps=8)),
     2**63: _PLANS[2**63],
 }
 
 # For inputs of two bytes, if the step is not small: as many bytes per load.
-_NARROW = LaunchPlan(
-    inference=LaunchConfig(chunk=8, block=1024, num_warps=4),
-    forward=LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3),
-    backward=LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3),
-)
+_WIDE = LaunchConfig(chunk=8, block=1024, num_warps=4, stages=3)
+_TWO_BYTES = {
+    **dict.fromkeys((2**18, 2**20), LaunchPlan(_WIDE, _WIDE, backward=replace(_WIDE, block=512))),
+    2**63: LaunchPlan(inference=replace(_WIDE, stages=1), forward=_WIDE, backward=_WIDE),
+}
 
 # Triton's interpreter runs programs one after the other: larger blocks, and chunks that small T still fill.
 _INTERPRETED = LaunchPlan(
@@ -135,6 +152,10 @@ _MAX_UNROLLED = 512
 
 # Sequences of fewer steps are one chunk. Half of a chunk otherwise takes as long to compute as a whole one.
 _SHORT = 8
+
+# Bytes of a thread's elements at the least, for loads that are issued ahead: the GPU copies no fewer at a time. With
+# fewer, each load is waited for.
+_MIN_AHEAD = 4
 
 # Bytes that a thread loads for a chunk: half of its registers.
 _MAX_LOADED = 512
@@ -174,17 +195,16 @@ def launch_plan(ncl: int, cost: StepCost, *, interpreted: bool) -> LaunchPlan:
 def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
     if interpreted:
         return _INTERPRETED
-    if limit > _SMALL and min(cost.inputs) == 2:
-        plan = _NARROW
+    if min(cost.inputs) == 2 and limit in _TWO_BYTES:
+        plan = _TWO_BYTES[limit]
     else:
         plan = (_PLANS if len(cost.inputs) == 1 else _SEVERAL_INPUTS)[limit]
     segment = _limited(plan.backward.chunk, cost.backward_ops)
     chunk = max(segment, _limited(plan.forward.chunk, cost.num_ops))
-    read = sum(cost.inputs)
     return LaunchPlan(
-        inference=_fitting(replace(plan.inference, chunk=_limited(plan.inference.chunk, cost.num_ops)), read),
-        forward=_fitting(replace(plan.forward, chunk=chunk), read),
-        backward=_fitting(replace(plan.backward, chunk=segment), read + sum(cost.outputs)),
+        inference=_fitting(replace(plan.inference, chunk=_limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
+        forward=_fitting(replace(plan.forward, chunk=chunk), cost.inputs),
+        backward=_fitting(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
     )
 
 
@@ -198,17 +218,18 @@ def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> Launch
     return replace(config, chunk=num_steps, stages=1)
 
 
-def _fitting(config: LaunchConfig, read: int) -> LaunchConfig:
-    """`config` with as many elements as registers allow, and stages as memory does.
+def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
+    """`config` with as many elements as registers allow and loads need, and stages as memory does.
 
     Args:
-        read: bytes per element and step.
+        read: of each tensor that is read in every step, the bytes of an element.
     """
     threads = 32 * config.num_warps
-    block = config.block
-    while block > threads and config.chunk * read * block > _MAX_LOADED * threads:
+    least = threads if config.stages == 1 else threads * max(_MIN_AHEAD // min(read), 1)
+    block = max(config.block, least)
+    while block > least and config.chunk * sum(read) * block > _MAX_LOADED * threads:
         block //= 2
-    ahead = _MAX_IN_FLIGHT // (config.chunk * block * read)
+    ahead = _MAX_IN_FLIGHT // (config.chunk * block * sum(read))
     return replace(config, block=block, stages=min(config.stages, 1 + ahead))
 
 

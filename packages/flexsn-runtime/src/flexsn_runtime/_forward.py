@@ -80,7 +80,7 @@ class ForwardScan:
         if num_steps == 0 or 0 in shape:
             return
         config = plan.forward if training else plan.inference
-        config, whole_chunks, rest = step.chunks(config, num_steps, step.cost.num_ops)
+        config, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
         self._operands = operands = Operands(arguments, layouts, shape)
         spec = ForwardSpec(
@@ -95,7 +95,6 @@ class ForwardScan:
             segment=plan.backward.chunk if checkpoints else 0,
             chunk=config.chunk,
             stages=config.stages,
-            whole_chunks=whole_chunks,
             rest=rest,
         )
         kernel = step.forward_kernel(spec, residuals)

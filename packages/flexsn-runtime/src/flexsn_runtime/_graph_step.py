@@ -99,11 +99,9 @@ class GraphSpecialization(Specialization):
         plan = super().plan(_UNKNOWN_NCL if hint is None else hint)
         return plan if self._segment is None else with_segment(plan, self._segment)
 
-    def parts(self, num_steps: int, chunk: int) -> tuple[bool, bool]:
-        # A graph with a number for T is for that T alone: half of the kernel's code need not be compiled.
-        if not isinstance(num_steps, int):
-            return True, True
-        return num_steps >= chunk, num_steps % chunk > 0
+    def has_rest(self, num_steps: int, chunk: int) -> bool:
+        # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
+        return not isinstance(num_steps, int) or num_steps % chunk > 0
 
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]

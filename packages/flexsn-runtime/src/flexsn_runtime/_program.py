@@ -114,7 +114,7 @@ class Specialization:
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 
-    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool, bool]:
+    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
         """How a kernel walks through so many steps.
 
         Args:
@@ -122,14 +122,14 @@ class Specialization:
             ops_per_step: in the kernel.
 
         Returns:
-            The configuration, whether the kernel has a part for whole chunks, and one for what is left of T.
+            The configuration, and whether the kernel has a part for what is left of T behind whole chunks.
         """
         short = one_chunk(config, num_steps, ops_per_step)
-        return (config, *self.parts(num_steps, config.chunk)) if short is None else (short, True, False)
+        return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
 
-    def parts(self, num_steps: int, chunk: int) -> tuple[bool, bool]:
-        """Whether kernels with chunks of so many steps have a part for whole ones, and one for what is left of T."""
-        return True, True  # one binary serves every T
+    def has_rest(self, num_steps: int, chunk: int) -> bool:
+        """Whether kernels with chunks of so many steps have a part for what is left of T."""
+        return True  # one binary serves every T
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""

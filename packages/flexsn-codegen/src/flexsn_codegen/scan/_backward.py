@@ -51,12 +51,11 @@ class _Backward:
             w.line(f"left = T % {chunk}")
             with w.block("if left > 0:"):
                 self._chunk("chunks", partial=True)
-        if self._spec.whole_chunks:
-            with w.loop("i", "0", "chunks", self._spec.stages):
-                for param in self._moving():
-                    w.move(param, -chunk)
-                w.line("c = chunks - 1 - i")
-                self._chunk("c", partial=False)
+        with w.loop("i", "0", "chunks", self._spec.stages):
+            for param in self._moving():
+                w.move(param, -chunk)
+            w.line("c = chunks - 1 - i")
+            self._chunk("c", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
         for i, param in self._grad_lifted.items():

@@ -40,8 +40,7 @@ class _Forward:
         for param in self._moving():
             w.point(param)
         w.line(f"chunks = T // {chunk}")
-        if spec.whole_chunks:
-            self._whole_chunks(chunk)
+        self._whole_chunks(chunk)
         if spec.rest and chunk > 1:
             self._rest(chunk)
         for i, param in self._finals.items():

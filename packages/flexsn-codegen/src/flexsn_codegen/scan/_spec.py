@@ -67,8 +67,7 @@ class ForwardSpec:
         chunk: steps whose loads are issued together.
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
-        whole_chunks, rest: whether T may have whole chunks, and steps beyond them. What cannot be is not written:
-            less to compile.
+        rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -82,7 +81,6 @@ class ForwardSpec:
     segment: int = 0
     chunk: int = 8
     stages: int = 1
-    whole_chunks: bool = True
     rest: bool = True
 
 
@@ -104,7 +102,7 @@ class BackwardSpec:
         stages: as in the forward.
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
-        whole_chunks, rest: as in the forward.
+        rest: as in the forward.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -125,7 +123,6 @@ class BackwardSpec:
     stages: int = 1
     summed_inputs: tuple[bool, ...] = ()
     summed_lifted: tuple[bool, ...] = ()
-    whole_chunks: bool = True
     rest: bool = True
 
 
