@@ -69,3 +69,41 @@ def test_a_second_run_from_another_state_is_refused(backend: str, reentrant: boo
         neuron.reset()
     with pytest.raises(StateError, match=r"checkpointing.*Checkpoint neuron\.step, or a function that calls reset"):
         (output * weights).sum().backward()
+
+
+@backends
+@reentrant
+@pytest.mark.parametrize("first", [False, True])
+def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: bool, first: bool) -> None:
+    """Of two functions, one resets; `first`: it is the one that runs first, and again last."""
+    neuron = LIF(backend=backend)
+    x, weights = problem()
+    before = neuron(x.detach())[-1]
+
+    def from_the_start(x: Tensor) -> Tensor:
+        neuron.reset()
+        output: Tensor = neuron(x)
+        return output
+
+    functions = (from_the_start, neuron) if first else (neuron, from_the_start)
+    y = x + before
+    for function in functions:
+        y = checkpoint(function, y, use_reentrant=reentrant)
+    with pytest.raises(StateError, match="checkpointing"):
+        (y * weights).sum().backward()
+
+
+@backends
+def test_a_reset_outside_of_a_nested_second_run_does_not_count(backend: str) -> None:
+    neuron = LIF(backend=backend)
+    x, weights = problem()
+
+    def outer(x: Tensor) -> Tensor:
+        neuron.reset()
+        first: Tensor = checkpoint(neuron, x, use_reentrant=False)
+        second: Tensor = neuron(first)
+        return second
+
+    output: Tensor = checkpoint(outer, x, use_reentrant=False)
+    with pytest.raises(StateError, match="checkpointing"):
+        (output * weights).sum().backward()

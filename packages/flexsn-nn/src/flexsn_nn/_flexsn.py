@@ -13,7 +13,7 @@ from flexsn_nn._backends import KERNEL_BACKENDS, Backend, Choice, StepMode, chec
 from flexsn_nn._checks import check_name
 from flexsn_nn._explain import kernels, traffic
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
-from flexsn_nn._torch_private import OUTSIDE, backward_pass
+from flexsn_nn._torch_private import recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExportError, InputCountError, StateError
 from flexsn_runtime import ScanProgram, ShapeError, prepare, scan
@@ -99,7 +99,7 @@ class FlexSN(nn.Module):
         self._choices: dict[tuple[str, bool], Choice] = {}
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
-        self._reset_in = OUTSIDE  # the backward pass in which reset() was called last
+        self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
             program.specialize_examples(example_inputs)
@@ -160,7 +160,7 @@ class FlexSN(nn.Module):
                 "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
                 "export a module that calls neuron.step(inputs, states) and returns the states."
             )
-        if not compiling and backward_pass() not in (OUTSIDE, self._reset_in):
+        if not compiling and recomputation() not in (None, self._reset_in):
             raise StateError(
                 "activation checkpointing runs the neuron a second time, and it would not begin at the state that the "
                 "first run began at. Checkpoint neuron.step, or a function that calls reset() first."
@@ -210,7 +210,7 @@ class FlexSN(nn.Module):
         """Forgets the state: the next call starts from the initial one."""
         self._keep([], [])
         if not torch.compiler.is_compiling():
-            self.__dict__["_reset_in"] = backward_pass()  # as in _keep
+            self.__dict__["_reset_in"] = recomputation()  # as in _keep
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import torch
 
-OUTSIDE = -1
 
+def recomputation() -> tuple[int, int] | None:
+    """Which recomputation this thread is in: a forward in a backward pass, for the node that needs its results.
 
-def backward_pass() -> int:
-    """The number of the backward pass that this thread is in, or `OUTSIDE`: a forward that runs in one is a
-    recomputation."""
-    return torch._C._current_graph_task_id()
+    `None`: in none.
+    """
+    backward_pass = torch._C._current_graph_task_id()
+    if backward_pass == -1:
+        return None
+    node = torch._C._current_autograd_node()
+    return backward_pass, -1 if node is None else node._sequence_nr()
