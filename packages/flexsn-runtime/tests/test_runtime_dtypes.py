@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, hard_lif, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_graph import StateMismatchError
+from flexsn_runtime import DtypeError, LayoutError
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -121,3 +124,31 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))
         assert torch.equal(a.signbit(), b.signbit())
+
+
+@pytest.mark.parametrize(
+    ("convert", "kind"),
+    [
+        (Tensor.to_sparse, r"torch\.sparse_coo tensor.* to_dense"),
+        (Tensor.to_sparse_csr, r"torch\.sparse_csr tensor.* to_dense"),
+        (lambda x: torch.nested.nested_tensor(list(x)), r"nested tensor.* torch\.nested\.to_padded_tensor"),
+        (lambda x: torch.nested.nested_tensor(list(x), layout=torch.jagged), "nested tensor"),
+        (lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8), "quantized tensor.* dequantize"),
+    ],
+    ids=["coo", "csr", "nested", "jagged", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore")  # torch's, of prototypes and of what will go
+def test_what_is_no_dense_memory_is_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
+    with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
+        compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
+
+
+def test_dtypes_that_kernels_do_not_have_are_named() -> None:
+    narrow = torch.float8_e5m2
+    gain = random(5).to(narrow)
+    with pytest.raises(DtypeError, match=r"state 0 is torch\.float8_e5m2, which kernels do not have"):
+        compiled(lambda x, v: (x, v), 1, [random(6, 5)], [random(5).to(narrow)])
+    with pytest.raises(DtypeError, match=r"captured tensor 0 is torch\.float8_e5m2, which kernels do not have"):
+        compiled(lambda x, v: (x * gain.to(x.dtype), v), 1, [random(6, 5)], [random(5)])
+    with pytest.raises(NotImplementedError, match=r"input_0 returns torch\.float8_e5m2, which Triton does not have"):
+        compiled(lambda x, v: (x.to(v.dtype), v), 1, [random(6, 5).to(narrow)], [random(5)])

@@ -19,6 +19,7 @@ from flexsn_runtime.errors import (
     BackendUnavailableError,
     DeviceError,
     DtypeError,
+    LayoutError,
     ShapeError,
     TensorCountError,
     TransformError,
@@ -38,9 +39,10 @@ def prepare(
         autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError, LayoutError: an argument is no tensor, or a sparse, nested or quantized one.
         TensorCountError: another number of tensors than the step takes.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
+        DtypeError: kernels do not have the dtype of a state or a captured tensor.
         DtypeError, ShapeError: a lifted tensor is not like the one that the core captures in its place.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
         TransformError: inside of a transform of `torch.func` or of forward-mode differentiation.
@@ -53,7 +55,7 @@ def prepare(
     try:
         under = autocast_now(flat_args[0].device) if autocast and flat_args else None
         key = (under, layout_key(flat_args))
-    except AttributeError:
+    except (AttributeError, RuntimeError):
         check_tensors(flat_args)
         raise
     known = program.calls.get(key)
@@ -130,10 +132,19 @@ def _count_error(
 
 
 def check_tensors(tensors: Sequence[object]) -> None:
-    """Raises `TypeError` unless all are tensors."""
+    """Raises `TypeError` or `LayoutError` unless all are tensors in dense memory."""
     for i, value in enumerate(tensors):
         if not isinstance(value, Tensor):
             raise TypeError(f"argument {i} is a {type(value).__name__}; a scan takes tensors.")
+        if value.is_quantized:
+            kind, remedy = "quantized", "dequantize()"
+        elif value.is_nested:
+            kind, remedy = "nested", "torch.nested.to_padded_tensor()"
+        elif value.layout is not torch.strided:
+            kind, remedy = str(value.layout), "to_dense()"
+        else:
+            continue
+        raise LayoutError(f"argument {i} is a {kind} tensor; kernels read dense memory. Convert it: {remedy}.")
 
 
 def check_lifted(step: Specialization, lifted: Sequence[Tensor]) -> None:

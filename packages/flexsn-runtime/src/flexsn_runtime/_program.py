@@ -46,7 +46,7 @@ from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
 from flexsn_runtime._torch_private import as_outside
-from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountError
+from flexsn_runtime.errors import CapturedTensorError, DtypeError, ShapeError, TensorCountError
 
 Core = Callable[..., Any]
 
@@ -91,8 +91,8 @@ class Specialization:
         self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self._captured = Captured(trace.core, trace.captured)
-        self.state_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.states)
-        self.lifted_dtypes = tuple(tl_name(register_dtype(v.dtype)) for v in trace.lifted_values)
+        self.state_dtypes = _register_dtypes("state", trace.states)
+        self.lifted_dtypes = _register_dtypes("captured tensor", trace.lifted_values)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
@@ -492,3 +492,17 @@ def _trace(
     examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
     with as_outside():
         return trace_step(core, *counts, examples)
+
+
+def _register_dtypes(what: str, values: Sequence[StepValue]) -> tuple[str, ...]:
+    """Triton's names of the dtypes in which the values are computed with."""
+    names = []
+    for i, value in enumerate(values):
+        try:
+            names.append(tl_name(register_dtype(value.dtype)))
+        except KeyError:
+            raise DtypeError(
+                f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
+                "backend='torch'."
+            ) from None
+    return tuple(names)

@@ -28,7 +28,7 @@ from flexsn_runtime._operands import Arguments
 from flexsn_runtime._order import StepOrder
 from flexsn_runtime._symbols import Size
 from flexsn_runtime._torch_private import size_hint
-from flexsn_runtime.errors import ShapeError, UnsupportedScanError
+from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 
 
 class ForwardLayout(Protocol):
@@ -196,7 +196,7 @@ def _refusals() -> Iterator[None]:
         yield
     except UnsupportedScanError:
         raise
-    except (TraceError, NotImplementedError, ShapeError) as error:
+    except (TraceError, NotImplementedError, DtypeError, ShapeError) as error:
         raise UnsupportedScanError(str(error)) from error
 
 

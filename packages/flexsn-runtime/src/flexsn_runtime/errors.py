@@ -20,7 +20,11 @@ class ShapeError(ValueError):
 
 
 class DtypeError(TypeError):
-    """A captured tensor was given in another dtype than the one that the step reads."""
+    """A dtype that kernels do not have, or another one than the step reads a captured tensor in."""
+
+
+class LayoutError(TypeError):
+    """A tensor that is no dense array of numbers in memory: a sparse, nested or quantized one."""
 
 
 class TransformError(NotImplementedError):
