@@ -12,12 +12,16 @@ import torch
 import torch._dynamo
 from scan_cores import hard_spike
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import LIF, ParametricLIF
 from flexsn_runtime import (
+    LayoutError,
     TransformError,
     build_training_kernels,
     flexsn_inductor_training_final_state,
@@ -128,6 +132,71 @@ def test_gradients_of_parameters_by_a_transform_are_refused() -> None:
     names = dict(compiled.named_parameters())
     with pytest.raises(TransformError, match=r"torch\.func"):
         torch.func.grad(lambda p: torch.func.functional_call(compiled, p, (data(),)).sum())(names)
+
+
+# -- tracers -------------------------------------------------------------------------------------------
+
+
+Run = Callable[[Tensor], Tensor]
+
+
+def run_stand_ins(run: Run) -> object:
+    with FakeTensorMode() as mode:
+        return run(mode.from_tensor(data()))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of pointers of stand-ins
+@pytest.mark.parametrize(
+    ("name", "trace"),
+    [
+        ("make_fx", lambda run: make_fx(run)(data())),
+        ("make_fx", lambda run: make_fx(run, tracing_mode="fake")(data())),
+        ("FakeTensorMode", run_stand_ins),
+    ],
+    ids=["real", "fake", "stand-ins"],
+)
+def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Callable[[Run], object]) -> None:
+    neuron = FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
+
+    def run(x: Tensor) -> Tensor:
+        output = neuron.step(x)[0]
+        assert isinstance(output, Tensor)
+        return output
+
+    for _ in range(2):  # the second time, with the call already prepared
+        with pytest.raises(TransformError, match=f"inside of {name}"):
+            trace(run)
+        run(data())
+    neuron.backend = "torch"
+    trace(run)
+
+
+class Wrapped(Tensor):
+    """Stands for a tensor that it holds, as those of distributed packages do; it has no memory of its own."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> Wrapped:
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, held.shape)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*tree_map_only(Wrapped, lambda wrapped: wrapped.held, args), **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of pointers of stand-ins
+@pytest.mark.parametrize("stand_in", [Wrapped, FakeTensorMode().from_tensor])
+def test_tensors_without_memory_are_refused(stand_in: Callable[[Tensor], Tensor]) -> None:
+    compiled, _ = neurons()
+    compiled(data())
+    compiled.reset()
+    with pytest.raises(LayoutError, match=r"argument 0 is a (Wrapped|FakeTensor); kernels read dense memory"):
+        compiled(stand_in(data()))
 
 
 # -- activation checkpointing --------------------------------------------------------------------------

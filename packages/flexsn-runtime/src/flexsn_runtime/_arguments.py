@@ -39,13 +39,13 @@ def prepare(
         autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
 
     Raises:
-        TypeError, LayoutError: an argument is no tensor, or a sparse, nested or quantized one.
+        TypeError, LayoutError: an argument is no tensor, or a sparse, nested, quantized or fake one.
         TensorCountError: another number of tensors than the step takes.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
         DtypeError: kernels do not have the dtype of a state or a captured tensor.
         DtypeError, ShapeError: a lifted tensor is not like the one that the core captures in its place.
         DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
-        TransformError: inside of a transform of `torch.func` or of forward-mode differentiation.
+        TransformError: inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` and the like.
     """
     transform = transform_at_work()
     if transform is not None:
@@ -137,14 +137,16 @@ def check_tensors(tensors: Sequence[object]) -> None:
         if not isinstance(value, Tensor):
             raise TypeError(f"argument {i} is a {type(value).__name__}; a scan takes tensors.")
         if value.is_quantized:
-            kind, remedy = "quantized", "dequantize()"
+            kind, remedy = "quantized tensor", "Convert it: dequantize()."
         elif value.is_nested:
-            kind, remedy = "nested", "torch.nested.to_padded_tensor()"
+            kind, remedy = "nested tensor", "Convert it: torch.nested.to_padded_tensor()."
         elif value.layout is not torch.strided:
-            kind, remedy = str(value.layout), "to_dense()"
+            kind, remedy = f"{value.layout} tensor", "Convert it: to_dense()."
+        elif type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            kind, remedy = type(value).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
         else:
             continue
-        raise LayoutError(f"argument {i} is a {kind} tensor; kernels read dense memory. Convert it: {remedy}.")
+        raise LayoutError(f"argument {i} is a {kind}; kernels read dense memory. {remedy}")
 
 
 def check_lifted(step: Specialization, lifted: Sequence[Tensor]) -> None:

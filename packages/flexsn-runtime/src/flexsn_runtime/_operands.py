@@ -53,10 +53,13 @@ class Arguments(NamedTuple):
 
 
 def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
-    """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too."""
+    """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too.
+
+    Their types are part of it: there are some whose pointers lead nowhere.
+    """
     return tuple(
         [
-            None if t is None else (t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
+            None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
             for t in tensors
         ]
     )

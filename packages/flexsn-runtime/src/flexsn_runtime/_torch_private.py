@@ -41,12 +41,24 @@ def untraced() -> Iterator[None]:
         yield
 
 
+_MODES = {
+    torch._C._TorchDispatchModeKey.PROXY: "make_fx",
+    torch._C._TorchDispatchModeKey.FUNCTIONAL: "functionalization",
+    torch._C._TorchDispatchModeKey.FAKE: "FakeTensorMode",
+}
+
+
 def transform_at_work() -> str | None:
-    """Which transform of torch's the caller is inside of, `torch.func` or forward mode; `None` outside of any."""
+    """Which transform of torch's the caller is inside of that would not see a launch; `None` outside of any.
+
+    `torch.func`, forward mode, and what traces or stands in for operators.
+    """
     if torch._C._are_functorch_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
+    if torch._C._len_torch_dispatch_stack():
+        return next((name for key, name in _MODES.items() if torch._C._get_dispatch_mode(key) is not None), None)
     return None
 
 

@@ -24,11 +24,11 @@ class DtypeError(TypeError):
 
 
 class LayoutError(TypeError):
-    """A tensor that is no dense array of numbers in memory: a sparse, nested or quantized one."""
+    """A tensor that is no dense array of numbers in memory: a sparse, nested, quantized or fake one."""
 
 
 class TransformError(NotImplementedError):
-    """A compiled scan inside of a function transform (`torch.func`) or of forward-mode differentiation."""
+    """A compiled scan inside of a function transform (`torch.func`), forward-mode differentiation or a tracer."""
 
 
 class ResidualsError(ValueError):
