@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, hard_lif, loop, random, soft_lif
+from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, hard_lif, loop, program_of, random, soft_lif
 from torch import Tensor
 
 from flexsn_graph import StateMismatchError
@@ -141,6 +141,27 @@ def test_values_that_are_not_numbers_and_infinities() -> None:
 def test_what_is_no_dense_memory_is_named(convert: Callable[[Tensor], Tensor], kind: str) -> None:
     with pytest.raises(LayoutError, match=f"argument 0 is a {kind}"):
         compiled(hard_lif, 1, [convert(random(6, 5))], [random(5)])
+
+
+def test_freed_memory_is_named() -> None:
+    """As a sharded parameter's is between the calls that need it."""
+    gain = random(5)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x * gain, v
+
+    x, v = random(6, 5), random(5)
+    program = program_of(core, [x], [v], 1)
+    compiled(program, 1, [x], [v])
+    for freed, message in ((x, "argument 0 is a tensor whose memory was freed"), (gain, "captured tensor 0 is a")):
+        size = freed.untyped_storage().size()
+        kept = freed.clone()
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(LayoutError, match=message):
+            compiled(program, 1, [x], [v])
+        freed.untyped_storage().resize_(size)
+        freed.copy_(kept)
+        assert torch.equal(compiled(program, 1, [x], [v])[0], x * gain)
 
 
 def test_dtypes_that_kernels_do_not_have_are_named() -> None:

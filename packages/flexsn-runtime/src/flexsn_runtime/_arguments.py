@@ -39,7 +39,8 @@ def prepare(
         autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
 
     Raises:
-        TypeError, LayoutError: an argument is no tensor, or a sparse, nested, quantized or fake one.
+        TypeError: an argument is no tensor.
+        LayoutError: an argument or a captured tensor is a sparse, nested, quantized or fake one, or has no memory.
         TensorCountError: another number of tensors than the step takes.
         ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
         DtypeError: kernels do not have the dtype of a state or a captured tensor.
@@ -67,6 +68,7 @@ def prepare(
             layout = layout_key(lifted)
             prepared = scans.get(layout)
             if prepared is None:
+                check_tensors(lifted, "captured tensor")
                 prepared = scans[layout] = {}
             states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
             return step, _arguments(program, flat_args[: program.num_inputs], states, lifted, prepared)
@@ -80,6 +82,8 @@ def prepare(
         raise _count_error(program, flat_args, len(captured))
     if lifted:
         check_lifted(step, lifted)
+    else:
+        check_tensors(captured, "captured tensor")
     # A kernel reads memory, which the negative bit of a lazily negated view is not in.
     states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
     arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
@@ -131,11 +135,11 @@ def _count_error(
     )
 
 
-def check_tensors(tensors: Sequence[object]) -> None:
+def check_tensors(tensors: Sequence[object], what: str = "argument") -> None:
     """Raises `TypeError` or `LayoutError` unless all are tensors in dense memory."""
     for i, value in enumerate(tensors):
         if not isinstance(value, Tensor):
-            raise TypeError(f"argument {i} is a {type(value).__name__}; a scan takes tensors.")
+            raise TypeError(f"{what} {i} is a {type(value).__name__}; a scan takes tensors.")
         if value.is_quantized:
             kind, remedy = "quantized tensor", "Convert it: dequantize()."
         elif value.is_nested:
@@ -144,9 +148,11 @@ def check_tensors(tensors: Sequence[object]) -> None:
             kind, remedy = f"{value.layout} tensor", "Convert it: to_dense()."
         elif type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             kind, remedy = type(value).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
+        elif value.data_ptr() == 0 and value.numel() > 0 and not value.is_meta:
+            kind, remedy = "tensor whose memory was freed", "Gather or load it before the call."
         else:
             continue
-        raise LayoutError(f"argument {i} is a {kind}; kernels read dense memory. {remedy}")
+        raise LayoutError(f"{what} {i} is a {kind}; kernels read dense memory. {remedy}")
 
 
 def check_lifted(step: Specialization, lifted: Sequence[Tensor]) -> None:

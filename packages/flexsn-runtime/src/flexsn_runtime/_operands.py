@@ -55,11 +55,13 @@ class Arguments(NamedTuple):
 def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
     """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too.
 
-    Their types are part of it: there are some whose pointers lead nowhere.
+    Their types are part of it, and whether they have a pointer: some have none that a kernel could follow.
     """
     return tuple(
         [
-            None if t is None else (type(t), t.shape, t.stride(), t.dtype, t.device, t.data_ptr() % 16, t.is_neg())
+            None
+            if t is None
+            else (type(t), t.shape, t.stride(), t.dtype, t.device, p % 16 if (p := t.data_ptr()) else None, t.is_neg())
             for t in tensors
         ]
     )
