@@ -53,6 +53,10 @@ def neurons() -> tuple[FlexSN, FlexSN]:
     return FlexSN(core, 1, 1, 1, backend="triton"), FlexSN(core, 1, 1, 1, backend="torch")
 
 
+def without_parameters() -> FlexSN:
+    return FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
+
+
 def data(dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return (torch.randn(STEPS, BATCH, FEATURES, generator=generator) + 0.6).to(dtype)
@@ -113,7 +117,7 @@ def transform_forward_mode(neuron: FlexSN) -> tuple[Tensor, ...]:
 def test_function_transforms_are_refused_and_the_way_out_works(
     transform: Callable[[FlexSN], tuple[Tensor, ...]],
 ) -> None:
-    neuron = FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
+    neuron = without_parameters()
     for _ in range(2):  # the second time, with the call already prepared
         with pytest.raises(TransformError, match=r"(?s)inside of .*torch.*backend='torch' there, or backend='hop'"):
             transform(neuron)
@@ -156,7 +160,7 @@ def run_stand_ins(run: Run) -> object:
     ids=["real", "fake", "stand-ins"],
 )
 def test_tracers_that_would_not_see_a_launch_are_refused(name: str, trace: Callable[[Run], object]) -> None:
-    neuron = FlexSN(lambda x, v: (torch.clamp(v + x, 0.0, 1.0), 0.5 * (v + x)), 1, 1, 1, backend="triton")
+    neuron = without_parameters()
 
     def run(x: Tensor) -> Tensor:
         output = neuron.step(x)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -20,6 +22,17 @@ def problem() -> tuple[Tensor, Tensor]:
     return x.to(DEVICE).requires_grad_(), weights.to(DEVICE)
 
 
+def from_the_start(neuron: LIF) -> Callable[[Tensor], Tensor]:
+    """A call that resets first."""
+
+    def run(x: Tensor) -> Tensor:
+        neuron.reset()
+        output: Tensor = neuron(x)
+        return output
+
+    return run
+
+
 @backends
 @reentrant
 def test_a_step_and_a_call_that_resets_first(backend: str, reentrant: bool) -> None:
@@ -27,12 +40,7 @@ def test_a_step_and_a_call_that_resets_first(backend: str, reentrant: bool) -> N
     x, weights = problem()
     (wanted,) = torch.autograd.grad((neuron(x) * weights).sum(), x)
 
-    def from_the_start(x: Tensor) -> Tensor:
-        neuron.reset()
-        output: Tensor = neuron(x)
-        return output
-
-    for function in (lambda x: neuron.step(x)[0], from_the_start):
+    for function in (lambda x: neuron.step(x)[0], from_the_start(neuron)):
         x.grad = None
         output: Tensor = checkpoint(function, x, use_reentrant=reentrant)
         (output * weights).sum().backward()
@@ -80,14 +88,9 @@ def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: b
     x, weights = problem()
     before = neuron(x.detach())[-1]
 
-    def from_the_start(x: Tensor) -> Tensor:
-        neuron.reset()
-        output: Tensor = neuron(x)
-        return output
-
-    functions = (from_the_start, neuron) if first else (neuron, from_the_start)
+    functions = [neuron, from_the_start(neuron)]
     y = x + before
-    for function in functions:
+    for function in reversed(functions) if first else functions:
         y = checkpoint(function, y, use_reentrant=reentrant)
     with pytest.raises(StateError, match="checkpointing"):
         (y * weights).sum().backward()
