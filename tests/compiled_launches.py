@@ -124,7 +124,7 @@ def channels_last() -> dict[str, Any]:
     def lif(currents: Tensor, x: Tensor) -> Tensor:
         sequence = currents.unflatten(0, x.shape[:2])
         zeros = torch.zeros(()).expand(sequence.shape[1:])
-        return flex_sn_scan_final_state(core, 1, 1, 1, sequence, zeros)[0]
+        return flex_sn_scan_final_state(core, 1, 1, 1, sequence, zeros, zero_states=[True])[0]
 
     def block(x: Tensor) -> tuple[Tensor]:
         first = lif(layers[1](layers[0](x.flatten(0, 1))), x)

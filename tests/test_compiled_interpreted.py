@@ -47,6 +47,14 @@ class Here(KernelLowering):
         return INTERVAL
 
 
+def unwritten(args: Sequence[Any], layout: ScanLayout) -> list[Any]:
+    """`args` with numbers that nobody may read for states that are zeros."""
+    values = list(args)
+    for position in layout.zero_positions:
+        values[position] = torch.full_like(values[position], torch.nan)
+    return values
+
+
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | BackwardLayout]]:
     """Kernels in the place of the operator's loops; the layouts that they ran with."""
@@ -55,7 +63,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
 
     def forward(core: Any, layout: ScanLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
         seen.append(layout)
-        return tuple(lowering.forward(core, layout, args))
+        return tuple(lowering.forward(core, layout, unwritten(args, layout)))
 
     def backward(core: Any, vjp: Any, layout: BackwardLayout, args: Sequence[Any]) -> tuple[Tensor, ...]:
         seen.append(layout)
@@ -86,6 +94,26 @@ def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLa
     actual = values_and_gradients(run, arguments, p.leaves)
     assert [type(layout) for layout in kernels] == [ScanLayout, BackwardLayout]
     expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, p.leaves)
+    torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
+    scan, reference = PAIRS[kind]
+    p = problem(case, 10, (3, 5))
+    arguments = (*p.inputs, *(torch.zeros(()).expand(3, 5) for _ in p.states))
+    wanted = [leaf for leaf in p.leaves if not any(leaf is state for state in p.states)]
+    zeros = (True,) * len(p.states)
+    run = torch.compile(
+        partial(scan, p.core, *p.counts, zero_states=zeros), fullgraph=True, backend="aot_eager", dynamic=False
+    )
+    actual = values_and_gradients(run, arguments, wanted)
+    forward, backward = kernels
+    assert isinstance(forward, ScanLayout)
+    assert isinstance(backward, BackwardLayout)
+    assert forward.zero_states == backward.scan.zero_states == zeros
+    expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, wanted)
     torch.testing.assert_close(actual, expected)
 
 

@@ -44,9 +44,8 @@ def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     for _, arguments in launches:
         strides = [argument for argument in arguments if isinstance(argument, list)]
         numbers = [argument for argument in arguments if not isinstance(argument, list)]
-        # The initial state is one zero; nothing else is strided, so that no stride is an argument.
-        assert strides.count([0, 0, 0, 0]) == 1
-        assert all(stride in (dense, dense[1:], [0, 0, 0, 0]) for stride in strides)
+        # The initial state, zeros, is not read; nothing is strided, so that no stride is an argument.
+        assert all(stride in (dense, dense[1:]) for stride in strides)
         assert numbers[:2] == [5, 384]
         assert len(numbers) == 5  # T, elements, and the grid
 

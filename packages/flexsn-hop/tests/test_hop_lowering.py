@@ -120,7 +120,10 @@ class Unrolled:
         self, core: torch.fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]
     ) -> Sequence[torch.Tensor]:
         self.traced.append(layout)
-        return forward_loop(core, layout, flat_args)
+        values = list(flat_args)
+        for position in layout.zero_positions:  # nobody has written these
+            values[position] = torch.zeros(values[position].shape, dtype=values[position].dtype)
+        return forward_loop(core, layout, values)
 
     def backward(
         self,
@@ -161,6 +164,59 @@ def test_a_registered_lowering_becomes_part_of_the_graph(
     backward = lowering.traced[1]
     assert isinstance(backward, BackwardLayout)
     assert backward.saved_interval == interval
+
+
+def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> Any:
+    """A state that is zeros, and one that is not, behind the same views."""
+
+    def core(x: torch.Tensor, u: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        u = 0.5 * u + x
+        v = 0.75 * v + w * u
+        return u * v, u, v
+
+    states = [x.new_full((), value).expand(x.shape[1:]) for value in (0.0, 1.0)]
+    return scan(core, 1, 2, 1, x, *states, **options)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pairs
+def test_a_state_of_zeros_is_neither_written_nor_kept(
+    dynamic: bool, backend: str, scan: Run, reference: Run, register: Callable[[ScanLowering], None]
+) -> None:
+    lowering = Unrolled()
+    register(lowering)
+    arguments = [torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
+    if dynamic:  # but for time, which this lowering unrolls
+        torch._dynamo.mark_dynamic(arguments[0], 1)
+    run = torch.compile(
+        functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend
+    )
+    assert_same(run, functools.partial(from_zero, reference), arguments)
+    if backend == "inductor":
+        forward, backward = lowering.traced
+        assert isinstance(forward, ScanLayout)
+        assert isinstance(backward, BackwardLayout)
+        assert forward.zero_states == backward.scan.zero_states == (True, False)
+        assert backward.num_given == 3
+
+
+def test_what_is_said_to_be_zeros_still_gets_its_gradient() -> None:
+    def train(scan: Run, x: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        return scan(lambda x, v: (x * v, 0.5 * v + x), 1, 1, 1, x, v, **options)
+
+    arguments = [torch.randn(3, 4, requires_grad=True), torch.zeros(4, requires_grad=True)]
+    run = torch.compile(functools.partial(train, flex_sn_scan, zero_states=[True]), fullgraph=True)
+    assert_same(run, functools.partial(train, eager_scan), arguments)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
+    def run(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return from_zero(flex_sn_scan, x, w, zero_states=(True,))
+
+    with pytest.raises(errors.ScanCountError, match="zero_states has 1 entries and num_states is 2"):
+        (torch.compile(run, fullgraph=True) if compiled else run)(torch.randn(3, 4), torch.randn(4))
 
 
 def test_auto_falls_back_to_the_loop_and_kernel_does_not(

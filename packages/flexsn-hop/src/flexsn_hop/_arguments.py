@@ -134,6 +134,11 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
     """
     num_inputs, num_states, num_outputs = call.layout.counts
     _check_counts(num_inputs, num_states, num_outputs)
+    if call.layout.zero_states and len(call.layout.zero_states) != num_states:
+        raise ScanCountError(
+            f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
+            "pass one for each state, or none at all"
+        )
     wanted = num_inputs + num_states
     if len(call.flat_args) < wanted:
         raise TooFewTensorsError(

@@ -61,12 +61,15 @@ def _autograd(
     *flat_args: Any,
     final_state: bool,
     lowering: str,
+    zero_states: tuple[bool, ...],
     checkpoints: tuple[int, int],
     version: str,
 ) -> tuple[torch.Tensor, ...]:
     assert checkpoints == (0, 0)  # only this function asks for checkpoints, below autograd
-    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
+    # A gradient is given for what is an argument of the backward operator.
+    zeros = tuple(zero and not needs[num_inputs + index] for index, zero in enumerate(zero_states))
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
         activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
     chosen = choose_lowering(lowering, flat_args)
@@ -98,6 +101,7 @@ class _Scan(torch.autograd.Function):
                 *flat_args,
                 final_state=layout.final_state,
                 lowering=options.lowering,
+                zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
             )
@@ -107,9 +111,10 @@ class _Scan(torch.autograd.Function):
         ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
         ctx.set_materialize_grads(False)
         saved = checkpoints if interval else results[layout.num_outputs :]
-        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in flat_args]
-        ctx.sizes = [value for value in flat_args if not isinstance(value, torch.Tensor)]
-        tensors = [value for value in flat_args if isinstance(value, torch.Tensor)]
+        kept = [value for i, value in enumerate(flat_args) if i not in layout.zero_positions]
+        ctx.is_tensor = [isinstance(value, torch.Tensor) for value in kept]
+        ctx.sizes = [value for value in kept if not isinstance(value, torch.Tensor)]
+        tensors = [value for value in kept if isinstance(value, torch.Tensor)]
         ctx.save_for_backward(*tensors, *saved)
         ctx.core = _under_autocast_of_now(core, flat_args)
         ctx.layout, ctx.activity, ctx.options = layout, activity, options

@@ -49,13 +49,14 @@ def offer_to_dynamo(name: str) -> None:
 
 def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     num_inputs, num_states, num_outputs, *flat_args = call.args
+    zero_states = tuple(call.kwargs.get("zero_states", ()))
     core = _any_arity if call.core_fn is None else call.core_fn
-    scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs), flat_args)
+    scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs, zero_states=zero_states), flat_args)
     check_call(scan, captured=isinstance(core, torch.fx.GraphModule))
     if scan.steps == 0:
         check_output_specs(num_outputs, call.kwargs.get("output_template_specs"))
         return empty_scan
-    options = {"final_state": False, "checkpoints": (0, 0), **call.kwargs}
+    options = {"final_state": False, "checkpoints": (0, 0), **call.kwargs, "zero_states": zero_states}
     options.pop("output_template_specs", None)
     options["lowering"] = requested_lowering(options.get("lowering"))
     if is_transforming():

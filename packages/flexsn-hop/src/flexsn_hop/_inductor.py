@@ -39,7 +39,7 @@ def lower(
         return tuple(lowering.forward(call.graphs[0], layout, args))
 
     try:
-        return call.inline(run)
+        return call.inline(run, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
     except NotImplementedError as error:
         if asked == "kernel":
             raise LoweringError(

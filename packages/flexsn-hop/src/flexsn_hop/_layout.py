@@ -29,6 +29,9 @@ class ScanLayout:
     state, the states before each segment of K steps but the first, and ``spare_checkpoints`` rows
     without meaning. With 2 of them a symbolic number of rows is never 0 or 1, which compilers
     specialise on.
+
+    ``zero_states`` says of each initial state whether it is known to be zeros; empty: of none. A
+    kernel starts there by itself, so of such a state only the shape and the dtype count.
     """
 
     num_inputs: int
@@ -37,6 +40,7 @@ class ScanLayout:
     final_state: bool = False
     checkpoint_interval: int = 0
     spare_checkpoints: int = 0
+    zero_states: tuple[bool, ...] = ()
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -48,15 +52,21 @@ class ScanLayout:
         states = self.num_inputs + self.num_states
         return flat_args[: self.num_inputs], flat_args[self.num_inputs : states], flat_args[states:]
 
+    @property
+    def zero_positions(self) -> list[int]:
+        """Where among ``flat_args`` the states are that are known to be zeros."""
+        return [self.num_inputs + index for index, zero in enumerate(self.zero_states) if zero]
+
 
 @dataclass(frozen=True, slots=True)
 class BackwardLayout:
     """The backward operator.
 
-    Its arguments are those of the forward operator, then the saved states of ``scan``
-    (checkpoints with ``saved_interval`` K, or more of them than needed), then the gradients
-    that exist: of the output sequences, then of the state results. Its results are the gradients
-    of the arguments for which ``needs`` is true, contiguous and in their order.
+    Its arguments are those of the forward operator but for states that are known to be zeros, then
+    the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more of them than
+    needed), then the gradients that exist: of the output sequences, then of the state results. Its
+    results are the gradients of the arguments for which ``needs`` is true, contiguous and in their
+    order.
 
     Attributes:
         scan: The forward operator's layout.
@@ -84,12 +94,17 @@ class BackwardLayout:
         inputs, _, lifted = self.scan.split(self.needs)
         return (*inputs, *self.active_states, *lifted)
 
+    @property
+    def num_given(self) -> int:
+        """How many of the forward operator's arguments the backward operator has."""
+        return len(self.needs) - len(self.scan.zero_positions)
+
     def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
-        """Forward arguments, saved states, output gradients, state gradients."""
+        """Forward arguments, zeros among them, saved states, output gradients, state gradients."""
         parts = []
         start = 0
         for size in (
-            len(self.needs),
+            self.num_given,
             self.scan.num_states,
             sum(self.output_grads),
             sum(self.state_grads),
@@ -97,12 +112,17 @@ class BackwardLayout:
             parts.append(args[start : start + size])
             start += size
         assert start == len(args)
-        return tuple(parts)
+        flat_args, saved = [*parts[0]], parts[1]
+        for position in self.scan.zero_positions:
+            like = saved[position - self.scan.num_inputs]
+            flat_args.insert(position, like.new_zeros(()).expand(like.shape[1:]))
+        return flat_args, *parts[1:]
 
     def encode(self) -> dict[str, Any]:
         """Keyword arguments of the operator: what a graph node can hold."""
         return {
             "final_state": self.scan.final_state,
+            "zero_states": self.scan.zero_states,
             "needs": self.needs,
             "active_states": self.active_states,
             "output_grads": self.output_grads,

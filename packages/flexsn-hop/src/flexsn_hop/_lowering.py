@@ -38,8 +38,10 @@ class ScanLowering(Protocol):
     the operator, and the calls that they make, Triton launches through ``torch.library.wrap_triton``
     among them, become part of its graph. They must not depend on the values of tensors, nor on the
     number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
-    have. A ``NotImplementedError`` says that there can be no kernels for this core: the scan then
-    becomes the loop, with a warning, or is refused, if ``"kernel"`` was asked for.
+    have. They may look at the shape and dtype alone of an initial state that ``layout.zero_states``
+    says to be zeros: nobody has written it. A ``NotImplementedError`` says that there can be no
+    kernels for this core: the scan then becomes the loop, with a warning, or is refused, if
+    ``"kernel"`` was asked for.
     """
 
     @property

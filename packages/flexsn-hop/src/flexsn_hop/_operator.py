@@ -63,6 +63,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             :func:`flex_sn_scan_final_state` does.
         lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
             ``"while_loop"`` or ``"loop"``; None reads ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
+        zero_states: For each initial state, whether the caller knows that it is zeros, so that
+            kernels need not read it. It must be true. Empty: of none.
         checkpoints, version: Written into graphs by this package; leave them alone.
 
     Returns:
@@ -118,10 +120,12 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         output_template_specs: Sequence[OutputTemplateSpec] | None = None,
         final_state: bool = False,
         lowering: str | None = None,
+        zero_states: Sequence[bool] = (),
         checkpoints: tuple[int, int] = (0, 0),
         version: str = "",
     ) -> tuple[torch.Tensor, ...]:
-        layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, *checkpoints)
+        zeros = tuple(zero_states)
+        layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, *checkpoints, zero_states=zeros)
         lowered = self.inductor_call([core_fn], [*layout.counts, *flat_args])
         if lowered is not None:
             return lower(lowered.without(3), layout, lowering, len(flat_args))  # type: ignore[return-value]
@@ -135,7 +139,9 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         if not isinstance(core_fn, torch.fx.GraphModule):
 
             def run(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                return flex_sn_scan(core_fn, *layout.counts, *args, final_state=final_state, lowering=name)
+                return flex_sn_scan(
+                    core_fn, *layout.counts, *args, final_state=final_state, lowering=name, zero_states=zeros
+                )
 
             return capture_with_dynamo(run, *flat_args)  # type: ignore[no-any-return]
         with outside_of_tracing(flat_args) as fakes:
@@ -147,6 +153,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             *flat_args,
             final_state=final_state,
             lowering=name,
+            zero_states=zeros,
             checkpoints=checkpoints,
             version=version,
         )
@@ -170,7 +177,7 @@ class FlexSNScanBackward(LowersItself, HigherOrderOperator):
         lowered = self.inductor_call([core, vjp], args)
         if lowered is not None:
             layout, _ = _backward_layout((core, vjp, *args), kwargs)
-            return lower(lowered.without(3), layout, kwargs["lowering"], len(layout.needs))  # type: ignore[return-value]
+            return lower(lowered.without(3), layout, kwargs["lowering"], layout.num_given)  # type: ignore[return-value]
         return self.redispatch(core, vjp, *args, **kwargs)
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -189,6 +196,7 @@ def flex_sn_scan_final_state(
     *flat_args: torch.Tensor,
     output_template_specs: Sequence[OutputTemplateSpec] | None = None,
     lowering: str | None = None,
+    zero_states: Sequence[bool] = (),
 ) -> tuple[torch.Tensor, ...]:
     """:data:`flex_sn_scan` that gives the last states instead of the state sequences.
 
@@ -213,6 +221,7 @@ def flex_sn_scan_final_state(
         output_template_specs=output_template_specs,
         final_state=True,
         lowering=lowering,
+        zero_states=zero_states,
     )
 
 
@@ -221,14 +230,16 @@ flex_sn_scan_backward = FlexSNScanBackward()
 
 def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
     """Layout and flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
-    layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], *kwargs["checkpoints"])
+    interval, spare = kwargs["checkpoints"]
+    layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], interval, spare, kwargs["zero_states"])
     return layout, args[4:]
 
 
 def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
     """The same of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
     options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
-    scan = ScanLayout(args[2], args[3], args[4], options.pop("final_state"))
+    final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
+    scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)
     return BackwardLayout(scan, **options), args[5:]
 
 

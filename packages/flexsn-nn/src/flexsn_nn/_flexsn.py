@@ -273,6 +273,7 @@ class FlexSN(nn.Module):
         inputs = self._checked(inputs)
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
+        at_zero = not states and self._starts_at_zero()
         if states:
             states = self._fitting(states, inputs)
         elif backend != "triton" or not self._kernels_start_alike(inputs):
@@ -283,7 +284,7 @@ class FlexSN(nn.Module):
             run = run_between_graphs if compiling else run_kernels
             results = run(self._get_program(), (*inputs, *states), keep)
         else:
-            results = self._run_core(backend, (*inputs, *states), keep)
+            results = self._run_core(backend, (*inputs, *states), keep, at_zero)
         outputs, carried = list(results[: self.num_outputs]), list(results[self.num_outputs :])
         if not keep:
             return outputs, carried, []
@@ -291,11 +292,20 @@ class FlexSN(nn.Module):
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
 
-    def _run_core(self, backend: str, primals: tuple[Tensor, ...], keep: bool) -> tuple[Tensor, ...]:
-        """Outputs, and the state sequences or the final states, by the core itself."""
+    def _run_core(
+        self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool
+    ) -> tuple[Tensor, ...]:
+        """Outputs, and the state sequences or the final states, by the core itself.
+
+        Args:
+            at_zero: whether the states are zeros that `init_states` made.
+        """
         sequences, finals = _SCANS[backend]
-        # Kernels were asked for: the operator may not become anything else.
-        options = {"lowering": "kernel"} if backend == "hop" and self._backend in KERNEL_BACKENDS else {}
+        options: dict[str, object] = {}
+        if backend == "hop" and at_zero:
+            options["zero_states"] = (True,) * self.num_states
+        if backend == "hop" and self._backend in KERNEL_BACKENDS:
+            options["lowering"] = "kernel"  # kernels were asked for: the operator may not become anything else
         return (sequences if keep else finals)(
             self.core if self._widening is None else self._widening,
             self.num_inputs,
@@ -310,7 +320,7 @@ class FlexSN(nn.Module):
         self, inputs: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
-        results = self._run_core("torch", (*(x.unsqueeze(0) for x in inputs), *states), keep=False)
+        results = self._run_core("torch", (*(x.unsqueeze(0) for x in inputs), *states), keep=False, at_zero=False)
         return [output.squeeze(0) for output in results[: self.num_outputs]], list(results[self.num_outputs :])
 
     def _masked(self, primals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -46,6 +46,8 @@ class ForwardLayout(Protocol):
     def checkpoint_interval(self) -> int: ...
     @property
     def spare_checkpoints(self) -> int: ...
+    @property
+    def zero_states(self) -> tuple[bool, ...]: ...
 
 
 class BackwardLayout(Protocol):
@@ -113,7 +115,7 @@ class KernelLowering:
         with _refusals():
             order = _order(graph, flat_args)
             step = GraphSpecialization(graph, flat_args[0].device, order, interval or None)
-            arguments = _arguments(step, order, flat_args)
+            arguments = _arguments(step, order, flat_args, layout)
             result = ForwardScan(
                 step,
                 arguments,
@@ -138,7 +140,7 @@ class KernelLowering:
         with _refusals():
             order = _order(graphs, flat_args)
             step = GraphSpecialization(graphs, flat_args[0].device, order, layout.saved_interval)
-            arguments = _arguments(step, order, flat_args)
+            arguments = _arguments(step, order, flat_args, scan)
             came = iter([*map(order.sequence, output_grads), *map(order.either, state_grads)])
             gradients = [next(came) if present else None for present in (*layout.output_grads, *layout.state_grads)]
             cotangents = split_cotangents(gradients, scan.num_outputs, state_seqs=not scan.final_state)
@@ -172,12 +174,15 @@ def _order(step: GraphStep, flat_args: Sequence[Any]) -> StepOrder:
     return StepOrder.of(max(inputs, key=lambda x: size_hint(x.numel()) or 0))
 
 
-def _arguments(step: GraphSpecialization, order: StepOrder, flat_args: Sequence[Any]) -> Arguments:
-    num_inputs = step.trace.num_inputs
-    states = flat_args[num_inputs : num_inputs + step.trace.num_states]
+def _arguments(
+    step: GraphSpecialization, order: StepOrder, flat_args: Sequence[Any], layout: ForwardLayout
+) -> Arguments:
+    num_inputs, num_states = layout.num_inputs, layout.num_states
+    states = flat_args[num_inputs : num_inputs + num_states]
+    zeros = layout.zero_states or (False,) * num_states
     return Arguments(
         tuple(order.sequence(x) for x in flat_args[:num_inputs]),
-        tuple(order.step(state) for state in states),
+        tuple(None if zero else order.step(state) for state, zero in zip(states, zeros, strict=True)),
         tuple(flat_args[position] for position in step.lifted),
     )
 

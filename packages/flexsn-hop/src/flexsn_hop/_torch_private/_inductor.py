@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,16 +27,28 @@ class InductorCall:
         """The same without the first ``count`` arguments after the graphs."""
         return InductorCall(self.graphs, self.args[count:], self.examples[count:])
 
-    def inline(self, function: Callable[..., Any]) -> Sequence[Any]:
-        """Make what ``function(*args)`` does part of Inductor's graph; it may hold no constants."""
+    def inline(self, function: Callable[..., Any], unread: Collection[int] = ()) -> Sequence[Any]:
+        """Make what ``function(*args)`` does part of Inductor's graph; it may hold no constants.
+
+        Of the arguments at the positions ``unread`` it may look at shape and dtype alone: what nobody
+        reads, Inductor does not write.
+        """
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.lowering import process_subgraph_nodes
         from torch._inductor.virtualized import V
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        settled = [_settled(value, example) for value, example in zip(self.args, self.examples, strict=True)]
+        read = [i for i in range(len(self.args)) if i not in unread]
+        settled = [_settled(self.args[i], self.examples[i]) for i in read]
+
+        def run(*values: Any) -> Any:
+            args = list(self.examples)
+            for i, value in zip(read, values, strict=True):
+                args[i] = value
+            return function(*args)
+
         with V.fake_mode:
-            traced = make_fx(function, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
+            traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
         # Inductor would look for it in the graph that it is lowering.
         assert not traced.graph.find_nodes(op="get_attr"), "a lowering made a constant tensor"
         return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
