@@ -203,13 +203,21 @@ print(time.perf_counter() - begun)
     return float(json.loads(run.stdout.splitlines()[-1]))
 
 
-def first_steps(device: torch.device) -> list[list[object]]:
-    """By function, at several T. Byte code is there, as after an installation: torch's is half of the time."""
+def first_steps(device: torch.device, processes: int) -> list[list[object]]:
+    """By function, at several T, of several processes each, which differ by up to a second.
+
+    Byte code is there, as after an installation: Python needs some seconds to compile torch and sympy.
+    """
+
+    def several(function: tuple[str, str], steps: int, bytecode: str) -> str:
+        seconds = [first_step(*function, steps, device, bytecode) for _ in range(processes)]
+        return ", ".join(f"{value:.2f}" for value in sorted(seconds))
+
     with tempfile.TemporaryDirectory() as bytecode:
         for function in FUNCTIONS.values():
             first_step(*function, 4, device, bytecode)
         return [
-            [name, *(f"{first_step(*function, steps, device, bytecode):.2f}" for steps in (4, 64, 1024))]
+            [name, *(several(function, steps, bytecode) for steps in (4, 64, 1024))]
             for name, function in FUNCTIONS.items()
         ]
 
@@ -219,7 +227,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "compiled_networks.md")
     parser.add_argument("--device", default="cuda", help="cpu, to try this script out at small sizes")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
-    parser.add_argument("--without-first-steps", action="store_true")
+    parser.add_argument("--first-steps", type=int, default=3, help="processes for each first step; 0: none")
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     torch.set_float32_matmul_precision("high")
@@ -234,12 +242,12 @@ def main() -> None:
         lines += [f"## {title}", "", *table(["way", "step", "issued", "kernels", "gaps", "first, s"], rows), ""]
     lines += ["## Compilations with dynamic shapes", "", "Linear-LIF-Linear-LIF, in this order.", ""]
     lines += [*table(["T x B", "graphs compiled so far"], recompilations(device)), ""]
-    if not chosen.without_first_steps:
+    if chosen.first_steps:
         lines += ["## The first training step in a new process, caches empty", ""]
         lines += ["Seconds, `0.5 * f(2 x + 0.1)`; with relu, they are the compiler's own. Inductor's launcher is the"]
         lines += ["option `static_launch_user_defined_triton_kernels`. Python's byte code is there, as after an"]
         lines += ["installation.", ""]
-        lines += [*table(["f", "T = 4", "T = 64", "T = 1024"], first_steps(device)), ""]
+        lines += [*table(["f", "T = 4", "T = 64", "T = 1024"], first_steps(device, chosen.first_steps)), ""]
     publish(lines, chosen.output)
 
 
