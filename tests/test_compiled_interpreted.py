@@ -22,6 +22,8 @@ from flexsn_hop import (
     flex_sn_scan_final_state,
 )
 from flexsn_runtime import KernelLowering, UnsupportedScanError
+from flexsn_runtime._graph_step import GraphSpecialization
+from flexsn_runtime._recent import Recent
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
@@ -115,6 +117,36 @@ def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanL
     assert forward.zero_states == backward.scan.zero_states == zeros
     expected = values_and_gradients(partial(reference, p.core, *p.counts), arguments, wanted)
     torch.testing.assert_close(actual, expected)
+
+
+def test_layers_that_are_alike_are_traced_once(
+    kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: Recent[GraphSpecialization] = Recent()
+    monkeypatch.setattr("flexsn_runtime._graph_step._made", made)
+    (plif,) = [case for case in CASES if case.name == "plif_channel"]
+    first, second = (problem(plif, 6, (5, 3), seed=seed) for seed in (0, 1))
+
+    def network(scan: Run, first_core: Any, second_core: Any, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        spikes, _ = scan(first_core, 1, 1, 1, x, states[0])
+        return scan(second_core, 1, 1, 1, 1.5 * spikes, states[1])
+
+    def check(layers: list[Any], wanted: list[Tensor], traced: int) -> None:
+        torch._dynamo.reset()
+        arguments = (first.inputs[0], first.states[0], second.states[0])
+        run = torch.compile(partial(network, flex_sn_scan, *layers), fullgraph=True, backend="aot_eager")
+        actual = values_and_gradients(run, arguments, wanted)
+        expected = values_and_gradients(partial(network, eager_scan, *layers), arguments, wanted)
+        torch.testing.assert_close(actual, expected)
+        assert len(made) == traced
+
+    leaves = [*first.leaves, *second.states, *second.parameters]
+    check([first.core, second.core], leaves, traced=2)  # one forward and one backward, with other weights
+
+    def slower(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return first.core(0.5 * x, v)
+
+    check([first.core, slower], [*first.leaves, *second.states], traced=4)
 
 
 def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardLayout]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from flexsn_runtime._buckets import LaunchPlan, with_segment
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._order import StepOrder
 from flexsn_runtime._program import CompiledKernel, Specialization
+from flexsn_runtime._recent import Recent
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
@@ -62,6 +63,21 @@ class GraphStep:
         """Every size in it."""
         return [size for position in range(len(self.arguments)) for size in self.sizes_of(position)]
 
+    @property
+    def key(self) -> Hashable:
+        """Equal for steps that have the same kernels.
+
+        `None` if that cannot be told: a symbol among the sizes belongs to one compilation, and of a constant tensor
+        the code has the name alone.
+        """
+        graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
+        symbolic = any(type(size) is not int for size in self.sizes)
+        if symbolic or any(graph.graph.find_nodes(op="get_attr") for graph in graphs):
+            return None
+        codes = tuple(graph.code for graph in graphs)
+        counts = (self.num_inputs, self.num_states, self.num_outputs)
+        return codes, counts, tuple(self.arguments), self.cotangents, self.wanted
+
 
 class GraphSpecialization(Specialization):
     """Kernels of a `GraphStep`.
@@ -93,6 +109,24 @@ class GraphSpecialization(Specialization):
         sized.step_shape = order.shape(self._step_shape(step))
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
         self.trace = sized
+        self._found: dict[Hashable, tuple[StepVjp, CoreSource | None]] = {}
+        self._recorded: dict[Any, CompiledKernel] = {}
+
+    @classmethod
+    def of(
+        cls, step: GraphStep, device: torch.device, order: StepOrder, segment: int | None
+    ) -> GraphSpecialization:
+        """Made once for the layers of a network that are alike; the arguments are those of the class."""
+        step_key = step.key
+        if step_key is None:
+            return cls(step, device, order, segment)
+        key = (step_key, device, order, segment)
+        found = _made.get(key)
+        if found is None:
+            found = _made[key] = cls(step, device, order, segment)
+        else:
+            found.forget_plans()  # those on disk may be others now
+        return found
 
     def plan(self, ncl: int) -> LaunchPlan:
         hint = size_hint(ncl)
@@ -106,6 +140,12 @@ class GraphSpecialization(Specialization):
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
     ) -> tuple[StepVjp, CoreSource | None]:
+        key = (cotangents, wanted)
+        if key not in self._found:
+            self._found[key] = self._vjp(*key)
+        return self._found[key]
+
+    def _vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
         with untraced():
             vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
             if all(position is None for position in vjps[0].gradients):
@@ -115,10 +155,20 @@ class GraphSpecialization(Specialization):
         return replace(vjps[0], layouts=self._layouts(vjps)), sources[0]
 
     def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
-        return _recorded(super().forward_kernel(spec, residuals))
+        return self._record(super().forward_kernel(spec, residuals))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
-        return _recorded(super().backward_kernel(spec, vjp))
+        return self._record(super().backward_kernel(spec, vjp))
+
+    def _record(self, kernel: CompiledKernel) -> CompiledKernel:
+        """`kernel` for a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
+        if triton_interpreted():
+            return kernel
+        from flexsn_runtime._standalone import standalone  # imports triton, which need not be there
+
+        if kernel.function not in self._recorded:
+            self._recorded[kernel.function] = replace(kernel, function=_Recorded(standalone(kernel.function)))
+        return self._recorded[kernel.function]
 
     def _layouts(self, graphs: Sequence[StepGraph | StepVjp]) -> dict[int, LiftedLayout]:
         return {
@@ -137,6 +187,9 @@ class GraphSpecialization(Specialization):
                 "input to it."
             )
         return shape
+
+
+_made: Recent[GraphSpecialization] = Recent()
 
 
 def _trace(
@@ -194,15 +247,6 @@ def _check_same(sources: Sequence[CoreSource]) -> None:
             "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
             "tensor outside of the core, or compile with dynamic=False."
         )
-
-
-def _recorded(kernel: CompiledKernel) -> CompiledKernel:
-    """`kernel` for a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
-    if triton_interpreted():
-        return kernel
-    from flexsn_runtime._standalone import standalone  # imports triton, which need not be there
-
-    return replace(kernel, function=_Recorded(standalone(kernel.function)))
 
 
 class _Recorded:

@@ -114,7 +114,7 @@ class KernelLowering:
         graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
         with _refusals():
             order = _order(graph, flat_args)
-            step = GraphSpecialization(graph, flat_args[0].device, order, interval or None)
+            step = GraphSpecialization.of(graph, flat_args[0].device, order, interval or None)
             arguments = _arguments(step, order, flat_args, layout)
             result = ForwardScan(
                 step,
@@ -139,7 +139,7 @@ class KernelLowering:
         graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
         with _refusals():
             order = _order(graphs, flat_args)
-            step = GraphSpecialization(graphs, flat_args[0].device, order, layout.saved_interval)
+            step = GraphSpecialization.of(graphs, flat_args[0].device, order, layout.saved_interval)
             arguments = _arguments(step, order, flat_args, scan)
             came = iter([*map(order.sequence, output_grads), *map(order.either, state_grads)])
             gradients = [next(came) if present else None for present in (*layout.output_grads, *layout.state_grads)]
