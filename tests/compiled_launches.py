@@ -78,12 +78,17 @@ def direct() -> dict[str, Any]:
     p = problem(CASES[8], 20, (4, 6))
     run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
     # torch warns where it cannot tell what a kernel writes to, and takes it for all of its arguments.
-    with mock.patch.object(triton_kernel_wrap.log, "warning") as warning:
+    analyse = triton_kernel_wrap.generate_ttir
+    with (
+        mock.patch.object(triton_kernel_wrap.log, "warning") as warning,
+        mock.patch.object(triton_kernel_wrap, "generate_ttir", wraps=analyse) as analysis,
+    ):
         codes = train(run, p.leaves, *p.inputs, *p.states)
     return {
         "launches": [len(re.findall(r"scan_\w+\.run\(", code)) for code in codes],
         "loops": sum("run_scan" in code for code in codes),
         "warnings": warning.call_count,
+        "analyses": analysis.call_count,
     }
 
 

@@ -25,7 +25,8 @@ def found() -> Any:
 
 
 def test_each_scan_is_one_launch_each_way(found: Any) -> None:
-    assert found["direct"] == {"launches": [1, 1], "loops": 0, "warnings": 0}
+    # To see what a kernel writes to, Inductor compiles it once.
+    assert found["direct"] == {"launches": [1, 1], "loops": 0, "warnings": 0, "analyses": 2}
 
 
 def test_new_lengths_and_batches_are_not_compiled_again(found: Any) -> None:

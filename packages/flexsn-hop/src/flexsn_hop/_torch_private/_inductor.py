@@ -33,6 +33,7 @@ class InductorCall:
         Of the arguments at the positions ``unread`` it may look at shape and dtype alone: what nobody
         reads, Inductor does not write.
         """
+        from torch._inductor import config
         from torch._inductor.decomposition import select_decomp_table
         from torch._inductor.lowering import process_subgraph_nodes
         from torch._inductor.virtualized import V
@@ -51,7 +52,10 @@ class InductorCall:
             traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
         # Inductor would look for it in the graph that it is lowering.
         assert not traced.graph.find_nodes(op="get_attr"), "a lowering made a constant tensor"
-        return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
+        # To watch over layouts, Inductor compiles each kernel once more, and sees what it writes to.
+        free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
+        with config.patch(free if _layouts_are_settled(traced.graph) else {}):
+            return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
         """Make it a call of an operator that Inductor knows nothing about."""
@@ -77,6 +81,7 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     if isinstance(base.data, ir.ComputedBuffer):
         base.data.decide_layout()  # in the order in which it reads: no copy, and nothing transposed
     realized: Any = ir.ExternKernel.realize_input(value)
+    realized.freeze_layout()
     shapes = V.graph.sizevars.shape_env
     strides = [
         int(stride) if getattr(stride, "is_number", True) else shapes.create_symintnode(stride, hint=None)
@@ -85,6 +90,26 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     with V.fake_mode:
         alike = torch.empty_strided(example.shape, strides, dtype=example.dtype, device=example.device)
     return ir.TensorBox(realized), alike
+
+
+def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
+    """Whether all that Triton kernels are launched with has the strides that were traced, come what may.
+
+    Arguments have, and so do new memory and what is either of them with its dimensions permuted.
+    """
+    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
+
+    aten = torch.ops.aten
+
+    def is_settled(value: Any) -> bool:
+        if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
+            return True
+        if value.target is aten.permute.default:
+            return is_settled(value.args[0])
+        return value.op == "placeholder" or value.target is aten.empty_strided.default
+
+    launches: Any = graph.find_nodes(op="call_function", target=triton_kernel_wrapper_mutation)
+    return all(is_settled(value) for launch in launches for value in launch.kwargs["kwargs"].values())
 
 
 class LowersItself:
