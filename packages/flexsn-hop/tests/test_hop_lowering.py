@@ -219,6 +219,14 @@ def test_zero_states_is_as_long_as_there_are_states(compiled: bool) -> None:
         (torch.compile(run, fullgraph=True) if compiled else run)(torch.randn(3, 4), torch.randn(4))
 
 
+@pytest.mark.parametrize("final", [False, True])
+def test_a_state_that_is_said_to_be_zeros_and_is_not(final: bool) -> None:
+    scan: Run = flex_sn_scan_final_state if final else flex_sn_scan
+    with pytest.raises(errors.NonzeroStateError, match="state 1 is not zeros") as caught:
+        from_zero(scan, torch.randn(3, 4), torch.randn(4), zero_states=(True, True))
+    assert isinstance(caught.value, ValueError)
+
+
 def test_auto_falls_back_to_the_loop_and_kernel_does_not(
     register: Callable[[ScanLowering], None],
 ) -> None:

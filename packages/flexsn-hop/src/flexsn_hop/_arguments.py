@@ -13,6 +13,7 @@ from ._layout import ScanLayout
 from .errors import (
     CoreArityError,
     EmptyScanError,
+    NonzeroStateError,
     NotATensorError,
     ScanCountError,
     SequenceLengthError,
@@ -25,6 +26,7 @@ __all__ = [
     "StepFunction",
     "check_call",
     "check_output_specs",
+    "check_zero_states",
 ]
 
 StepFunction = Callable[..., Any]
@@ -163,6 +165,20 @@ def check_call(call: ScanCall, *, captured: bool = False) -> None:
                 "all input sequences must have the same leading dimension"
             )
     _check_arity(call.core, num_inputs, num_states, len(lifted))
+
+
+def check_zero_states(call: ScanCall) -> None:
+    """Read the states that are said to be zeros: a compiled scan does not, and would be another one.
+
+    Raises:
+        NonzeroStateError: One is not.
+    """
+    for position in call.layout.zero_positions:
+        if call.flat_args[position].any():
+            raise NonzeroStateError(
+                f"state {position - call.layout.num_inputs} is not zeros, and zero_states says that it is: "
+                "a compiled scan would start at zeros. Leave it out of zero_states"
+            )
 
 
 def check_output_specs(

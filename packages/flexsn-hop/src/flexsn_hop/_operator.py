@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
+from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_zero_states
 from ._dynamo import offer_to_dynamo
 from ._eager import empty_scan
 from ._inductor import lower
@@ -64,14 +64,17 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
             ``"while_loop"`` or ``"loop"``; None reads ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
         zero_states: For each initial state, whether the caller knows that it is zeros, so that
-            kernels need not read it. It must be true. Empty: of none.
+            kernels need not read it. Empty: of none.
         checkpoints, version: Written into graphs by this package; leave them alone.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
 
     Raises:
-        The errors of :func:`eager_scan`; under a compiler also
+        The errors of :func:`eager_scan`.
+        NonzeroStateError: ``zero_states`` says of a state that it is zeros, and it is not (a
+            ``ValueError``). Only a call that runs the loop can tell.
+        Under a compiler also
         RandomOpError: The core draws random numbers (a ``NotImplementedError``).
         MutationError: The core writes into its arguments (a ``RuntimeError``); through Dynamo, its
             own error about a mutation.
@@ -134,7 +137,10 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         name = requested_lowering(lowering)
         if call.steps == 0:
             return empty_scan(call)
-        if is_transforming() or not is_tracing(flat_args):
+        if is_transforming():
+            return forward_loop(core_fn, layout, flat_args)
+        if not is_tracing(flat_args):
+            check_zero_states(call)
             return forward_loop(core_fn, layout, flat_args)
         if not isinstance(core_fn, torch.fx.GraphModule):
 

@@ -10,6 +10,7 @@ __all__ = [
     "LoweringError",
     "LoweringGradientError",
     "MutationError",
+    "NonzeroStateError",
     "NotATensorError",
     "OutputChangedError",
     "RandomOpError",
@@ -30,6 +31,10 @@ class TooFewTensorsError(ValueError):
 
 class SequenceLengthError(ValueError):
     """The input sequences have no, or not the same, leading (time) dimension."""
+
+
+class NonzeroStateError(ValueError):
+    """An initial state that ``zero_states`` says to be zeros is not."""
 
 
 class CoreArityError(ValueError):

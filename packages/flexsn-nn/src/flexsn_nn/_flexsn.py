@@ -273,7 +273,7 @@ class FlexSN(nn.Module):
         inputs = self._checked(inputs)
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
-        at_zero = not states and self._starts_at_zero()
+        at_zero = compiling and not states and self._starts_at_zero()
         if states:
             states = self._fitting(states, inputs)
         elif backend != "triton" or not self._kernels_start_alike(inputs):
@@ -298,7 +298,7 @@ class FlexSN(nn.Module):
         """Outputs, and the state sequences or the final states, by the core itself.
 
         Args:
-            at_zero: whether the states are zeros that `init_states` made.
+            at_zero: whether a compiler may take the states for zeros.
         """
         sequences, finals = _SCANS[backend]
         options: dict[str, object] = {}
