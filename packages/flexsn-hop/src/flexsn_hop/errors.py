@@ -22,7 +22,7 @@ __all__ = [
 
 
 class ScanCountError(ValueError):
-    """``num_inputs`` is below 1, or ``num_states`` or ``num_outputs`` is below 0."""
+    """``num_inputs`` is below 1, or another count below 0, or ``zero_states`` is not ``num_states`` long."""
 
 
 class TooFewTensorsError(ValueError):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, fx
 from torch.library import wrap_triton
 
-from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, emit_core
-from flexsn_graph import LiftedLayout, Residuals, StepGraph, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_codegen import CoreSource, KernelSource, emit_core
+from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._order import StepOrder
-from flexsn_runtime._program import CompiledKernel, Specialization
+from flexsn_runtime._program import Specialization
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime._torch_private import size_hint, untraced
@@ -109,8 +109,6 @@ class GraphSpecialization(Specialization):
         sized.step_shape = order.shape(self._step_shape(step))
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
         self.trace = sized
-        self._found: dict[Hashable, tuple[StepVjp, CoreSource | None]] = {}
-        self._recorded: dict[Any, CompiledKernel] = {}
 
     @classmethod
     def of(
@@ -141,9 +139,9 @@ class GraphSpecialization(Specialization):
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
     ) -> tuple[StepVjp, CoreSource | None]:
         key = (cotangents, wanted)
-        if key not in self._found:
-            self._found[key] = self._vjp(*key)
-        return self._found[key]
+        if key not in self._vjps:
+            self._vjps[key] = self._vjp(*key)
+        return self._vjps[key]
 
     def _vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
         with untraced():
@@ -154,21 +152,14 @@ class GraphSpecialization(Specialization):
         _check_same(sources)
         return replace(vjps[0], layouts=self._layouts(vjps)), sources[0]
 
-    def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
-        return self._record(super().forward_kernel(spec, residuals))
-
-    def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
-        return self._record(super().backward_kernel(spec, vjp))
-
-    def _record(self, kernel: CompiledKernel) -> CompiledKernel:
-        """`kernel` for a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
+    def _function(self, source: KernelSource) -> Any:
+        """For a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
+        function = super()._function(source)
         if triton_interpreted():
-            return kernel
+            return function
         from flexsn_runtime._standalone import standalone  # imports triton, which need not be there
 
-        if kernel.function not in self._recorded:
-            self._recorded[kernel.function] = replace(kernel, function=_Recorded(standalone(kernel.function)))
-        return self._recorded[kernel.function]
+        return _Recorded(standalone(function))
 
     def _layouts(self, graphs: Sequence[StepGraph | StepVjp]) -> dict[int, LiftedLayout]:
         return {
@@ -252,6 +243,7 @@ def _check_same(sources: Sequence[CoreSource]) -> None:
 class _Recorded:
     def __init__(self, function: Any) -> None:
         self._function = function
+        self.__name__ = function.__name__
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
