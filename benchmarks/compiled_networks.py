@@ -168,6 +168,7 @@ FUNCTIONS = {
     "LIF, Inductor's launcher": ('Scan("hop")', "1"),
     "relu": ("torch.relu", "0"),
 }
+LENGTHS = (8, 64, 1024)
 
 
 def first_step(function: str, own_launcher: str, steps: int, device: torch.device, bytecode: str) -> float:
@@ -206,20 +207,20 @@ print(time.perf_counter() - begun)
 def first_steps(device: torch.device, processes: int) -> list[list[object]]:
     """By function, at several T, of several processes each, which differ by up to a second.
 
-    Byte code is there, as after an installation: Python needs some seconds to compile torch and sympy.
+    They take turns, so that what is slow for a while is so for all. Byte code is there, as after an installation:
+    Python needs some seconds to compile torch and sympy.
     """
-
-    def several(function: tuple[str, str], steps: int, bytecode: str) -> str:
-        seconds = [first_step(*function, steps, device, bytecode) for _ in range(processes)]
-        return ", ".join(f"{value:.2f}" for value in sorted(seconds))
-
+    seconds: dict[tuple[str, int], list[float]] = {(name, steps): [] for steps in LENGTHS for name in FUNCTIONS}
     with tempfile.TemporaryDirectory() as bytecode:
         for function in FUNCTIONS.values():
-            first_step(*function, 4, device, bytecode)
-        return [
-            [name, *(several(function, steps, bytecode) for steps in (4, 64, 1024))]
-            for name, function in FUNCTIONS.items()
-        ]
+            first_step(*function, LENGTHS[0], device, bytecode)
+        for _ in range(processes):
+            for (name, steps), values in seconds.items():
+                values.append(first_step(*FUNCTIONS[name], steps, device, bytecode))
+    return [
+        [name, *(", ".join(f"{value:.2f}" for value in sorted(seconds[name, steps])) for steps in LENGTHS)]
+        for name in FUNCTIONS
+    ]
 
 
 def main() -> None:
@@ -246,8 +247,8 @@ def main() -> None:
         lines += ["## The first training step in a new process, caches empty", ""]
         lines += ["Seconds, `0.5 * f(2 x + 0.1)`; with relu, they are the compiler's own. Inductor's launcher is the"]
         lines += ["option `static_launch_user_defined_triton_kernels`. Python's byte code is there, as after an"]
-        lines += ["installation.", ""]
-        lines += [*table(["f", "T = 4", "T = 64", "T = 1024"], first_steps(device, chosen.first_steps)), ""]
+        lines += ["installation. Processes took turns.", ""]
+        lines += [*table(["f", *(f"T = {steps}" for steps in LENGTHS)], first_steps(device, chosen.first_steps)), ""]
     publish(lines, chosen.output)
 
 

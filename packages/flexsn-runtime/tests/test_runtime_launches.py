@@ -25,7 +25,7 @@ from flexsn_runtime import (
     why_unavailable,
 )
 from flexsn_runtime import _arguments as arguments_module
-from flexsn_runtime._buckets import StepCost, launch_plan
+from flexsn_runtime._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
 from flexsn_runtime._forward import checkpoint_rows
 from flexsn_runtime._graph_step import GraphSpecialization
 from flexsn_runtime._triton_private import launcher
@@ -166,7 +166,7 @@ def sources_of_training(steps: int) -> list[str]:
     return [inspect.getsource(kernel.function.fn) for kernel in step._kernels.values()]
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5, 7])
+@pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
         assert f"chunks = T // {steps}\n" in source
@@ -174,7 +174,16 @@ def test_a_short_sequence_is_one_chunk(steps: int) -> None:
         assert ", T" not in source.split("\n    chunks", 1)[1]
 
 
-@pytest.mark.parametrize("steps", [8, 9, 12, 16, 19])
+@pytest.mark.parametrize(
+    ("steps", "ops", "is_one"), [(7, 65, True), (7, 147, False), (8, 64, True), (8, 65, False), (9, 1, False)]
+)
+def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, ops: int, is_one: bool) -> None:
+    config = LaunchConfig(chunk=4, block=64, num_warps=2, stages=3)
+    expected = LaunchConfig(chunk=steps, block=64, num_warps=2) if is_one else None
+    assert one_chunk(config, steps, ops) == expected
+
+
+@pytest.mark.parametrize("steps", [9, 12, 16, 19])
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""
     monkeypatch.setattr(Specialization, "has_rest", GraphSpecialization.has_rest)

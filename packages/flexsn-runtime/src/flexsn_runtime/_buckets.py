@@ -150,7 +150,8 @@ _INTERPRETED = LaunchPlan(
 # graph (LIF: 8).
 _MAX_UNROLLED = 512
 
-# Sequences of fewer steps are one chunk. Half of a chunk otherwise takes as long to compute as a whole one.
+# Sequences of up to so many steps are one chunk: half of a chunk otherwise takes as long to compute as a whole one, and
+# loads cannot be issued ahead of the only one.
 _SHORT = 8
 
 # Bytes of a thread's elements at the least, for loads that are issued ahead: the GPU copies no fewer at a time. With
@@ -210,10 +211,11 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
 
 def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> LaunchConfig | None:
     """`config` for a short sequence, as a single chunk; `None` if it is not short, or a compiler's symbol."""
-    if not isinstance(num_steps, int) or not 0 < num_steps < _SHORT:
+    if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
-    # Twice as many as otherwise: there is no code for whole chunks beside that for what is left of T.
-    if num_steps * ops_per_step > 2 * _MAX_UNROLLED:
+    # Of whole chunks nothing is wasted. Of others, twice as many ops as otherwise are still better: there is no code
+    # for whole chunks beside that for what is left of T.
+    if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)
 
