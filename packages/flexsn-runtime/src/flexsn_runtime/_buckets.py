@@ -213,8 +213,8 @@ def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> Launch
     """`config` for a short sequence, as a single chunk; `None` if it is not short, or a compiler's symbol."""
     if not isinstance(num_steps, int) or not 0 < num_steps <= _SHORT:
         return None
-    # Of whole chunks nothing is wasted. Of others, twice as many ops as otherwise are still better: there is no code
-    # for whole chunks beside that for what is left of T.
+    # Of fewer steps, twice as many ops as otherwise are still better: there is no code for whole chunks beside that for
+    # what is left of T. `_SHORT` steps are whole chunks of any length, and nothing is left.
     if num_steps * ops_per_step > (_MAX_UNROLLED if num_steps == _SHORT else 2 * _MAX_UNROLLED):
         return None
     return replace(config, chunk=num_steps, stages=1)

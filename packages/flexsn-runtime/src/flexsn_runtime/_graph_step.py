@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
 from torch.library import wrap_triton
 
-from flexsn_codegen import CoreSource, KernelSource, emit_core
+from flexsn_codegen import CoreSource, KernelSource
 from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
@@ -22,6 +22,8 @@ from flexsn_runtime._recent import Recent
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
+
+_Graph = TypeVar("_Graph", StepTrace, StepVjp)
 
 # Without a hint of a symbolic size: the plan of large steps, which suits small ones better than the reverse.
 _UNKNOWN_NCL = 2**20
@@ -100,7 +102,7 @@ class GraphSpecialization(Specialization):
             traced = [_trace(step, assigned, device) for assigned in self._assignments]
             self._traces = [trace for trace, _ in traced]
             super().__init__(self._traces[0], "scan", device)
-            _check_same([self._emit(trace) for trace in self._traces])
+            _check_same(self._emit, self._traces)
         _, stand_ins = traced[0]
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
@@ -135,22 +137,11 @@ class GraphSpecialization(Specialization):
         # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
         return not isinstance(num_steps, int) or num_steps % chunk > 0
 
-    def vjp(
-        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
-    ) -> tuple[StepVjp, CoreSource | None]:
-        key = (cotangents, wanted)
-        if key not in self._vjps:
-            self._vjps[key] = self._vjp(*key)
-        return self._vjps[key]
-
-    def _vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepVjp:
         with untraced():
             vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
-            if all(position is None for position in vjps[0].gradients):
-                return vjps[0], None
-            sources = [emit_core(v.graph, "scan_vjp", prune=True, fast_division=True) for v in vjps]
-        _check_same(sources)
-        return replace(vjps[0], layouts=self._layouts(vjps)), sources[0]
+            _check_same(self._emit_vjp, vjps)
+        return replace(vjps[0], layouts=self._layouts(vjps))
 
     def _function(self, source: KernelSource) -> Any:
         """For a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
@@ -232,8 +223,12 @@ def _differentiable(step: GraphStep, vjp: fx.GraphModule) -> Callable[..., Any]:
     return Step.apply
 
 
-def _check_same(sources: Sequence[CoreSource]) -> None:
-    if len({source.name for source in sources}) > 1:
+def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:
+    """Refuses graphs, one of each assignment, that are not written alike."""
+    if len(graphs) == 1:
+        return
+    sources = [emit(graph) for graph in graphs]
+    if len({source and source.name for source in sources}) > 1:
         raise SymbolicSizeError(
             "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
             "tensor outside of the core, or compile with dynamic=False."

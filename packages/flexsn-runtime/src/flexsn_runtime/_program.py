@@ -182,13 +182,12 @@ class Specialization:
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
     ) -> tuple[StepVjp, CoreSource | None]:
         """The step's VJP and its source; no source when every gradient is zero."""
+        return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
-        def trace() -> StepVjp:
-            self._renew_trace()
-            with as_outside():
-                return self.trace.vjp(cotangents, wanted)
-
-        return self._with_source((cotangents, wanted), trace)
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepVjp:
+        self._renew_trace()
+        with as_outside():
+            return self.trace.vjp(cotangents, wanted)
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
         """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
@@ -228,10 +227,12 @@ class Specialization:
         with self._lock:
             if key not in self._vjps:
                 vjp = make()
-                present = any(position is not None for position in vjp.gradients)
-                source = self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
-                self._vjps[key] = (vjp, source)
+                self._vjps[key] = (vjp, self._emit_vjp(vjp))
             return self._vjps[key]
+
+    def _emit_vjp(self, vjp: StepVjp) -> CoreSource | None:
+        present = any(position is not None for position in vjp.gradients)
+        return self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
