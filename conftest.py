@@ -1,12 +1,20 @@
-"""Decides, before Triton is imported, whether kernels run on a GPU or in Triton's interpreter."""
+"""Decides, before torch and Triton are imported, how many threads work, and whether kernels run on a GPU."""
 
 from __future__ import annotations
 
 import os
 import sys
 
+# Tests run in several processes and start more: one thread each. Threads that wait for one another spin, and beside
+# other work on a small machine they spin for most of the time. Their libraries read this when they are loaded.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+# Inductor compiles in this process: a pool of compilers for each test process would be a crowd.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
 import pytest
 import torch
+
+torch.set_num_threads(1)  # where something imported torch before this file
 
 HAS_GPU = torch.cuda.is_available()
 

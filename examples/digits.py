@@ -211,6 +211,8 @@ def main(arguments: list[str]) -> int:
     chosen = options(arguments)
     torch.manual_seed(chosen.seed)
     device = torch.device(chosen.device)
+    # The layers are small: several threads would wait for one another, and beside other work for long.
+    torch.set_num_threads(1)
     data = load(device, chosen.seed)
     network = Network(chosen.steps, chosen.backend).to(device)
     try:

@@ -29,7 +29,7 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 ALONE = {"flexsn-graph", "flexsn-codegen", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
 
-pytestmark = pytest.mark.wheels
+pytestmark = [pytest.mark.wheels, pytest.mark.xdist_group("wheels")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,20 @@ def test_an_innocent_text_is_not(text: str) -> None:
     assert traces_in(text.encode()) == []
 
 
+# What measures the machine, or gives up because it is slow; written as above.
+CLOCKS = re.compile(
+    r"[p]erf_counter|[m]onotonic\(|[p]rocess_time|[t]hread_time|[g]etrusage|os\.[t]imes\(|[e]lapsed_time"
+    r"|mark\.[t]imeout|\b[t]imeout="
+)
+
+
+def test_no_test_depends_on_how_fast_the_machine_is() -> None:
+    """A process that hangs is ended by the one limit in pyproject.toml."""
+    files = [ROOT / "conftest.py", *ROOT.glob("tests/**/*.py"), *ROOT.glob("packages/*/tests/**/*.py")]
+    found = {str(path.relative_to(ROOT)): clocks for path in files if (clocks := CLOCKS.findall(path.read_text()))}
+    assert found == {}
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
 def test_package_has_its_papers(package: Path) -> None:
     module = package.name.replace("-", "_")

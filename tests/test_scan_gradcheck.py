@@ -94,7 +94,6 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cases
-@pytest.mark.timeout(60)
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
     # A block of 4 and a part of one; a segment of 2 steps and one more.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)

@@ -67,7 +67,6 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
 
 
-@pytest.mark.timeout(900)  # a minute on two idle cores
 def test_every_core_compiles_for_every_target_without_spills(
     monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:

@@ -7,6 +7,8 @@ import pytest
 import torch
 from codegen_opinfo import Outcome, check, check_gradient, is_differentiable, variant_name, variants
 
+pytestmark = pytest.mark.xdist_group("opinfo")
+
 COMPLEX_ONLY = ["imag", "nn.functional.silu.complex"]
 Outcomes = dict[str, dict[str, Outcome]]
 

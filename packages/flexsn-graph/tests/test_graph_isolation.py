@@ -48,7 +48,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
     source = Path(sys.modules["flexsn_graph"].__file__ or "").parents[1]
     other = subprocess.run(
         [sys.executable, "-c", code],
-        env={"PYTHONPATH": f"{Path(__file__).parent}:{source}", "PYTHONHASHSEED": "1"},
+        env={"PYTHONPATH": f"{Path(__file__).parent}:{source}", "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=True,
