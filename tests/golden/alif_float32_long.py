@@ -1,0 +1,981 @@
+# Made by: PYTHONPATH=tests hatch run python tests/test_scan_goldens.py
+import triton
+import triton.language as tl
+
+from flexsn_codegen import device as dev
+
+
+@triton.jit
+def core_step_dadbb7b299f6(input_0, state_0, state_1, lifted_0, lifted_1):
+    sub = input_0 - state_0  # scan_cores.py: h = v + (x - v) / 2.0
+    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))  # scan_cores.py: h = v + (x - v) / 2.0
+    add = state_0 + div  # scan_cores.py: h = v + (x - v) / 2.0
+    mul = lifted_0 * state_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_1 = mul + tl.full([], 1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    sub_1 = add - add_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    ge = sub_1 >= tl.full([], 0.0, tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    convert_element_type = ge.to(tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    sub_2 = tl.full([], 1.0, tl.float32) - convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_1 = add * sub_2  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    abs_1 = tl.abs(lifted_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    reciprocal = dev.div(tl.full([], 1.0, tl.float32), abs_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_2 = reciprocal * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    exp = dev.exp(mul_2)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_3 = exp * state_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_2 = mul_3 + convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    return convert_element_type, mul_1, add_2
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_forward_ce295739edc3(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    output_0_ptr,
+    final_state_0_ptr,
+    final_state_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Forward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    state_0 = tl.zeros([BLOCK], tl.float32)
+    state_1 = tl.zeros([BLOCK], tl.float32)
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    input_0_at = input_0_ptr
+    output_0_at = output_0_ptr
+    chunks = T // 4
+    for c in tl.range(0, chunks, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_1, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 1 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_2, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 2 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_3, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 3 * step + off, output_0, mask)
+        input_0_at += 4 * step
+        output_0_at += 4 * step
+    for t in tl.range(chunks * 4, T, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        input_0_at += 1 * step
+        output_0_at += 1 * step
+    dev.store(final_state_0_ptr + off, state_0, mask)
+    dev.store(final_state_1_ptr + off, state_1, mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_forward_1b2c29df11c4(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    output_0_ptr,
+    state_seq_0_ptr,
+    state_seq_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Forward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    state_0 = dev.load(state_0_ptr + off, mask)
+    state_1 = dev.load(state_1_ptr + off, mask)
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    input_0_at = input_0_ptr
+    output_0_at = output_0_ptr
+    state_seq_0_at = state_seq_0_ptr
+    state_seq_1_at = state_seq_1_ptr
+    chunks = T // 4
+    for c in tl.range(0, chunks, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(state_seq_0_at + off, state_0, mask)
+        dev.store(state_seq_1_at + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_1, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 1 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 1 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 1 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_2, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 2 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 2 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 2 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_3, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 3 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 3 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 3 * step + off, state_1, mask)
+        input_0_at += 4 * step
+        output_0_at += 4 * step
+        state_seq_0_at += 4 * step
+        state_seq_1_at += 4 * step
+    for t in tl.range(chunks * 4, T, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(state_seq_0_at + off, state_0, mask)
+        dev.store(state_seq_1_at + off, state_1, mask)
+        input_0_at += 1 * step
+        output_0_at += 1 * step
+        state_seq_0_at += 1 * step
+        state_seq_1_at += 1 * step
+
+
+@triton.jit
+def core_vjp_743b797ab0c9(input_0, state_0, state_1, lifted_0, lifted_1, grad_output_0, grad_state_0, grad_state_1):
+    sub = input_0 - state_0  # scan_cores.py: h = v + (x - v) / 2.0
+    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))  # scan_cores.py: h = v + (x - v) / 2.0
+    add = state_0 + div  # scan_cores.py: h = v + (x - v) / 2.0
+    mul = lifted_0 * state_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_1 = mul + tl.full([], 1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    sub_1 = add - add_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    ge = sub_1 >= tl.full([], 0.0, tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    convert_element_type = ge.to(tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    sub_2 = tl.full([], 1.0, tl.float32) - convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    abs_1 = tl.abs(lifted_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    reciprocal = dev.fast_div(tl.full([], 1.0, tl.float32), abs_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_2 = reciprocal * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    exp = dev.exp(mul_2)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_3 = grad_output_0 + grad_state_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_4 = grad_state_1 * exp  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_5 = grad_state_1 * state_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_6 = mul_5 * exp  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_7 = mul_6 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_8 = reciprocal * reciprocal  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    neg = mul_7 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_9 = neg * mul_8  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    sign = tl.where(lifted_1 > tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32), tl.where(lifted_1 < tl.full([], 0.0, tl.float32), tl.full([], -1.0, tl.float32), tl.full([], 0.0, tl.float32)))  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_10 = mul_9 * sign  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_11 = grad_state_0 * add  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_12 = grad_state_0 * sub_2  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    neg_1 = mul_11 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_4 = add_3 + neg_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_13 = sub_1 * tl.full([], 4.0, tl.float32)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    neg_2 = mul_13 * tl.full([], -1.0, tl.float32)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    exp_1 = dev.exp(neg_2)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    add_5 = tl.full([], 1.0, tl.float32) + exp_1  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    div_1 = dev.fast_div(tl.full([], 1.0, tl.float32), add_5)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    mul_14 = add_4 * tl.full([], 4.0, tl.float32)  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    mul_15 = mul_14 * div_1  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    sub_3 = tl.full([], 1.0, tl.float32) - div_1  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    mul_16 = mul_15 * sub_3  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    neg_3 = mul_16 * tl.full([], -1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_6 = mul_12 + mul_16  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    mul_17 = neg_3 * lifted_0  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    mul_18 = neg_3 * state_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_7 = mul_4 + mul_17  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    div_2 = dev.div_by_constant(add_6, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))  # scan_cores.py: h = v + (x - v) / 2.0
+    neg_4 = div_2 * tl.full([], -1.0, tl.float32)  # scan_cores.py: h = v + (x - v) / 2.0
+    add_8 = add_6 + neg_4  # scan_cores.py: h = v + (x - v) / 2.0
+    return div_2, add_8, add_7, mul_18, mul_10
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_backward_6512bf069e11(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    checkpoint_0_ptr,
+    checkpoint_1_ptr,
+    grad_output_0_ptr,
+    grad_final_state_0_ptr,
+    grad_final_state_1_ptr,
+    grad_input_0_ptr,
+    grad_state_0_ptr,
+    grad_state_1_ptr,
+    grad_lifted_0_ptr,
+    grad_lifted_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    initial_0 = dev.load(state_0_ptr + off, mask)
+    initial_1 = dev.load(state_1_ptr + off, mask)
+    grad_state_0 = dev.load(grad_final_state_0_ptr + off, mask)
+    grad_state_1 = dev.load(grad_final_state_1_ptr + off, mask)
+    grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
+    grad_lifted_1 = tl.zeros([BLOCK], tl.float32)
+    chunks = T // 4
+    input_0_at = input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_output_0_at = grad_output_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_input_0_at = grad_input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    left = T % 4
+    if left > 0:
+        state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
+        state_0_0 = tl.where(chunks > 0, state_0_0, initial_0)
+        state_1_0 = dev.load(checkpoint_1_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
+        state_1_0 = tl.where(chunks > 0, state_1_0, initial_1)
+        input_0_0 = dev.load(input_0_at + off, mask & (0 < left))
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask & (1 < left))
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask & (2 < left))
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask & (3 < left))
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
+        unused_0, state_0_1, state_1_1 = core_step_dadbb7b299f6(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1)
+        unused_0, state_0_2, state_1_2 = core_step_dadbb7b299f6(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1)
+        unused_0, state_0_3, state_1_3 = core_step_dadbb7b299f6(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_3, state_0_3, state_1_3, lifted_0, lifted_1, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask & (3 < left))
+        grad_state_0 = tl.where(3 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(3 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(3 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(3 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask & (2 < left))
+        grad_state_0 = tl.where(2 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(2 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(2 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(2 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask & (1 < left))
+        grad_state_0 = tl.where(1 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(1 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(1 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(1 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask & (0 < left))
+        grad_state_0 = tl.where(0 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(0 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(0 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(0 < left, result_4.to(tl.float32), 0)
+    for i in range(0, chunks):
+        input_0_at -= 4 * step
+        grad_output_0_at -= 4 * step
+        grad_input_0_at -= 4 * step
+        c = chunks - 1 - i
+        state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
+        state_0_0 = tl.where(c > 0, state_0_0, initial_0)
+        state_1_0 = dev.load(checkpoint_1_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
+        state_1_0 = tl.where(c > 0, state_1_0, initial_1)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
+        unused_0, state_0_1, state_1_1 = core_step_dadbb7b299f6(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1)
+        unused_0, state_0_2, state_1_2 = core_step_dadbb7b299f6(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1)
+        unused_0, state_0_3, state_1_3 = core_step_dadbb7b299f6(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_3, state_0_3, state_1_3, lifted_0, lifted_1, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_1_ptr + off, grad_state_1, mask)
+    dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
+    dev.store(grad_lifted_1_ptr + off, grad_lifted_1, mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_forward_a8c1b54093a0(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    output_0_ptr,
+    final_state_0_ptr,
+    final_state_1_ptr,
+    checkpoint_0_ptr,
+    checkpoint_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    state_0 = dev.load(state_0_ptr + off, mask)
+    state_1 = dev.load(state_1_ptr + off, mask)
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    input_0_at = input_0_ptr
+    output_0_at = output_0_ptr
+    chunks = T // 8
+    for c in tl.range(0, chunks, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_0, mask & (c > 0))
+        dev.store(checkpoint_1_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_1, mask & (c > 0))
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_1, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 1 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_2, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 2 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_3, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 3 * step + off, output_0, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(c * 2 + 0, tl.int64) * step + off, state_0, mask)
+        dev.store(checkpoint_1_ptr + tl.cast(c * 2 + 0, tl.int64) * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_4, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 4 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_5, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 5 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_6, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 6 * step + off, output_0, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_7, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 7 * step + off, output_0, mask)
+        input_0_at += 8 * step
+        output_0_at += 8 * step
+    for t in tl.range(chunks * 8, T, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_0, mask & ((t > 0) & (t % 4 == 0)))
+        dev.store(checkpoint_1_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_1, mask & ((t > 0) & (t % 4 == 0)))
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        input_0_at += 1 * step
+        output_0_at += 1 * step
+    dev.store(final_state_0_ptr + off, state_0, mask)
+    dev.store(final_state_1_ptr + off, state_1, mask)
+
+
+@triton.jit
+def core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0, saved_1, grad_output_0, grad_state_0, grad_state_1):
+    mul = lifted_0 * saved_0  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_1 = mul + tl.full([], 1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    sub_1 = saved_1 - add_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    ge = sub_1 >= tl.full([], 0.0, tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    convert_element_type = ge.to(tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    sub_2 = tl.full([], 1.0, tl.float32) - convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    abs_1 = tl.abs(lifted_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    reciprocal = dev.fast_div(tl.full([], 1.0, tl.float32), abs_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_2 = reciprocal * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    exp = dev.exp(mul_2)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_3 = grad_output_0 + grad_state_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_4 = grad_state_1 * exp  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_5 = grad_state_1 * saved_0  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_6 = mul_5 * exp  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_7 = mul_6 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_8 = reciprocal * reciprocal  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    neg = mul_7 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_9 = neg * mul_8  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    sign = tl.where(lifted_1 > tl.full([], 0.0, tl.float32), tl.full([], 1.0, tl.float32), tl.where(lifted_1 < tl.full([], 0.0, tl.float32), tl.full([], -1.0, tl.float32), tl.full([], 0.0, tl.float32)))  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_10 = mul_9 * sign  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_11 = grad_state_0 * saved_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_12 = grad_state_0 * sub_2  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    neg_1 = mul_11 * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_4 = add_3 + neg_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_13 = sub_1 * tl.full([], 4.0, tl.float32)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    neg_2 = mul_13 * tl.full([], -1.0, tl.float32)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    exp_1 = dev.exp(neg_2)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    add_5 = tl.full([], 1.0, tl.float32) + exp_1  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    div_1 = dev.fast_div(tl.full([], 1.0, tl.float32), add_5)  # scan_cores.py: soft = torch.sigmoid(4.0 * x)
+    mul_14 = add_4 * tl.full([], 4.0, tl.float32)  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    mul_15 = mul_14 * div_1  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    sub_3 = tl.full([], 1.0, tl.float32) - div_1  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    mul_16 = mul_15 * sub_3  # scan_cores.py: return grad * 4.0 * soft * (1.0 - soft)
+    neg_3 = mul_16 * tl.full([], -1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_6 = mul_12 + mul_16  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    mul_17 = neg_3 * lifted_0  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    mul_18 = neg_3 * saved_0  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_7 = mul_4 + mul_17  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    div_2 = dev.div_by_constant(add_6, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))  # scan_cores.py: h = v + (x - v) / 2.0
+    neg_4 = div_2 * tl.full([], -1.0, tl.float32)  # scan_cores.py: h = v + (x - v) / 2.0
+    add_8 = add_6 + neg_4  # scan_cores.py: h = v + (x - v) / 2.0
+    return div_2, add_8, add_7, mul_18, mul_10
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_backward_ce2895f08faf(
+    lifted_0_ptr,
+    lifted_1_ptr,
+    saved_0_ptr,
+    saved_1_ptr,
+    grad_output_0_ptr,
+    grad_final_state_0_ptr,
+    grad_final_state_1_ptr,
+    grad_input_0_ptr,
+    grad_state_0_ptr,
+    grad_state_1_ptr,
+    grad_lifted_0_ptr,
+    grad_lifted_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    grad_state_0 = dev.load(grad_final_state_0_ptr + off, mask)
+    grad_state_1 = dev.load(grad_final_state_1_ptr + off, mask)
+    grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
+    grad_lifted_1 = tl.zeros([BLOCK], tl.float32)
+    chunks = T // 4
+    saved_0_at = saved_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    saved_1_at = saved_1_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_output_0_at = grad_output_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_input_0_at = grad_input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    left = T % 4
+    if left > 0:
+        saved_0_0 = dev.load(saved_0_at + off, mask & (0 < left))
+        saved_1_0 = dev.load(saved_1_at + off, mask & (0 < left))
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
+        saved_0_1 = dev.load(saved_0_at + 1 * step + off, mask & (1 < left))
+        saved_1_1 = dev.load(saved_1_at + 1 * step + off, mask & (1 < left))
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
+        saved_0_2 = dev.load(saved_0_at + 2 * step + off, mask & (2 < left))
+        saved_1_2 = dev.load(saved_1_at + 2 * step + off, mask & (2 < left))
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
+        saved_0_3 = dev.load(saved_0_at + 3 * step + off, mask & (3 < left))
+        saved_1_3 = dev.load(saved_1_at + 3 * step + off, mask & (3 < left))
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_3, saved_1_3, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask & (3 < left))
+        grad_state_0 = tl.where(3 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(3 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(3 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(3 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_2, saved_1_2, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask & (2 < left))
+        grad_state_0 = tl.where(2 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(2 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(2 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(2 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_1, saved_1_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask & (1 < left))
+        grad_state_0 = tl.where(1 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(1 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(1 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(1 < left, result_4.to(tl.float32), 0)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_0, saved_1_0, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask & (0 < left))
+        grad_state_0 = tl.where(0 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(0 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(0 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(0 < left, result_4.to(tl.float32), 0)
+    for i in range(0, chunks):
+        saved_0_at -= 4 * step
+        saved_1_at -= 4 * step
+        grad_output_0_at -= 4 * step
+        grad_input_0_at -= 4 * step
+        c = chunks - 1 - i
+        saved_0_0 = dev.load(saved_0_at + off, mask)
+        saved_1_0 = dev.load(saved_1_at + off, mask)
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
+        saved_0_1 = dev.load(saved_0_at + 1 * step + off, mask)
+        saved_1_1 = dev.load(saved_1_at + 1 * step + off, mask)
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
+        saved_0_2 = dev.load(saved_0_at + 2 * step + off, mask)
+        saved_1_2 = dev.load(saved_1_at + 2 * step + off, mask)
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
+        saved_0_3 = dev.load(saved_0_at + 3 * step + off, mask)
+        saved_1_3 = dev.load(saved_1_at + 3 * step + off, mask)
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_3, saved_1_3, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_2, saved_1_2, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_1, saved_1_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_cc44722c63c7(lifted_0, lifted_1, saved_0_0, saved_1_0, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_1_ptr + off, grad_state_1, mask)
+    dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
+    dev.store(grad_lifted_1_ptr + off, grad_lifted_1, mask)
+
+
+@triton.jit
+def core_step_4e1ab7602754(input_0, state_0, state_1, lifted_0, lifted_1):
+    sub = input_0 - state_0  # scan_cores.py: h = v + (x - v) / 2.0
+    div = dev.div_by_constant(sub, tl.full([], 2.0, tl.float32), tl.full([], 0.5, tl.float32))  # scan_cores.py: h = v + (x - v) / 2.0
+    add = state_0 + div  # scan_cores.py: h = v + (x - v) / 2.0
+    mul = lifted_0 * state_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    add_1 = mul + tl.full([], 1.0, tl.float32)  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    sub_1 = add - add_1  # scan_cores.py: s = spike(h - (1.0 + beta * a))
+    ge = sub_1 >= tl.full([], 0.0, tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    convert_element_type = ge.to(tl.float32)  # scan_cores.py: return (x >= 0).to(x.dtype)
+    sub_2 = tl.full([], 1.0, tl.float32) - convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_1 = add * sub_2  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    abs_1 = tl.abs(lifted_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    reciprocal = dev.div(tl.full([], 1.0, tl.float32), abs_1)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_2 = reciprocal * tl.full([], -1.0, tl.float32)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    exp = dev.exp(mul_2)  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    mul_3 = exp * state_1  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    add_2 = mul_3 + convert_element_type  # scan_cores.py: return s, h * (1.0 - s), torch.exp(-1.0 / tau.abs()).unsqueeze(-1) * a + s
+    return convert_element_type, mul_1, add_2, state_1, add
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_forward_3316fac7e47d(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    output_0_ptr,
+    saved_0_ptr,
+    saved_1_ptr,
+    final_state_0_ptr,
+    final_state_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    state_0 = dev.load(state_0_ptr + off, mask)
+    state_1 = dev.load(state_1_ptr + off, mask)
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    input_0_at = input_0_ptr
+    output_0_at = output_0_ptr
+    saved_0_at = saved_0_ptr
+    saved_1_at = saved_1_ptr
+    chunks = T // 8
+    for c in tl.range(0, chunks, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(saved_0_at + off, saved_0, mask)
+        dev.store(saved_1_at + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_1, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 1 * step + off, output_0, mask)
+        dev.store(saved_0_at + 1 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 1 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_2, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 2 * step + off, output_0, mask)
+        dev.store(saved_0_at + 2 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 2 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_3, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 3 * step + off, output_0, mask)
+        dev.store(saved_0_at + 3 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 3 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_4, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 4 * step + off, output_0, mask)
+        dev.store(saved_0_at + 4 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 4 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_5, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 5 * step + off, output_0, mask)
+        dev.store(saved_0_at + 5 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 5 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_6, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 6 * step + off, output_0, mask)
+        dev.store(saved_0_at + 6 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 6 * step + off, saved_1, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_7, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 7 * step + off, output_0, mask)
+        dev.store(saved_0_at + 7 * step + off, saved_0, mask)
+        dev.store(saved_1_at + 7 * step + off, saved_1, mask)
+        input_0_at += 8 * step
+        output_0_at += 8 * step
+        saved_0_at += 8 * step
+        saved_1_at += 8 * step
+    for t in tl.range(chunks * 8, T, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        output_0, state_0, state_1, saved_0, saved_1 = core_step_4e1ab7602754(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(saved_0_at + off, saved_0, mask)
+        dev.store(saved_1_at + off, saved_1, mask)
+        input_0_at += 1 * step
+        output_0_at += 1 * step
+        saved_0_at += 1 * step
+        saved_1_at += 1 * step
+    dev.store(final_state_0_ptr + off, state_0, mask)
+    dev.store(final_state_1_ptr + off, state_1, mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_backward_fb9f1554c729(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    checkpoint_0_ptr,
+    checkpoint_1_ptr,
+    grad_output_0_ptr,
+    grad_state_seq_0_ptr,
+    grad_state_seq_1_ptr,
+    grad_input_0_ptr,
+    grad_state_0_ptr,
+    grad_state_1_ptr,
+    grad_lifted_0_ptr,
+    grad_lifted_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    initial_0 = dev.load(state_0_ptr + off, mask)
+    initial_1 = dev.load(state_1_ptr + off, mask)
+    grad_state_0 = tl.zeros([BLOCK], tl.float32)
+    grad_state_1 = tl.zeros([BLOCK], tl.float32)
+    grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
+    grad_lifted_1 = tl.zeros([BLOCK], tl.float32)
+    chunks = T // 4
+    input_0_at = input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_output_0_at = grad_output_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_state_seq_0_at = grad_state_seq_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_state_seq_1_at = grad_state_seq_1_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    grad_input_0_at = grad_input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
+    left = T % 4
+    if left > 0:
+        state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
+        state_0_0 = tl.where(chunks > 0, state_0_0, initial_0)
+        state_1_0 = dev.load(checkpoint_1_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
+        state_1_0 = tl.where(chunks > 0, state_1_0, initial_1)
+        input_0_0 = dev.load(input_0_at + off, mask & (0 < left))
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
+        grad_state_seq_0_0 = dev.load(grad_state_seq_0_at + off, mask & (0 < left))
+        grad_state_seq_1_0 = dev.load(grad_state_seq_1_at + off, mask & (0 < left))
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask & (1 < left))
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
+        grad_state_seq_0_1 = dev.load(grad_state_seq_0_at + 1 * step + off, mask & (1 < left))
+        grad_state_seq_1_1 = dev.load(grad_state_seq_1_at + 1 * step + off, mask & (1 < left))
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask & (2 < left))
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
+        grad_state_seq_0_2 = dev.load(grad_state_seq_0_at + 2 * step + off, mask & (2 < left))
+        grad_state_seq_1_2 = dev.load(grad_state_seq_1_at + 2 * step + off, mask & (2 < left))
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask & (3 < left))
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
+        grad_state_seq_0_3 = dev.load(grad_state_seq_0_at + 3 * step + off, mask & (3 < left))
+        grad_state_seq_1_3 = dev.load(grad_state_seq_1_at + 3 * step + off, mask & (3 < left))
+        unused_0, state_0_1, state_1_1 = core_step_dadbb7b299f6(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1)
+        unused_0, state_0_2, state_1_2 = core_step_dadbb7b299f6(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1)
+        unused_0, state_0_3, state_1_3 = core_step_dadbb7b299f6(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1)
+        grad_state_0 += grad_state_seq_0_3
+        grad_state_1 += grad_state_seq_1_3
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_3, state_0_3, state_1_3, lifted_0, lifted_1, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask & (3 < left))
+        grad_state_0 = tl.where(3 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(3 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(3 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(3 < left, result_4.to(tl.float32), 0)
+        grad_state_0 += grad_state_seq_0_2
+        grad_state_1 += grad_state_seq_1_2
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask & (2 < left))
+        grad_state_0 = tl.where(2 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(2 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(2 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(2 < left, result_4.to(tl.float32), 0)
+        grad_state_0 += grad_state_seq_0_1
+        grad_state_1 += grad_state_seq_1_1
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask & (1 < left))
+        grad_state_0 = tl.where(1 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(1 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(1 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(1 < left, result_4.to(tl.float32), 0)
+        grad_state_0 += grad_state_seq_0_0
+        grad_state_1 += grad_state_seq_1_0
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask & (0 < left))
+        grad_state_0 = tl.where(0 < left, result_1, grad_state_0)
+        grad_state_1 = tl.where(0 < left, result_2, grad_state_1)
+        grad_lifted_0 += tl.where(0 < left, result_3.to(tl.float32), 0)
+        grad_lifted_1 += tl.where(0 < left, result_4.to(tl.float32), 0)
+    for i in range(0, chunks):
+        input_0_at -= 4 * step
+        grad_output_0_at -= 4 * step
+        grad_state_seq_0_at -= 4 * step
+        grad_state_seq_1_at -= 4 * step
+        grad_input_0_at -= 4 * step
+        c = chunks - 1 - i
+        state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
+        state_0_0 = tl.where(c > 0, state_0_0, initial_0)
+        state_1_0 = dev.load(checkpoint_1_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
+        state_1_0 = tl.where(c > 0, state_1_0, initial_1)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
+        grad_state_seq_0_0 = dev.load(grad_state_seq_0_at + off, mask)
+        grad_state_seq_1_0 = dev.load(grad_state_seq_1_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
+        grad_state_seq_0_1 = dev.load(grad_state_seq_0_at + 1 * step + off, mask)
+        grad_state_seq_1_1 = dev.load(grad_state_seq_1_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
+        grad_state_seq_0_2 = dev.load(grad_state_seq_0_at + 2 * step + off, mask)
+        grad_state_seq_1_2 = dev.load(grad_state_seq_1_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
+        grad_state_seq_0_3 = dev.load(grad_state_seq_0_at + 3 * step + off, mask)
+        grad_state_seq_1_3 = dev.load(grad_state_seq_1_at + 3 * step + off, mask)
+        unused_0, state_0_1, state_1_1 = core_step_dadbb7b299f6(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1)
+        unused_0, state_0_2, state_1_2 = core_step_dadbb7b299f6(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1)
+        unused_0, state_0_3, state_1_3 = core_step_dadbb7b299f6(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1)
+        grad_state_0 += grad_state_seq_0_3
+        grad_state_1 += grad_state_seq_1_3
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_3, state_0_3, state_1_3, lifted_0, lifted_1, grad_output_0_3, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 3 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        grad_state_0 += grad_state_seq_0_2
+        grad_state_1 += grad_state_seq_1_2
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_2, state_0_2, state_1_2, lifted_0, lifted_1, grad_output_0_2, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 2 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        grad_state_0 += grad_state_seq_0_1
+        grad_state_1 += grad_state_seq_1_1
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_1, state_0_1, state_1_1, lifted_0, lifted_1, grad_output_0_1, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + 1 * step + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+        grad_state_0 += grad_state_seq_0_0
+        grad_state_1 += grad_state_seq_1_0
+        result_0, result_1, result_2, result_3, result_4 = core_vjp_743b797ab0c9(input_0_0, state_0_0, state_1_0, lifted_0, lifted_1, grad_output_0_0, grad_state_0, grad_state_1)
+        dev.store(grad_input_0_at + off, result_0, mask)
+        grad_state_0 = result_1
+        grad_state_1 = result_2
+        grad_lifted_0 += result_3.to(tl.float32)
+        grad_lifted_1 += result_4.to(tl.float32)
+    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_1_ptr + off, grad_state_1, mask)
+    dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
+    dev.store(grad_lifted_1_ptr + off, grad_lifted_1, mask)
+
+
+@triton.jit(do_not_specialize=["T"])
+def core_forward_f2139634b8ab(
+    input_0_ptr,
+    lifted_0_ptr,
+    lifted_1_ptr,
+    state_0_ptr,
+    state_1_ptr,
+    output_0_ptr,
+    state_seq_0_ptr,
+    state_seq_1_ptr,
+    checkpoint_0_ptr,
+    checkpoint_1_ptr,
+    T,
+    NCL,
+    lifted_0_inner0,
+    lifted_0_size0,
+    lifted_0_stride0,
+    lifted_1_inner0,
+    lifted_1_size0,
+    lifted_1_stride0,
+    BLOCK: tl.constexpr,
+):
+    """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
+    off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = off < NCL
+    step = tl.cast(NCL, tl.int64)
+    lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
+    lifted_1_off = (off // lifted_1_inner0) % lifted_1_size0 * lifted_1_stride0
+    state_0 = dev.load(state_0_ptr + off, mask)
+    state_1 = dev.load(state_1_ptr + off, mask)
+    lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
+    lifted_1 = dev.load(lifted_1_ptr + lifted_1_off, mask)
+    input_0_at = input_0_ptr
+    output_0_at = output_0_ptr
+    state_seq_0_at = state_seq_0_ptr
+    state_seq_1_at = state_seq_1_ptr
+    chunks = T // 8
+    for c in tl.range(0, chunks, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_0, mask & (c > 0))
+        dev.store(checkpoint_1_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_1, mask & (c > 0))
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(state_seq_0_at + off, state_0, mask)
+        dev.store(state_seq_1_at + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_1, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 1 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 1 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 1 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_2, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 2 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 2 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 2 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_3, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 3 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 3 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 3 * step + off, state_1, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(c * 2 + 0, tl.int64) * step + off, state_0, mask)
+        dev.store(checkpoint_1_ptr + tl.cast(c * 2 + 0, tl.int64) * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_4, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 4 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 4 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 4 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_5, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 5 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 5 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 5 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_6, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 6 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 6 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 6 * step + off, state_1, mask)
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_7, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + 7 * step + off, output_0, mask)
+        dev.store(state_seq_0_at + 7 * step + off, state_0, mask)
+        dev.store(state_seq_1_at + 7 * step + off, state_1, mask)
+        input_0_at += 8 * step
+        output_0_at += 8 * step
+        state_seq_0_at += 8 * step
+        state_seq_1_at += 8 * step
+    for t in tl.range(chunks * 8, T, num_stages=2):
+        input_0_0 = dev.load(input_0_at + off, mask)
+        dev.store(checkpoint_0_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_0, mask & ((t > 0) & (t % 4 == 0)))
+        dev.store(checkpoint_1_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_1, mask & ((t > 0) & (t % 4 == 0)))
+        output_0, state_0, state_1 = core_step_dadbb7b299f6(input_0_0, state_0, state_1, lifted_0, lifted_1)
+        dev.store(output_0_at + off, output_0, mask)
+        dev.store(state_seq_0_at + off, state_0, mask)
+        dev.store(state_seq_1_at + off, state_1, mask)
+        input_0_at += 1 * step
+        output_0_at += 1 * step
+        state_seq_0_at += 1 * step
+        state_seq_1_at += 1 * step
+
+

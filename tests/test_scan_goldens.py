@@ -1,0 +1,131 @@
+"""Complete kernels of the step functions in `scan_cores`, to the byte as they are kept in `golden/`.
+
+Each file holds what one step is compiled to in one dtype: for inference, and forward and backward for training.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # as in the tests, before Triton is imported
+
+import pytest
+import torch
+from scan_cores import CASES, Case, problem
+from torch import Tensor
+
+from flexsn_runtime import ScanProgram, prepare, scan
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+FOLDER = Path(__file__).parent / "golden"
+COMMAND = "PYTHONPATH=tests hatch run python tests/test_scan_goldens.py"
+STEP = (3, 5)
+SHORT, LONG = 2, 19
+
+
+@dataclass(frozen=True, slots=True)
+class Golden:
+    """One file: what a step is compiled to.
+
+    Attributes:
+        steps: up to eight are one chunk; of more, whole chunks and a rest are written, and checkpoints.
+        strided: whether inputs come in another order than their memory's.
+        options: of the program.
+    """
+
+    case: Case
+    dtype: torch.dtype = torch.float32
+    steps: int = SHORT
+    strided: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        words = [self.case.name, str(self.dtype).removeprefix("torch.")]
+        words += ["long"] * (self.steps > SHORT) + ["strided"] * self.strided
+        return "_".join([*words, *(f"{key}_{value}" for key, value in self.options)])
+
+    @property
+    def text(self) -> str:
+        functions = dict.fromkeys(f for source in self._sources() for f in _functions(source))
+        return f"# Made by: {COMMAND}\n" + "".join(functions)
+
+    def _sources(self) -> Iterator[str]:
+        yield from self._run(_infer, states=False)
+        yield from self._run(_infer, state_seqs=True)
+        # The backward of outputs alone is compiled with the forward; that of all results when it is called.
+        yield from self._run(_train, residuals="recompute")
+        yield from self._run(_train, residuals="save")
+        yield from self._run(_train, residuals="recompute", state_seqs=True)
+
+    def _run(
+        self, call: Callable[..., None], *, states: bool = True, state_seqs: bool = False, **options: Any
+    ) -> Iterator[str]:
+        given = problem(self.case, self.steps, STEP, dtype=self.dtype)
+        options.update(self.options)
+        program = ScanProgram(given.core, *given.counts, **options)
+        inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in given.inputs]
+        arguments = (*inputs, *(given.states if states else ()))
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FLEXSN_CACHE_DIR", folder)
+            call(program, arguments, [*arguments, *given.parameters], state_seqs)
+            yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir()))
+
+
+def _functions(source: str) -> list[str]:
+    """The imports and the functions of a source; citations without the line's number, which changes easily."""
+    plain = re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
+    return [f"{part.rstrip()}\n\n\n" for part in re.split(r"^(?=@triton\.jit)", plain, flags=re.MULTILINE)]
+
+
+def _infer(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[Tensor], state_seqs: bool) -> None:
+    with torch.no_grad():
+        scan(*prepare(program, tuple(arguments)), state_seqs=state_seqs)
+
+
+def _train(program: ScanProgram, arguments: Sequence[Tensor], leaves: Sequence[Tensor], state_seqs: bool) -> None:
+    results = [r for r in scan(*prepare(program, tuple(arguments)), state_seqs=state_seqs) if r.requires_grad]
+    torch.autograd.grad(results, leaves, [torch.ones_like(r) for r in results])
+
+
+def _without_lines(source: str) -> str:
+    """Citations of the step's code without the line's number, which changes with what stands above."""
+    return re.sub(r"(  # \w+\.py):\d+:", r"\1:", source)
+
+
+BY_NAME = {case.name: case for case in CASES}
+GOLDENS = [
+    *(Golden(case) for case in CASES),
+    Golden(BY_NAME["lif_soft"], torch.bfloat16),
+    Golden(BY_NAME["two_in_two_out"], torch.bfloat16),
+    Golden(BY_NAME["izhikevich"], torch.bfloat16, options=(("precision", "float32"),)),
+    Golden(BY_NAME["alif"], options=(("fast_math", True),)),
+    Golden(BY_NAME["plif_channel"], steps=LONG, strided=True),
+    Golden(BY_NAME["alif"], steps=LONG),
+]
+
+
+@pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
+def test_kernels_are_as_kept(golden: Golden) -> None:
+    kept = (FOLDER / f"{golden.name}.py").read_text(encoding="utf-8")
+    assert golden.text == kept, f"if you mean it, run `{COMMAND}`"
+
+
+def test_nothing_else_is_kept() -> None:
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(golden.name for golden in GOLDENS)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.py"):
+        old.unlink()
+    for each in GOLDENS:
+        (FOLDER / f"{each.name}.py").write_text(each.text, encoding="utf-8")
