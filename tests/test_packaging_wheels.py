@@ -12,22 +12,29 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.parser import Parser
-from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from distributions import ROOT, Distribution, distributions
+from environments import link_distributions, needed, third_party
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from wheels import build, run_tests, wheel_of
 
-ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+PACKAGES = [distribution.name for distribution in distributions()]
 ALONE = {"flexsn-graph", "flexsn-codegen", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
+# Of each, one file of quick tests. `release/wheels.py test` runs all of them, which takes as long as the tests do.
+QUICK = {
+    "flexsn-codegen": "test_codegen_numerics.py",
+    "flexsn-graph": "test_graph_info.py",
+    "flexsn-hop": "test_hop_package.py",
+    "flexsn-nn": "test_nn_encoding.py",
+    "flexsn-runtime": "test_runtime_handles.py",
+}
 
 pytestmark = [pytest.mark.wheels, pytest.mark.xdist_group("wheels")]
 
@@ -40,13 +47,6 @@ class Wheel:
     requirements: tuple[Requirement, ...]
 
 
-def needed(lines: Iterable[str]) -> Iterator[Requirement]:
-    """Yield the requirements that hold on this machine, with no extra asked for."""
-    for requirement in map(Requirement, lines):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield requirement
-
-
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     # As a user has it: the interpreter that conftest.py turns on needs more than Triton declares.
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -56,19 +56,24 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Wheel]:
-    """Build the wheels with the packages' own build backend; nothing is downloaded."""
-    folder = tmp_path_factory.mktemp("wheels")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sdists, and the wheels that come out of them; nothing is downloaded."""
+    folder = tmp_path_factory.mktemp("somewhere") / "dist"
+    for distribution in distributions():
+        build(distribution, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(dist: Path) -> dict[str, Wheel]:
     built = {}
-    for name in PACKAGES:
-        command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-        run(*command, cwd=ROOT / "packages" / name)
-        (path,) = folder.glob(f"{name.replace('-', '_')}-*.whl")
+    for distribution in distributions():
+        path = wheel_of(distribution, dist)
         with ZipFile(path) as archive:
             (metadata,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
             text = archive.read(metadata).decode()
         lines = Parser().parsestr(text).get_all("Requires-Dist", [])
-        built[name] = Wheel(path, tuple(needed(lines)))
+        built[distribution.name] = Wheel(path, tuple(needed(map(Requirement, lines))))
     return built
 
 
@@ -79,33 +84,6 @@ def with_siblings(name: str, wheels: dict[str, Wheel]) -> list[str]:
         names = [requirement.name for requirement in wheels[member].requirements]
         found += [other for other in names if other in wheels and other not in found]
     return found
-
-
-def third_party(requirements: Iterable[Requirement]) -> set[str]:
-    """Return the installed distributions that `requirements` ask for, directly or not."""
-    found: set[str] = set()
-    pending = list(requirements)
-    while pending:
-        requirement = pending.pop()
-        installed = distribution(requirement.name)
-        assert requirement.specifier.contains(installed.version, prereleases=True), requirement
-        name = canonicalize_name(requirement.name)
-        if name not in found:
-            found.add(name)
-            pending += needed(installed.requires or [])
-    return found
-
-
-def link_distributions(names: Iterable[str], folder: Path) -> None:
-    """Fill `folder` with links to what the distributions `names` installed."""
-    for name in names:
-        installed = distribution(name)
-        assert installed.files is not None, f"{name} has no record of its files"
-        for top in {file.parts[0] for file in installed.files}:
-            source, link = Path(str(installed.locate_file(top))), folder / top
-            # Scripts lie outside ("..") and are not imported; some share a folder, as __pycache__.
-            if top not in {"..", "__pycache__"} and not top.endswith(".pth") and not link.exists():
-                link.symlink_to(source)
 
 
 def import_isolated(name: str, wheels: dict[str, Wheel], folder: Path) -> dict[str, Any]:
@@ -153,6 +131,12 @@ def test_wheel_imports_with_its_declared_dependencies_only(name: str, wheels: di
         assert [who for who in report["triton_importers"] if who.startswith("flexsn")] == []
 
 
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_own_tests_pass_against_the_installed_wheel(distribution: Distribution, dist: Path) -> None:
+    outcome = run_tests(distribution, dist, files=[QUICK[distribution.name]])
+    assert outcome.ok, outcome.output
+
+
 def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Path:
     """Write a small wheel by hand, to see the isolation fail where it should."""
     path = folder / f"{module}-0.1.0-py3-none-any.whl"
@@ -170,7 +154,7 @@ def make_wheel(folder: Path, module: str, source: str, requires: str = "") -> Pa
 
 
 def made_wheels(folder: Path, runtime_source: str, requires: str) -> dict[str, Wheel]:
-    needs = tuple(needed([requires] if requires else []))
+    needs = tuple(needed([Requirement(requires)] if requires else []))
     return {
         "flexsn-graph": Wheel(make_wheel(folder, "flexsn_graph", ""), ()),
         "flexsn-runtime": Wheel(make_wheel(folder, "flexsn_runtime", runtime_source, requires), needs),

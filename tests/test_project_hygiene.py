@@ -91,7 +91,6 @@ def test_package_has_its_papers(package: Path) -> None:
     assert [name for name in papers if not (package / name).is_file()] == []
     # A source distribution holds only the package's folder, so the license is there once more.
     assert (package / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
-    assert f"pip install {package.name}" in (package / "README.md").read_text(encoding="utf-8")
 
 
 def test_file_names_among_the_tests_are_unique() -> None:

@@ -1,0 +1,80 @@
+"""The distributions of this repository, as their metadata describe them, in the order in which they need each other."""
+
+from __future__ import annotations
+
+import ast
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One of the packages under `packages/`."""
+
+    name: str
+
+    @property
+    def folder(self) -> Path:
+        """Where its `pyproject.toml` is."""
+        return ROOT / "packages" / self.name
+
+    @property
+    def module(self) -> str:
+        """The name to import."""
+        return self.name.replace("-", "_")
+
+    @property
+    def project(self) -> dict[str, Any]:
+        """The table `[project]` of its `pyproject.toml`."""
+        table: dict[str, Any] = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return table
+
+    @property
+    def version(self) -> Version:
+        """`__version__`, read without an import: an installed copy may be another version."""
+        path = self.folder / "src" / self.module / "__init__.py"
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__version__":
+                return Version(ast.literal_eval(node.value))
+        raise LookupError(f"{path} assigns no __version__")
+
+    @property
+    def requirements(self) -> list[Requirement]:
+        """What it always needs, without its extras."""
+        return [Requirement(line) for line in self.project["dependencies"]]
+
+    @property
+    def siblings(self) -> list[Distribution]:
+        """The distributions of this repository that it names itself."""
+        names = {distribution.name for distribution in distributions()}
+        return [Distribution(needed.name) for needed in self.requirements if needed.name in names]
+
+
+@cache
+def distributions() -> tuple[Distribution, ...]:
+    """All of them, by name."""
+    return tuple(Distribution(path.parent.name) for path in sorted(ROOT.glob("packages/*/pyproject.toml")))
+
+
+def with_siblings(wanted: Distribution) -> list[Distribution]:
+    """`wanted` and all that it builds on: each stands after those that it needs."""
+    found: list[Distribution] = []
+    for sibling in wanted.siblings:
+        found += [needed for needed in with_siblings(sibling) if needed not in found]
+    return [*found, wanted]
+
+
+def in_order() -> list[Distribution]:
+    """All of them: each stands after those that it needs. So are they published."""
+    found: list[Distribution] = []
+    for distribution in distributions():
+        found += [needed for needed in with_siblings(distribution) if needed not in found]
+    return found

@@ -1,0 +1,117 @@
+"""Environments that hold what a distribution declares and nothing else, made without a download.
+
+What is declared is already installed where this runs: the new environment gets links to it. What is not declared is
+then missing there, although it is installed here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sysconfig
+import venv
+from collections.abc import Iterable, Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+
+def needed(requirements: Iterable[Requirement]) -> Iterator[Requirement]:
+    """Yield those that hold on this machine; of a requirement that is there for an extra: none."""
+    for requirement in requirements:
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield requirement
+
+
+def third_party(requirements: Iterable[Requirement]) -> set[str]:
+    """Return the names of the installed distributions that `requirements` ask for, directly or not.
+
+    Raises:
+        RuntimeError: one of them is not installed, or in a version that the requirement does not admit.
+    """
+    found: set[str] = set()
+    pending = list(requirements)
+    while pending:
+        requirement = pending.pop()
+        try:
+            installed = distribution(requirement.name)
+        except PackageNotFoundError:
+            raise RuntimeError(f"{requirement} is asked for, and not installed") from None
+        if not requirement.specifier.contains(installed.version, prereleases=True):
+            raise RuntimeError(f"{requirement} is asked for, and {installed.version} is installed")
+        name = canonicalize_name(requirement.name)
+        if name not in found:
+            found.add(name)
+            pending += needed(Requirement(line) for line in installed.requires or [])
+    return found
+
+
+def link_distributions(names: Iterable[str], folder: Path) -> None:
+    """Fill `folder` with links to what the distributions `names` installed."""
+    for name in names:
+        installed = distribution(name)
+        if installed.files is None:
+            raise RuntimeError(f"{name} has no record of its files")
+        for top in {file.parts[0] for file in installed.files}:
+            source, link = Path(str(installed.locate_file(top))), folder / top
+            # Scripts lie outside ("..") and are not imported; some share a folder, as __pycache__.
+            if top not in {"..", "__pycache__"} and not top.endswith(".pth") and not link.exists():
+                link.symlink_to(source)
+
+
+class Environment:
+    """A virtual environment in `folder` that sees links to installed distributions, and what is installed into it."""
+
+    def __init__(self, folder: Path, requirements: Iterable[Requirement]) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.python = folder / "bin" / "python"
+        paths = {"base": str(folder), "platbase": str(folder)}
+        self.site_packages = Path(sysconfig.get_path("purelib", "venv", vars=paths))
+        links = folder / "third_party"
+        links.mkdir()
+        # pip last: it installs from here, and is no part of what is tried.
+        link_distributions(third_party([*requirements, Requirement("pip")]), links)
+        (self.site_packages / "third_party.pth").write_text(f"{links}\n", encoding="utf-8")
+
+    def run(
+        self, *command: str | Path, cwd: Path, variables: dict[str, str] | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command, whose `python` and `pip` are the environment's, as somebody who has set nothing.
+
+        Raises:
+            RuntimeError: it failed and `check` holds; the message has what it printed.
+        """
+        hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET", "PIP_USER", "PIP_TARGET"}
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
+        environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
+        done = subprocess.run(
+            [str(part) for part in command],
+            cwd=cwd,
+            env=environment | (variables or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise RuntimeError(f"{' '.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
+        return done
+
+    def install(self, *arguments: str | Path, cwd: Path) -> None:
+        """`pip install` with these arguments, from files alone; what is linked counts as installed.
+
+        Raises:
+            RuntimeError: pip refused, for example because a distribution asked for is nowhere.
+        """
+        offline = ("--quiet", "--no-index", "--no-build-isolation")
+        self.run(self.python, "-m", "pip", "install", *offline, *arguments, cwd=cwd)
+
+
+def is_here(environment: Environment, module: str) -> bool | None:
+    """Whether Python finds `module` in what was installed into the environment; `None`: it finds it nowhere."""
+    code = f"import importlib.util as u; found = u.find_spec({module!r}); print(found.origin if found else '')"
+    origin = environment.run(environment.python, "-c", code, cwd=environment.site_packages.parent).stdout.strip()
+    return Path(origin).is_relative_to(environment.site_packages) if origin else None

@@ -1,0 +1,208 @@
+"""Builds the distributions, and runs each one's own tests against its installed wheel.
+
+    hatch run release:build                          every sdist, and the wheel that comes out of it, into dist/
+    hatch run python release/wheels.py test          install each from dist/, alone, and run its tests there
+
+Names after the command choose distributions: `... build flexsn-graph`. The source tree takes no part in the tests: a
+distribution is installed from its wheel, with the wheels of the siblings that it asks for and no others, into an
+environment of its own, and the tests are those of its sdist. Third-party packages are those of the environment that
+runs this; nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+from distributions import ROOT, Distribution, distributions, in_order, with_siblings
+from environments import Environment, is_here
+from packaging.requirements import Requirement
+
+
+def stem(distribution: Distribution) -> str:
+    """How the names of its built files begin, `flexsn_graph-0.1.0`."""
+    return f"{distribution.module}-{distribution.version}"
+
+
+def sdist_of(distribution: Distribution, folder: Path) -> Path:
+    """Where in `folder` its sdist is."""
+    return folder / f"{stem(distribution)}.tar.gz"
+
+
+def wheel_of(distribution: Distribution, folder: Path) -> Path:
+    """Where in `folder` its wheel is."""
+    return folder / f"{stem(distribution)}-py3-none-any.whl"
+
+
+def unpacked_sdist(distribution: Distribution, folder: Path, into: Path) -> Path:
+    """Unpack its sdist from `folder`, and return the folder inside."""
+    with tarfile.open(sdist_of(distribution, folder)) as archive:
+        archive.extractall(into, filter="data")
+    return into / stem(distribution)
+
+
+def build(distribution: Distribution, folder: Path) -> list[Path]:
+    """Write the sdist into `folder`, then the wheel from what the sdist holds, not from the source tree.
+
+    Raises:
+        subprocess.CalledProcessError: the build backend refused.
+    """
+    hatchling = [sys.executable, "-m", "hatchling", "build", "-d", str(folder.resolve())]
+    subprocess.run([*hatchling, "-t", "sdist"], cwd=distribution.folder, check=True, stdout=subprocess.DEVNULL)
+    with tempfile.TemporaryDirectory() as scratch:
+        source = unpacked_sdist(distribution, folder, Path(scratch))
+        subprocess.run([*hatchling, "-t", "wheel"], cwd=source, check=True, stdout=subprocess.DEVNULL)
+    return [sdist_of(distribution, folder), wheel_of(distribution, folder)]
+
+
+def tools_for_tests() -> list[Requirement]:
+    """What the tests of the repository may use, from `hatch.toml`."""
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
+    return [Requirement(line) for line in environments["default"]["dependencies"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the tests of one distribution ended."""
+
+    distribution: Distribution
+    passed: int
+    skipped: int
+    failed: int
+    seconds: float
+    output: str
+
+    @property
+    def ok(self) -> bool:
+        """Some passed, and none failed."""
+        return self.passed > 0 and self.failed == 0
+
+
+def counted(report: Path) -> tuple[int, int, int]:
+    """How many tests of a JUnit report passed, were skipped, and failed."""
+    cases = list(ElementTree.parse(report).iter("testcase"))
+    skipped = sum(case.find("skipped") is not None for case in cases)
+    failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+    return len(cases) - skipped - failed, skipped, failed
+
+
+def run_tests(
+    distribution: Distribution, folder: Path, files: Sequence[str] = (), options: Sequence[str] = ()
+) -> Outcome:
+    """Install the wheel of `distribution` from `folder`, with its siblings' and no others, and run its sdist's tests.
+
+    Args:
+        distribution: whose tests run.
+        folder: where its files and those of its siblings are.
+        files: names of test files, to run these alone; none: all of them.
+        options: more options for pytest.
+
+    Raises:
+        FileNotFoundError: `folder` lacks one of the files.
+        RuntimeError: it cannot be installed, or what is imported is not what was installed.
+    """
+    members = with_siblings(distribution)
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = Environment(Path(scratch) / "environment", tools_for_tests())
+        environment.install(*(wheel_of(member, folder).resolve(strict=True) for member in members), cwd=Path(scratch))
+        others = [other for other in distributions() if other not in members]
+        strangers = [other.name for other in others if is_here(environment, other.module) is not None]
+        elsewhere = [member.name for member in members if is_here(environment, member.module) is not True]
+        if strangers or elsewhere:
+            raise RuntimeError(f"imported, but not asked for: {strangers}; not from the wheel: {elsewhere}")
+        # As in the repository, but that no package has its source.
+        tree = Path(scratch) / "tree"
+        tree.mkdir()
+        for name in ("conftest.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, tree)
+        source = unpacked_sdist(distribution, folder, Path(scratch))
+        shutil.rmtree(source / "src")
+        shutil.copytree(source, tree / "packages" / distribution.name)
+        report = Path(scratch) / "report.xml"
+        done = environment.run(
+            *(environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"),
+            *(f"packages/{distribution.name}/tests/{name}" for name in files or [""]),
+            *options,
+            cwd=tree,
+            check=False,
+        )
+        passed, skipped, failed = counted(report) if report.exists() else (0, 0, 1)
+        failed += done.returncode != 0 and failed == 0  # it ended badly without a failed test
+    return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
+
+
+def table(outcomes: Sequence[Outcome], folder: Path) -> str:
+    """The outcomes as a page in Markdown."""
+    lines = [
+        "# The tests of each distribution, run against its installed wheel",
+        "",
+        "Written by `hatch run python release/wheels.py test`. Each wheel was built from its sdist, and installed into",
+        "an environment of its own with the wheels of the siblings in its row. The tests are the sdist's.",
+        "",
+        f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
+        "",
+        "| distribution | wheel, KiB | sdist, KiB | with | passed | skipped | failed | seconds |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for outcome in outcomes:
+        distribution = outcome.distribution
+        sizes = [path(distribution, folder).stat().st_size // 1024 for path in (wheel_of, sdist_of)]
+        beside = ", ".join(member.name for member in with_siblings(distribution)[:-1]) or "nothing"
+        results = [outcome.passed, outcome.skipped, outcome.failed, round(outcome.seconds)]
+        cells = [f"{distribution.name} {distribution.version}", *sizes, beside, *results]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Builds or tests, and says what."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="wheels", description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["build", "test"])
+    parser.add_argument("names", nargs="*", help="distributions; all five without one")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the built files are (default: dist)")
+    parser.add_argument("--output", type=Path, help="write the table of a test here, too")
+    parser.add_argument("--pytest", default="", help='options for pytest, one string: --pytest="-n 2"')
+    chosen = parser.parse_args(arguments)
+    known = {distribution.name for distribution in distributions()}
+    if unknown := set(chosen.names) - known:
+        parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    wanted = [distribution for distribution in in_order() if not chosen.names or distribution.name in chosen.names]
+
+    if chosen.command == "build":
+        for distribution in wanted:
+            print(*(path.name for path in build(distribution, chosen.dist)), sep="\n", flush=True)
+        return 0
+
+    outcomes = []
+    for distribution in wanted:
+        outcome = run_tests(distribution, chosen.dist, options=chosen.pytest.split())
+        outcomes.append(outcome)
+        if not outcome.ok:
+            print(outcome.output)
+        print(
+            f"{distribution.name}: {outcome.passed} passed, {outcome.skipped} skipped, {outcome.failed} failed",
+            flush=True,
+        )
+    text = table(outcomes, chosen.dist)
+    print(text)
+    if chosen.output is not None:
+        chosen.output.write_text(text, encoding="utf-8")
+    return 0 if all(outcome.ok for outcome in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

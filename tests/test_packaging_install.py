@@ -1,0 +1,123 @@
+"""The commands with which the documents install FlexSN name what is needed, and install it as they stand."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from distributions import ROOT, Distribution, distributions, with_siblings
+from environments import Environment, is_here
+from packaging.requirements import Requirement
+from wheels import build
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "installing.md", *sorted(ROOT.glob("packages/*/README.md"))]
+# Alone in its line, in a cell of a table, or within a sentence.
+COMMAND = re.compile(r"^(pip install [^`\n]*)$|`(pip install [^`\n]*)`", re.MULTILINE)
+NAMES = tuple(distribution.name for distribution in distributions())
+
+
+def commands_in(document: Path) -> list[str]:
+    """Those that install FlexSN: others say what they need, as hatch."""
+    found = [alone or within for alone, within in COMMAND.findall(document.read_text(encoding="utf-8"))]
+    return [command for command in found if "packages/" in command or "dist/" in command]
+
+
+COMMANDS: dict[str, list[str]] = defaultdict(list)
+for document in DOCUMENTS:
+    for command in commands_in(document):
+        COMMANDS[command].append(str(document.relative_to(ROOT)))
+
+
+def named(command: str) -> tuple[str, ...]:
+    """The distributions that a command installs."""
+    targets = [re.split(r"[\[]", part)[0] for part in shlex.split(command)[2:]]
+    if any(target in {"./packages/*", "dist/*.whl"} for target in targets):
+        return NAMES
+    stems = [Path(target).name.removesuffix("-*.whl").replace("_", "-") for target in targets]
+    assert set(stems) <= set(NAMES), command
+    return tuple(sorted(stems))
+
+
+def needed_for(distribution: Distribution) -> tuple[str, ...]:
+    return tuple(sorted(member.name for member in with_siblings(distribution)))
+
+
+def brought_by(distribution: Distribution) -> set[str]:
+    """What is installed with it, besides itself and torch."""
+    needs = {requirement.name for member in with_siblings(distribution) for requirement in member.requirements}
+    return needs - {"torch"}
+
+
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_each_package_is_installed_with_what_it_needs(distribution: Distribution) -> None:
+    """In its own README, and in the table of layers."""
+    readme = commands_in(distribution.folder / "README.md")
+    assert readme, "its README does not say how to install it"
+    assert {named(command) for command in readme} == {needed_for(distribution)}
+    page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
+    (command,) = COMMAND.findall(row)
+    assert named(command[1]) == needed_for(distribution)
+
+
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_the_table_says_what_each_brings(distribution: Distribution) -> None:
+    page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith(f"| [{distribution.name}]")]
+    brings = row.rstrip(" |").rpartition("|")[2].strip()
+    if brings == "all of these":
+        assert brought_by(distribution) == {name for other in distributions() for name in brought_by(other)}
+    else:
+        assert set(brings.split(", ")) == (brought_by(distribution) or {"nothing"})
+
+
+def test_the_page_names_every_extra() -> None:
+    page = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")
+    extras = [
+        (f"{distribution.name}[{extra}]", [Requirement(line).name for line in lines])
+        for distribution in distributions()
+        for extra, lines in distribution.project.get("optional-dependencies", {}).items()
+    ]
+    assert extras
+    missing = [
+        name for name, needs in extras if not re.search(rf"^\| `{re.escape(name)}` .*{needs[0]} \|$", page, re.M)
+    ]
+    assert missing == []
+
+
+@pytest.fixture(scope="module")
+def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("carried")
+    for distribution in distributions():
+        build(distribution, folder / "dist")
+    return folder
+
+
+@pytest.mark.wheels
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:
+    """As typed, in a shell; third-party packages are there already, FlexSN is not, and nothing is downloaded."""
+    members = [distribution for distribution in distributions() if distribution.name in named(command)]
+    needs = [requirement for member in members for requirement in member.requirements]
+    extras = [Requirement("hatchling"), Requirement("matplotlib"), Requirement("nir")]
+    third = [requirement for requirement in [*needs, *extras] if requirement.name not in NAMES]
+    environment = Environment(tmp_path / "environment", third)
+    # What cannot be had without the internet is left out: the index, and a build backend fetched from there.
+    pip = 'pip() { python -m pip "$@" --quiet --no-index --no-build-isolation; }'
+    cwd = where_wheels_are if "dist/" in command else ROOT
+    environment.run("bash", "-c", f"{pip}; {command}", cwd=cwd)
+    found = {distribution.name: is_here(environment, distribution.module) for distribution in distributions()}
+    assert found == {name: True if name in named(command) else None for name in NAMES}
+
+
+@pytest.mark.wheels
+def test_a_folder_that_is_missing_is_noticed(tmp_path: Path) -> None:
+    """Of the runtime, without the folders below it: pip must not find them elsewhere."""
+    needs = [requirement for member in distributions() for requirement in member.requirements]
+    third = [requirement for requirement in [*needs, Requirement("hatchling")] if requirement.name not in NAMES]
+    environment = Environment(tmp_path / "environment", third)
+    with pytest.raises(RuntimeError, match="No matching distribution found for flexsn-"):
+        environment.install("./packages/flexsn-runtime", cwd=ROOT)
