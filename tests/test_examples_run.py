@@ -17,7 +17,7 @@ RUNS = {
     "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"last chunk: differs by 0\.0e\+00 "),
 }
 # They have tests of their own, in other files.
-ELSEWHERE = {"digits", "gated_activation"}
+ELSEWHERE = {"digits", "distributed", "gated_activation"}
 
 
 def test_none_is_forgotten() -> None:

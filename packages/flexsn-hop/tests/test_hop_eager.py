@@ -211,7 +211,7 @@ class Work(TorchDispatchMode):
 
 def written(run: Callable[..., Sequence[torch.Tensor]], steps: int) -> int:
     x = torch.randn(steps, 8, requires_grad=True)
-    with Work() as work:
+    with Work() as work:  # type: ignore[no-untyped-call]
         torch.autograd.grad(run(if_core(smooth_spike), 1, 1, 1, x, torch.zeros(8))[0].sum(), [x])
     count: int = work.written
     return count

@@ -1,71 +1,148 @@
-"""Data-parallel training: two processes with half a batch each step like one process with all of it."""
+"""Two processes with a part of the work each compute what one process computes."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import distributed_work as work
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from flexsn_nn import LIF, PLIF
 from flexsn_nn.functional import reset_net
 
-
-def make_network() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), PLIF(), nn.Linear(6, 3), LIF())
-
-
-def batch() -> Tensor:
-    return 2 * torch.randn(5, 8, 4, generator=torch.Generator().manual_seed(1))
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="torch without gloo"),
+    pytest.mark.xdist_group("distributed"),
+]
 
 
-def train(network: nn.Module, x: Tensor) -> list[Tensor]:
-    """Two steps; the parameters after them."""
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.5)
-    for _ in range(2):
-        reset_net(network)
-        optimizer.zero_grad()
-        network(x).sum((0, 2)).mean().backward()
-        optimizer.step()
-    return [parameter.detach() for parameter in network.parameters()]
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each process found, by scenario."""
+    folder = tmp_path_factory.mktemp("distributed")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with ExitStack() as stack:
+        said = [stack.enter_context((folder / f"{rank}.txt").open("w+")) for rank in range(2)]
+        processes = [
+            subprocess.Popen([sys.executable, work.__file__, str(rank), str(folder)], env=environment, stderr=file)
+            for rank, file in enumerate(said)
+        ]
+        for process in processes:  # each waits for the other: when one ends in an error, so does the other
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+        for process, file in zip(processes, said, strict=True):
+            assert process.wait() == 0, Path(file.name).read_text()
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 
-def work(rank: int, folder: str) -> None:
-    """One of two processes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    parameters = train(DistributedDataParallel(make_network()), batch()[:, 4 * rank : 4 * rank + 4])
-    torch.save(parameters, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+def assert_close(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
+    assert len(got) == len(wanted) > 0
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="torch without gloo")
-def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    code = f"import test_nn_distributed as t, sys; t.work(int(sys.argv[1]), {str(tmp_path)!r})"
-    environment = {**os.environ, "PYTHONPATH": path}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(rank)], env=environment, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    try:
-        for process in processes:
-            _, errors = process.communicate()
-            assert process.returncode == 0, errors
-    finally:  # each waits for the other
-        for process in processes:
-            process.kill()
-    wanted = train(make_network(), batch())
-    before = [parameter.detach() for parameter in make_network().parameters()]
-    assert all(not torch.equal(a, b) for a, b in zip(wanted, before, strict=True)), "every parameter should move"
-    for rank in range(2):
-        for got, value in zip(torch.load(tmp_path / f"{rank}.pt"), wanted, strict=True):
-            torch.testing.assert_close(got, value, rtol=1e-5, atol=1e-6)
+def test_data_parallel(results: list[dict[str, Any]]) -> None:
+    wanted = work.train(work.network(), work.batch())
+    assert all(not torch.equal(a, b) for a, b in zip(wanted, work.parameters(work.network()), strict=True))
+    for found in results:
+        assert_close(found["ddp"], wanted)
+
+
+def test_fully_sharded(results: list[dict[str, Any]]) -> None:
+    wanted = work.train(work.network(), work.batch())
+    for found in results:
+        trained, loaded = found["fsdp"]
+        assert_close(trained, wanted)
+        assert_close(loaded, wanted)
+
+
+def test_an_old_checkpoint_before_and_after_sharding(results: list[dict[str, Any]]) -> None:
+    for found in results:
+        before, after, wanted = found["fsdp_from_an_old_checkpoint"]
+        assert_close(before, wanted)
+        assert_close(after, wanted)
+
+
+def test_between_tensor_parallel_layers(results: list[dict[str, Any]]) -> None:
+    net = work.network()
+    out = net(work.batch())
+    out.sum((0, 2)).mean().backward()
+    for found in results:
+        spikes, gradients = found["tensor_parallel"]
+        assert torch.equal(spikes, out)
+        assert_close(gradients, work.gradients(net))
+
+
+def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
+    neuron = work.adaptive()
+    inputs = [torch.randn(4, 3, 6, 5, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(2)]
+    outputs = [neuron(x) for x in inputs]
+    loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
+    loss.backward()
+    wanted = [*outputs, *neuron.states, *(x.grad for x in inputs), *work.gradients(neuron)]
+    assert outputs[0].sum() > 0
+    for found in results:
+        assert len(found["sharded"]) == 4
+        for got in found["sharded"]:
+            assert_close(got, wanted)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("time", "TimeShards"),
+        ("partial", "not linear"),
+        ("mixed", "Make all of them DTensors"),
+        ("differently", "along different dimensions of the step"),
+        ("one_replicated", "input 1 has the placements"),
+        ("not_by_element", "only if it works element by element"),
+        ("captured", "shape [1] that requires grad"),
+        ("state", "state 0 is a plain tensor"),
+    ],
+)
+def test_what_no_process_can_do_by_itself_is_refused(
+    results: list[dict[str, Any]], call: str, words: str
+) -> None:
+    for found in results:
+        assert found["refused"][call].startswith("PlacementError: ")
+        assert words in found["refused"][call]
+
+
+def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> None:
+    net, x = work.network(), work.batch(7).requires_grad_()
+    out = net(x)
+    (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+    exact, truncated, without = zip(*(found["time_shards"] for found in results), strict=True)
+    for parts in (exact, truncated):
+        assert torch.equal(torch.cat([part[0] for part in parts]), out)
+    assert torch.equal(torch.cat(without), out)
+    assert x.grad is not None
+    torch.testing.assert_close(torch.cat([part[1] for part in exact]), x.grad)
+    assert_close([a + b for a, b in zip(exact[0][2], exact[1][2], strict=True)], work.gradients(net))
+    # The last part has the whole gradient of its own steps, and the first none of what comes after it.
+    assert torch.equal(truncated[1][1], exact[1][1])
+    assert not torch.equal(truncated[0][1], exact[0][1])
+
+
+def test_a_state_without_a_way_back_leaves_nobody_waiting(results: list[dict[str, Any]]) -> None:
+    assert all(len(found["time_shards_without_a_way_back"]) == 2 for found in results)
+
+
+def test_micro_batches_do_not_see_each_other(results: list[dict[str, Any]]) -> None:
+    net = work.network()
+    reset_net(net)
+    out = net(work.batch()).transpose(0, 1)
+    loss = (out * torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)).sum()
+    loss.backward()
+    first, (last, found) = (result["pipeline"] for result in results)
+    torch.testing.assert_close(found, loss.detach())
+    # The schedule takes the mean over the four micro-batches.
+    assert_close([4 * gradient for gradient in (*first, *last)], work.gradients(net))

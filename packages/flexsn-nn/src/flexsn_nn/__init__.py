@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexsn_nn import encoding, functional, loss, monitor, neuron, nir_exchange, plot, surrogate
+from flexsn_nn import distributed, encoding, functional, loss, monitor, neuron, nir_exchange, plot, surrogate
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
@@ -13,6 +13,7 @@ from flexsn_nn.errors import (
     MissingExtraError,
     NirError,
     ParameterError,
+    PlacementError,
     StateError,
     StepModeError,
     UnknownNameError,
@@ -73,11 +74,13 @@ __all__ = [
     "OverTime",
     "ParameterError",
     "ParametricLIF",
+    "PlacementError",
     "StateError",
     "StepModeError",
     "Synaptic",
     "UnknownNameError",
     "__version__",
+    "distributed",
     "encoding",
     "functional",
     "loss",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,8 +16,11 @@ from flexsn_nn._explain import kernels, traffic
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExportError, InputCountError, StateError
-from flexsn_runtime import ScanProgram, ShapeError, prepare, scan
+from flexsn_nn.errors import ExportError, InputCountError, PlacementError, StateError
+from flexsn_runtime import ScanProgram, ShapeError, TraceError, UnsupportedCoreError, prepare, scan
+
+_PLAIN = frozenset({Tensor, nn.Parameter})
+_Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
 class FlexSN(nn.Module):
@@ -271,6 +275,9 @@ class FlexSN(nn.Module):
             states: empty for the initial ones.
         """
         inputs = self._checked(inputs)
+        if any(type(x) not in _PLAIN for x in inputs) and _are_sharded(inputs):
+            ran: _Ran = self._run_shards(inputs, states, keep=keep)
+            return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         at_zero = compiling and not states and self._starts_at_zero()
@@ -291,6 +298,45 @@ class FlexSN(nn.Module):
         if inputs[0].shape[0] > 0:
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator]
+        reason="a neuron on DTensors runs between the graphs of torch.compile"
+    )
+    def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> _Ran:
+        """As `_run`, of `DTensor`: each process runs its part of the step."""
+        from flexsn_nn._shards import StepShards  # takes as long to import as all of flexsn_nn
+
+        lead = 1 if self._step_mode == "m" else 0
+        shards = StepShards.of(inputs, lead)
+        parts = tuple(shards.local(x) for x in inputs)
+        own = [shards.state(state, i) for i, state in enumerate(states)]
+        with shards.local_parameters(self) as local:
+            if shards.is_cut:
+                self._check_parts(parts, own, local)
+            outputs, new_states, state_seqs = self._run(parts, own, keep=keep)
+        return (
+            [shards.whole(output, lead) for output in outputs],
+            [shards.whole(state, 0) for state in new_states],
+            [shards.whole(sequence, lead) for sequence in state_seqs],
+        )
+
+    def _check_parts(self, inputs: tuple[Tensor, ...], states: list[Tensor], local: Sequence[Tensor]) -> None:
+        """Raises `PlacementError` unless each element of the step is computed by itself, from what is here."""
+        sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
+        try:
+            step, _ = self._get_program().specialize(sequences, states or self._initial(inputs))
+        except (TraceError, UnsupportedCoreError) as error:
+            raise PlacementError(
+                f"a step runs on parts of it only if it works element by element: {error}"
+            ) from error
+        known = {id(tensor) for tensor in local}
+        foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
+        if foreign:
+            raise PlacementError(
+                f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
+                "parameter or buffer of this module: each process would get the gradient of its part alone. Make the "
+                "core an nn.Module that owns it."
+            )
 
     def _run_core(
         self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool
@@ -429,6 +475,12 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
 }
+
+
+def _are_sharded(inputs: Sequence[Tensor]) -> bool:
+    """Whether there is a `DTensor` among the inputs; without importing what they are defined in."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in inputs)
 
 
 def _step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:

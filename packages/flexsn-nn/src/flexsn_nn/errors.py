@@ -27,6 +27,10 @@ class StateError(ValueError):
     """States that do not fit the input, or another number of them than the neuron has."""
 
 
+class PlacementError(ValueError):
+    """A `DTensor` that lies on the processes in a way in which none can run its part of the step by itself."""
+
+
 class ExportError(RuntimeError):
     """A state that is kept on the module, in a program that has no module."""
 

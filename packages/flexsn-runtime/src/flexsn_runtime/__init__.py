@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flexsn_graph import TraceError, UnsupportedCoreError
 from flexsn_runtime._arguments import prepare
 from flexsn_runtime._autograd import scan
 from flexsn_runtime._autotune import tune
@@ -78,8 +79,10 @@ __all__ = [
     "SymbolicSizeError",
     "TemplateNeededError",
     "TensorCountError",
+    "TraceError",
     "TransformError",
     "UnknownHandleError",
+    "UnsupportedCoreError",
     "UnsupportedScanError",
     "__version__",
     "attach_flexsn_handle_finalizer",

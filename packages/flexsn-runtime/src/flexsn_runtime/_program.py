@@ -147,6 +147,10 @@ class Specialization:
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         return tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
 
+    def captured_now(self) -> tuple[Tensor, ...] | None:
+        """The captured tensors as they are now; `None`: the step has to be traced again."""
+        return self._captured.fetch()
+
     def captured(self) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
         tensors = self._captured.fetch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar, TypedDict, Unpack
+from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -74,7 +74,8 @@ class Neuron(FlexSN):
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
-            value = nn.Parameter(torch.as_tensor(value, dtype=_float_dtype(value)).detach().clone())
+            # One dimension at least: torch's fully_shard takes no parameters without.
+            value = nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=_float_dtype(value))).detach().clone())
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -133,6 +134,15 @@ class Neuron(FlexSN):
         shown = (f"{name}={_show(getattr(self, name))}" for name in names)
         return ", ".join([*shown, f"step_mode={self.step_mode!r}", f"backend={self.backend!r}"])
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in self._held:
+            key, held = prefix + name, self._parameters.get(name)
+            saved = state_dict.get(key)
+            # One number of a checkpoint of SpikingJelly's, snnTorch's, or from before it had a dimension here.
+            if held is not None and held.shape == (1,) and isinstance(saved, Tensor) and saved.dim() == 0:
+                state_dict[key] = saved.reshape(1)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     def _run(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -177,8 +187,10 @@ class Neuron(FlexSN):
 
 def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
     """`value` in the dtype of `like`: a float32 parameter per channel must not widen a half state, nor must what
-    autocast computes in float32, as `exp` and `log`."""
-    return value.to(like.dtype) if isinstance(value, Tensor) else value
+    autocast computes in float32, as `exp` and `log`. One number is one for a step without dimensions, too."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(like.dtype) if like.dim() or not value.dim() else value.to(like.dtype).squeeze()
 
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

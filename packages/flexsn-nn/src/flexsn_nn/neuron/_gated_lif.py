@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn.errors import ParameterError, StepModeError
-from flexsn_nn.neuron._base import Neuron, RunOptions
+from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, with_strictness
 
 
@@ -77,13 +77,14 @@ class GatedLIF(Neuron):
             "v_sub": init_v_threshold if init_v_subreset is None else init_v_subreset,
             "v_threshold": init_v_threshold,
         }
-        channels = () if inplane is None else (inplane, 1, 1)
+        channels = (1,) if inplane is None else (inplane, 1, 1)
         for gate in ("alpha", "beta", "gamma"):
             self.hold(gate, 0.2 * (torch.rand(channels) - 0.5), learn=True)
         for name, start in starts.items():
             self.hold(name, _before_sigmoid(name, start, channels), learn=True)
         # With a leading T, and so not of the step.
-        self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, (T or 1, *channels)))
+        each_step = (T or 1,) if inplane is None else (T or 1, *channels)
+        self.conduct = nn.Parameter(_before_sigmoid("conduct", init_conduct, each_step))
         self.hold("T", T)
         self.hold("surrogate_function", with_strictness("surrogate_function", surrogate_function, strict))
 
@@ -102,7 +103,7 @@ class GatedLIF(Neuron):
     def dynamics(self, x: Tensor, conduct: Tensor, v: Tensor, s: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, spike)`."""
         alpha, beta, gamma, tau, leak, v_sub, v_threshold = (
-            torch.sigmoid(p).to(v.dtype)
+            fit(torch.sigmoid(p), v)
             for p in (self.alpha, self.beta, self.gamma, self.tau, self.leak, self.v_sub, self.v_threshold)
         )
         weighted = x * (1 - beta * (1 - conduct))

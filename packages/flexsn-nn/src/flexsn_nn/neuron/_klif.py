@@ -51,7 +51,7 @@ class KLIF(LIF):
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        k = self.k.to(v.dtype)
+        k = fit(self.k, v)
         h = torch.relu(k * self.charge(x, v))
         spike = self.fire(h)
         if self.scale_reset:

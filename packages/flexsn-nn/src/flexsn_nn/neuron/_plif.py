@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import TAU_HINT
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
@@ -56,7 +57,7 @@ class PLIF(ImmediateReset):
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        rate = torch.sigmoid(self.w).to(v.dtype)
+        rate = fit(torch.sigmoid(self.w), v)
         leak = v - self.v_start
         h = v + (x - leak) * rate if self.decay_input else v - leak * rate + x
         spike = self.fire(h)

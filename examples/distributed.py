@@ -1,0 +1,190 @@
+"""Trains on several GPUs, or processes, or machines: data parallel or fully sharded, with checkpoints that any
+number of processes can resume from.
+
+    torchrun --standalone --nproc-per-node 2 examples/distributed.py [--strategy ddp|fsdp] [--checkpoint DIR]
+
+On several machines, start it on each with torchrun's --nnodes and --rdzv-endpoint. Without a GPU the processes talk
+through gloo. The data are scikit-learn's handwritten digits; each process trains on its part of every batch. With
+`--checkpoint DIR`, the network and the optimizer are written to DIR/epoch_N after each epoch, and the last one that is
+there is resumed from, on any number of processes. On several machines, DIR has to be one that all of them see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from flexsn_nn import LIF, PLIF, OverTime, functional, loss
+
+
+def network(backend: str) -> nn.Sequential:
+    """`[T, B, 1, 8, 8]` to `[T, B, 10]`."""
+    return nn.Sequential(
+        OverTime(nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)),
+        PLIF(backend=backend),
+        OverTime(nn.MaxPool2d(2)),
+        nn.Flatten(2),
+        nn.Linear(16 * 4 * 4, 10),
+        LIF(backend=backend),
+    )
+
+
+def distributed(net: nn.Sequential, strategy: str, device: torch.device) -> nn.Module:
+    """The network with its parameters on all processes, or a part of them on each."""
+    if device.type == "cuda":  # where statistics can be taken over all processes' parts of a batch
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    net = net.to(device)
+    if strategy == "ddp":
+        return DistributedDataParallel(net)
+    for layer in net:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
+    fully_shard(net)
+    return net
+
+
+def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
+    pixels, labels = load_digits(return_X_y=True)
+    parts = train_test_split(pixels / 16.0, labels, test_size=0.2, random_state=seed, stratify=labels)
+    train_x, test_x = (torch.tensor(p, dtype=torch.float32).view(-1, 1, 8, 8) for p in parts[:2])
+    train_y, test_y = (torch.tensor(p) for p in parts[2:])
+    return TensorDataset(train_x, train_y), TensorDataset(test_x, test_y)
+
+
+def current(images: Tensor, steps: int) -> Tensor:
+    """The same image at every step: a view."""
+    return (2 * images).expand(steps, *images.shape)
+
+
+def train(
+    net: nn.Module, loader: DataLoader[Any], optimizer: torch.optim.Optimizer, steps: int, device: torch.device
+) -> float:
+    """One epoch; the mean loss over all processes."""
+    net.train()
+    total = torch.zeros((), device=device)
+    for images, labels in loader:
+        functional.reset_net(net)
+        value = loss.ce_count_loss(net(current(images.to(device), steps)), labels.to(device))
+        optimizer.zero_grad()
+        value.backward()
+        optimizer.step()
+        total += value.detach()
+    total /= len(loader)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, loader: DataLoader[Any], steps: int, device: torch.device) -> float:
+    """Over all processes' parts."""
+    net.eval()
+    counts = torch.zeros(2, device=device)
+    for images, labels in loader:
+        functional.reset_net(net)
+        answers = net(current(images.to(device), steps)).sum(0).argmax(1)
+        counts += torch.tensor([float((answers == labels.to(device)).sum()), len(labels)], device=device)
+    dist.all_reduce(counts)
+    return float(counts[0] / counts[1])
+
+
+def keep(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    model, optim = get_state_dict(net, optimizer)
+    save({"model": model, "optimizer": optim}, checkpoint_id=folder)
+
+
+def resume(net: nn.Module, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    model, optim = get_state_dict(net, optimizer)
+    load({"model": model, "optimizer": optim}, checkpoint_id=folder)
+    set_state_dict(net, optimizer, model_state_dict=model, optim_state_dict=optim)
+
+
+def epochs_in(folder: Path | None) -> int:
+    """How many epochs the last complete checkpoint has been trained for; 0 without one."""
+    # The metadata are written last.
+    found = [] if folder is None else folder.glob("epoch_*/.metadata")
+    return max((int(path.parent.name.removeprefix("epoch_")) for path in found), default=0)
+
+
+def options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="distributed", description="Trains on several processes.")
+    parser.add_argument("--strategy", choices=["ddp", "fsdp"], default="ddp", help="what is on each process")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    parser.add_argument("--steps", type=int, default=8, help="time steps an image is shown for")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch", type=int, default=64, help="images a step, on all processes together")
+    parser.add_argument("--checkpoint", type=Path, help="a folder: written after each epoch, resumed from if there")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser.parse_args(arguments)
+
+
+def fail(message: str) -> NoReturn:
+    print(f"distributed: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+def main(arguments: list[str]) -> int:
+    chosen = options(arguments)
+    if "RANK" not in os.environ:
+        fail("start it with torchrun: torchrun --standalone --nproc-per-node 2 examples/distributed.py")
+    device = torch.device(chosen.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        return run(chosen, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def run(chosen: argparse.Namespace, device: torch.device) -> int:
+    rank, count = dist.get_rank(), dist.get_world_size()
+    if chosen.batch % count:
+        fail(f"--batch {chosen.batch} cannot be shared by {count} processes")
+    torch.manual_seed(chosen.seed)
+    net = distributed(network(chosen.backend), chosen.strategy, device)
+    optimizer = torch.optim.Adam(net.parameters(), lr=5e-3)
+    begin = epochs_in(chosen.checkpoint)
+    if begin:
+        resume(net, optimizer, chosen.checkpoint / f"epoch_{begin}")
+    training, held_out = load_data(chosen.seed)
+    sampler: DistributedSampler[Any] = DistributedSampler(training, seed=chosen.seed)
+    loader = DataLoader(training, chosen.batch // count, sampler=sampler, drop_last=True)
+    # Each process looks at every count-th image; none is looked at twice.
+    part = torch.utils.data.Subset(held_out, range(rank, len(held_out), count))
+    found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+    if begin and rank == 0:
+        print(f"resumed after {begin} epochs, accuracy {found:.2%}")
+    for epoch in range(begin, chosen.epochs):
+        sampler.set_epoch(epoch)
+        mean = train(net, loader, optimizer, chosen.steps, device)
+        found = accuracy(net, DataLoader(part, 256), chosen.steps, device)
+        if rank == 0:
+            print(f"epoch {epoch + 1}/{chosen.epochs}  loss {mean:.4f}  held-out accuracy {found:.2%}")
+        if chosen.checkpoint is not None:
+            keep(net, optimizer, chosen.checkpoint / f"epoch_{epoch + 1}")
+    if rank == 0:
+        print(f"held-out accuracy {found:.2%} on {count} processes ({chosen.strategy})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""A neuron on `DTensor` inputs: each process runs its own part of the step, where nobody needs another's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+from flexsn_nn.errors import PlacementError
+
+
+@dataclass(frozen=True, slots=True)
+class StepShards:
+    """How the step of a call lies on the processes.
+
+    Attributes:
+        mesh: the processes.
+        shape: of the whole step.
+        dims: for each dimension of the mesh, the dimension of the step that is cut along it; `None`: each has all.
+    """
+
+    mesh: DeviceMesh
+    shape: tuple[int, ...]
+    dims: tuple[int | None, ...]
+
+    @classmethod
+    def of(cls, inputs: Sequence[Tensor], lead: int) -> StepShards:
+        """Those of a call.
+
+        Args:
+            inputs: all `DTensor`.
+            lead: dimensions before the step: 1 for sequences.
+
+        Raises:
+            PlacementError: the inputs lie differently, or in a way in which no process can run its part by itself.
+        """
+        tensors = [x for x in inputs if isinstance(x, DTensor)]
+        if len(tensors) != len(inputs):
+            raise PlacementError(
+                "some inputs are DTensors and others plain tensors. Make all of them DTensors "
+                "(torch.distributed.tensor.distribute_tensor), or give each its local part: x.to_local()."
+            )
+        first = tensors[0]
+        if any(x.device_mesh != first.device_mesh for x in tensors):
+            raise PlacementError("the inputs are DTensors on different meshes: redistribute them to one.")
+        shape = tuple(torch.broadcast_shapes(*(x.shape[lead:] for x in tensors)))
+        found = [[_step_dim(i, p, x, len(shape), lead) for p in x.placements] for i, x in enumerate(tensors)]
+        dims: list[int | None] = []
+        for along in zip(*found, strict=True):
+            cut = {dim for dim in along if dim is not None}
+            if len(cut) > 1:
+                raise PlacementError(
+                    f"the inputs are sharded along different dimensions of the step, {sorted(cut)}: redistribute them "
+                    "to one placement."
+                )
+            dims.append(next(iter(cut), None))
+        shards = cls(first.device_mesh, shape, tuple(dims))
+        for i, x in enumerate(tensors):
+            if shards.placements(x.shape[lead:], lead) != x.placements:
+                raise PlacementError(
+                    f"input {i} has the placements {x.placements} where another input is sharded: redistribute it to "
+                    f"{shards.placements(x.shape[lead:], lead)}."
+                )
+        return shards
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a process has a part of the step alone."""
+        return any(dim is not None for dim in self.dims)
+
+    def placements(self, shape: Sequence[int], lead: int = 0) -> tuple[Placement, ...]:
+        """How a tensor that broadcasts to the step has to lie.
+
+        Args:
+            shape: its own, without `lead` dimensions before.
+        """
+        missing = len(self.shape) - len(shape)
+        return tuple(
+            Shard(dim - missing + lead)
+            if dim is not None and dim >= missing and shape[dim - missing] != 1
+            else Replicate()
+            for dim in self.dims
+        )
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This process's part of a tensor that lies as `placements` says; its gradient is that of the whole step.
+
+        Where the tensor is the same for several parts of the step, its gradient is the sum over them.
+        """
+        assert isinstance(tensor, DTensor)
+        gradients = [
+            Partial() if dim is not None and not isinstance(placement, Shard) else placement
+            for dim, placement in zip(self.dims, tensor.placements, strict=True)
+        ]
+        part = tensor.to_local(grad_placements=gradients)
+        assert isinstance(part, Tensor)
+        return part
+
+    def whole(self, part: Tensor, lead: int) -> DTensor:
+        """The `DTensor` `[*lead, *step]` of which `part` is this process's."""
+        shape = torch.Size((*part.shape[:lead], *self.shape))
+        strides = _contiguous(shape)
+        placements = self.placements(self.shape, lead)
+        return DTensor.from_local(part, self.mesh, placements, run_check=False, shape=shape, stride=strides)
+
+    def state(self, state: Tensor, index: int) -> Tensor:
+        """This process's part of a state `[*step]`.
+
+        Raises:
+            PlacementError: it is no `DTensor`.
+        """
+        if not isinstance(state, DTensor):
+            raise PlacementError(
+                f"state {index} is a plain tensor and the input a DTensor. Call reset() between them, or pass states "
+                "that lie as the input does."
+            )
+        return self.local(state.redistribute(self.mesh, self.placements(self.shape)))
+
+    @contextmanager
+    def local_parameters(self, module: nn.Module) -> Iterator[list[Tensor]]:
+        """While it lasts, the parameters and buffers of `module` are what this process needs of them.
+
+        A plain tensor counts as the same on all processes, as it does for `DTensor` itself; its gradient is summed
+        over the processes that have a part of the step.
+
+        Yields:
+            The tensors in their places.
+        """
+        kept = [
+            (tensors, name, tensor)
+            for part in module.modules()
+            for tensors in (part._parameters, part._buffers)
+            for name, tensor in tensors.items()
+            if tensor is not None and (self.is_cut or isinstance(tensor, DTensor))
+        ]
+        try:
+            local = [self._of_parameter(name, tensor) for _, name, tensor in kept]
+            for (tensors, name, _), part in zip(kept, local, strict=True):
+                tensors[name] = part  # type: ignore[assignment]
+            yield local
+        finally:
+            for tensors, name, tensor in kept:
+                tensors[name] = tensor  # type: ignore[assignment]
+
+    def _of_parameter(self, name: str, tensor: Tensor) -> Tensor:
+        everywhere: tuple[Placement, ...] = (Replicate(),) * len(self.dims)
+        lies = self.placements(tensor.shape) if _broadcasts(tensor.shape, self.shape) else everywhere
+        if not isinstance(tensor, DTensor):
+            tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
+        if tensor.device_mesh != self.mesh:
+            raise PlacementError(
+                f"{name} is a DTensor on another mesh than the input: distribute both on one mesh."
+            )
+        return self.local(tensor.redistribute(self.mesh, lies))
+
+
+def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:
+    """The dimension of the step that an input is cut along; counted from the step's first."""
+    if isinstance(placement, Replicate):
+        return None
+    if type(placement) is not Shard:
+        raise PlacementError(
+            f"input {index} has the placement {placement}: a neuron is not linear, and needs the values themselves. "
+            "Redistribute it to Replicate() or Shard(dim) first."
+        )
+    dim = placement.dim if placement.dim >= 0 else placement.dim + x.dim()
+    if dim < lead:
+        raise PlacementError(
+            f"input {index} is sharded along time, where each step needs the state of the step before. Shard another "
+            "dimension, or hand the state from process to process: flexsn_nn.distributed.TimeShards."
+        )
+    return dim - lead + step_dims - (x.dim() - lead)
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return torch.empty(tuple(shape), device="meta").stride()

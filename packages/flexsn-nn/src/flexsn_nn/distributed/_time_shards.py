@@ -1,0 +1,210 @@
+"""A sequence cut along time, a part on each process: the state is handed on from each to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_name
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.errors import StateError
+from flexsn_nn.functional import neurons, reset_net
+
+_BPTT = ("exact", "truncated")
+
+
+def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """This process's part of a sequence: the first process of the group has the first steps.
+
+    Args:
+        sequence: `[T, ...]`, on every process the same; `T` need not be a multiple of their number.
+        group: the processes; `None`: all of them.
+
+    Returns:
+        A view `[T', ...]`.
+
+    Raises:
+        StateError: fewer steps than processes (a `RuntimeError`).
+    """
+    count = dist.get_world_size(group)
+    if sequence.shape[0] < count:
+        raise StateError(f"{sequence.shape[0]} time steps cannot be shared by {count} processes: use fewer.")
+    return sequence.tensor_split(count)[dist.get_rank(group)]
+
+
+class TimeShards(nn.Module):
+    """Runs a network over a sequence that lies on several processes, each with a part of its time.
+
+    Each neuron waits for its states from the process before, runs over the steps that are here, and sends its states
+    to the process behind. While that one works at a layer, this one is at the next: with many layers, all are busy.
+    Every process has the whole network; share its parameters' gradients, as of any data-parallel network
+    (`DistributedDataParallel(TimeShards(net))` does, and divides by the number of processes).
+
+    Args:
+        net: a network of layers that treat every step alike, and neurons. Its neurons are called once per call, in the
+            same order on all processes. Every call begins at the initial states.
+        group: the processes, in the order of time; `None`: all of them.
+        bptt: `"exact"`: gradients flow back through the states to the processes before, as if the sequence were in one
+            place; every process has to call `backward` then, on a loss that its own outputs are part of.
+            `"truncated"`: no gradient leaves its part.
+
+    Raises:
+        UnknownNameError: another `bptt`.
+        StateError: a neuron was called twice in one call.
+
+    Example: see docs/distributed.md.
+    """
+
+    def __init__(self, net: nn.Module, group: dist.ProcessGroup | None = None, bptt: str = "exact") -> None:
+        super().__init__()
+        check_name("bptt", bptt, _BPTT)
+        self.net = net
+        self.group = group
+        self.bptt = bptt
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What `net` returns for the steps that are here.
+
+        Args:
+            args, kwargs: those of `net`; sequences are this process's part, as `time_shard` cuts it.
+        """
+        reset_net(self.net)
+        chain = _Chain(self.group, exact=self.bptt == "exact")
+        handles = []
+        for name, neuron in neurons(self.net):
+            handles.append(neuron.register_forward_pre_hook(partial(chain.receive, name)))
+            handles.append(neuron.register_forward_hook(partial(chain.send, name)))
+        try:
+            return self.net(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+            reset_net(self.net)
+
+
+class _Chain:
+    """The states of one call on their way from process to process."""
+
+    def __init__(self, group: dist.ProcessGroup | None, *, exact: bool) -> None:
+        self._exact = exact and torch.is_grad_enabled()
+        self._group = group
+        rank, count = dist.get_rank(group), dist.get_world_size(group)
+        self._before = None if rank == 0 else _peer(group, rank - 1)
+        self._behind = None if rank == count - 1 else _peer(group, rank + 1)
+        self._received: dict[str, list[Tensor]] = {}
+
+    def receive(self, name: str, neuron: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Before a neuron runs: gives it the states that it has after the steps before."""
+        assert isinstance(neuron, FlexSN)
+        if name in self._received:
+            raise StateError(
+                f"the neuron {name} is called twice in one call: its state would go through the sequence twice. Give "
+                "each place in the network a neuron of its own."
+            )
+        self._received[name] = []
+        if self._before is None:
+            return
+        like = [s.detach() for s in neuron.init_states(neuron.num_states, neuron.step_mode, *inputs)]
+        if self._exact:
+            received = _Receive.apply(self._before, self._group, _anchor(inputs[0]), *like)  # type: ignore[no-untyped-call]
+            neuron.states = self._received[name] = list(received)
+        else:
+            neuron.states = [_receive(state, self._before, self._group) for state in like]
+
+    def send(self, name: str, neuron: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        """After a neuron ran: hands its states on. Their gradients come back when those of the outputs do."""
+        assert isinstance(neuron, FlexSN)
+        if not self._exact:
+            if self._behind is not None:
+                _send(neuron.states, self._behind, self._group)
+            return outputs
+        given = outputs if isinstance(outputs, list) else [outputs]
+        passed = _HandOver.apply(  # type: ignore[no-untyped-call]
+            self._behind,
+            self._group,
+            len(given),
+            len(neuron.states),
+            _anchor(given[0]),
+            *given,
+            *neuron.states,
+            *self._received[name],
+        )
+        return list(passed) if isinstance(outputs, list) else passed[0]
+
+
+class _Receive(torch.autograd.Function):
+    """States from the process before; in the backward, their gradients go there."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, peer: int, group: dist.ProcessGroup | None, anchor: Tensor, *like: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.peer, ctx.group = peer, group
+        states = tuple(_receive(state, peer, group) for state in like)
+        ctx.mark_non_differentiable(*(state for state in states if not state.is_floating_point()))
+        return states
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
+        _send([grad for grad in grads if grad.is_floating_point()], ctx.peer, ctx.group)
+        return (None,) * (3 + len(grads))
+
+
+class _HandOver(torch.autograd.Function):
+    """Passes outputs on, and sends states to the process behind; in the backward, the states' gradients come back.
+
+    A process that sends gradients and one that waits for them must agree, whatever depends on what in the network. So
+    this always has a backward (the anchor requires grad), and that of `_Receive` always follows (the received states
+    are arguments, with a gradient of zero from here).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        peer: int | None,
+        group: dist.ProcessGroup | None,
+        num_outputs: int,
+        num_states: int,
+        anchor: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        outputs, states = tensors[:num_outputs], tensors[num_outputs : num_outputs + num_states]
+        ctx.peer, ctx.group, ctx.num_received = peer, group, len(tensors) - num_outputs - num_states
+        ctx.states = [(state.shape, state.dtype, state.device) for state in states]
+        if peer is not None:
+            _send(states, peer, group)
+        ctx.mark_non_differentiable(*(t for t in outputs if not t.is_floating_point()))
+        return tuple(output.view_as(output) for output in outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gradients: list[Tensor | None] = []
+        for shape, dtype, device in ctx.states:
+            flows = ctx.peer is not None and dtype.is_floating_point
+            like = torch.empty(shape, dtype=dtype, device=device) if flows else None
+            gradients.append(None if like is None else _receive(like, ctx.peer, ctx.group))
+        return (None, None, None, None, None, *grads, *gradients, *(None,) * ctx.num_received)
+
+
+def _anchor(like: Tensor) -> Tensor:
+    return torch.zeros((), device=like.device, requires_grad=True)
+
+
+def _send(tensors: Sequence[Tensor], peer: int, group: dist.ProcessGroup | None) -> None:
+    for tensor in tensors:
+        dist.send(tensor.detach().contiguous(), peer, group)
+
+
+def _receive(like: Tensor, peer: int, group: dist.ProcessGroup | None) -> Tensor:
+    received = torch.empty_like(like, memory_format=torch.contiguous_format)
+    dist.recv(received, peer, group)
+    return received
+
+
+def _peer(group: dist.ProcessGroup | None, rank: int) -> int:
+    return rank if group is None else dist.get_global_rank(group, rank)

@@ -1,0 +1,265 @@
+"""What two processes do together in `test_nn_distributed.py`; each scenario returns tensors to be compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN, surrogate
+from flexsn_nn.distributed import FromReset, TimeShards, time_shard
+from flexsn_nn.functional import reset_net
+
+Results = dict[str, Any]
+spike = surrogate.ATan()
+
+
+class Adaptive(nn.Module):
+    """A step with a parameter per channel, a buffer and a number that is learned."""
+
+    offset: Tensor
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.fading = nn.Parameter(torch.linspace(-1, 2, channels)[:, None])
+        self.gain = nn.Parameter(torch.tensor([0.7]))
+        self.register_buffer("offset", torch.linspace(0, 0.3, channels)[:, None])
+
+    def forward(self, x: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x * self.gain - v) / 2
+        s = spike(h - 0.4 - 0.2 * a - self.offset)
+        return s, h * (1 - s), torch.sigmoid(self.fading) * a + s
+
+
+def adaptive() -> FlexSN:
+    return FlexSN(Adaptive(6), 1, 2, 1)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    neurons = PLIF(v_threshold=0.3), ALIF(v_threshold=0.1), LIF(v_threshold=0.05)
+    return nn.Sequential(nn.Linear(4, 6), neurons[0], nn.Linear(6, 4), neurons[1], nn.Linear(4, 3), neurons[2])
+
+
+def batch(steps: int = 5) -> Tensor:
+    return 2 * torch.randn(steps, 8, 4, generator=torch.Generator().manual_seed(1))
+
+
+def parameters(net: nn.Module) -> list[Tensor]:
+    return [_full(p.detach()).clone() for p in net.parameters()]
+
+
+def gradients(net: nn.Module) -> list[Tensor]:
+    return [_full(p.grad).clone() for p in net.parameters() if p.grad is not None]
+
+
+def _full(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _placements(tensor: Any) -> object:
+    return tensor.placements
+
+
+def train(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """Two steps; the parameters after them."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    for _ in range(2):
+        reset_net(net)
+        optimizer.zero_grad()
+        net(x).sum((0, 2)).mean().backward()
+        optimizer.step()
+    return parameters(net)
+
+
+def half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
+    return x.chunk(2, dim)[rank]
+
+
+# -- one scenario after the other; `mesh` is of two processes ------------------------------------------
+
+
+def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    return train(DistributedDataParallel(network()), half(batch(), rank))
+
+
+def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    net = network()
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    found = train(net, half(batch(), rank))
+    # A checkpoint of all, written together, and read into a network that is not sharded.
+    save(get_model_state_dict(net), checkpoint_id=folder / "checkpoint")
+    fresh = network().state_dict()
+    load(fresh, checkpoint_id=folder / "checkpoint")
+    return found, list(fresh.values())
+
+
+def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    old = {name: value + 0.25 for name, value in network().state_dict().items()}
+    old["1.w"] = old["1.w"].reshape(())  # as PLIF had it
+    net = network()
+    net.load_state_dict(old)
+    fully_shard(net, mesh=mesh)
+    other = network()
+    fully_shard(other, mesh=mesh)
+    full = {name: value.reshape(1) if value.dim() == 0 else value for name, value in old.items()}
+    set_model_state_dict(other, dict(full), options=StateDictOptions(full_state_dict=True))
+    return parameters(net), parameters(other), list(full.values())
+
+
+def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    """The neuron between the linear layers has a DTensor, sharded along its features."""
+    net = network()
+    plan = {
+        "0": ColwiseParallel(use_local_output=False),
+        "2": RowwiseParallel(input_layouts=Shard(-1), use_local_output=False),
+        "4": ColwiseParallel(use_local_output=False, output_layouts=Replicate()),
+    }
+    parallelize_module(net, mesh, plan)
+    x = batch()
+    reset_net(net)
+    out = net(x)
+    out.sum((0, 2)).mean().backward()
+    return out.full_tensor().detach(), gradients(net)
+
+
+def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    """Every dimension of the step, and none, in two calls each."""
+    results = []
+    for placement in (Shard(1), Shard(2), Shard(-1), Replicate()):
+        neuron = adaptive()
+        inputs = [torch.randn(4, 3, 6, 5, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+        given = [distribute_tensor(x, mesh, [placement]).requires_grad_() for x in inputs]
+        outputs = [neuron(x) for x in given]
+        assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))
+        assert _placements(outputs[0]) == _placements(given[0])
+        loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
+        loss.backward()
+        assert all(_placements(x.grad) == _placements(x) for x in given)
+        results.append(
+            [*map(_full, (t.detach() for t in outputs)), *map(_full, (t.detach() for t in neuron.states))]
+            + [_full(x.grad) for x in given]
+            + gradients(neuron)
+        )
+    return results
+
+
+def refused(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    captured = torch.ones(1, requires_grad=True)
+    cut = distribute_tensor(torch.randn(4, 4, 6), mesh, [Shard(2)])
+    whole = torch.randn(4, 4, 6)
+    two = FlexSN(lambda x, y, v: (x * y + v, x + v), 2, 1, 1)
+    calls: dict[str, Callable[[], object]] = {
+        "time": lambda: LIF()(distribute_tensor(torch.randn(4, 2), mesh, [Shard(0)])),
+        "partial": lambda: LIF()(DTensor.from_local(whole, mesh, [Partial()])),
+        "mixed": lambda: two(cut, whole),
+        "differently": lambda: two(cut, distribute_tensor(whole, mesh, [Shard(1)])),
+        "one_replicated": lambda: two(cut, distribute_tensor(whole, mesh, [Replicate()])),
+        "not_by_element": lambda: FlexSN(lambda x, v: (x - x.mean(-1, keepdim=True) + v, v), 1, 1, 1)(cut),
+        "captured": lambda: FlexSN(lambda x, v: (x * captured + v, v), 1, 1, 1)(cut),
+        "state": lambda: LIF().step(cut, [torch.zeros(4, 3)]),
+    }
+    said = {}
+    for name, call in calls.items():
+        try:
+            call()
+            said[name] = "nothing"
+        except Exception as error:
+            said[name] = f"{type(error).__name__}: {error}"
+    return said
+
+
+def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    results = []
+    for bptt in ("exact", "truncated"):
+        net = TimeShards(network(), bptt=bptt)
+        x = batch(7)
+        part = time_shard(x).clone().requires_grad_()
+        out = net(part)
+        weights = time_shard(torch.linspace(-1, 1, 7 * 8 * 3).view(7, 8, 3))
+        (out * weights).sum().backward()
+        results.append((out.detach(), part.grad, gradients(net)))
+    with torch.no_grad():
+        results.append(TimeShards(network())(time_shard(batch(7))))
+    return results
+
+
+class Forgetful(nn.Module):
+    """Its new state has no gradient to the one before, and its output none to anything."""
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        return (v + x.detach() > 0).to(x.dtype), (v.detach() + x).clamp(-1, 1)
+
+
+def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(FlexSN(Forgetful(), 1, 1, 1), nn.Linear(4, 4), LIF())
+    shards = TimeShards(net)
+    shards(time_shard(batch(4))).sum().backward()
+    return gradients(shards)
+
+
+def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    """Two stages; four micro-batches along the batch, which is the second dimension of a sequence."""
+    net = network()
+    stage = FromReset(net[:3] if rank == 0 else net[3:])
+    schedule = ScheduleGPipe(
+        PipelineStage(stage, rank, 2, torch.device("cpu")),
+        n_microbatches=4,
+        loss_fn=lambda out, target: (out * target.transpose(0, 1)).sum(),
+        args_chunk_spec=(TensorChunkSpec(1),),
+    )
+    if rank == 0:
+        schedule.step(batch())
+        return gradients(stage)
+    losses: list[Tensor] = []
+    target = torch.linspace(-1, 1, 8 * 5 * 3).view(8, 5, 3)  # torch cuts a target along its first dimension
+    schedule.step(target=target, losses=losses)
+    return gradients(stage), torch.stack(losses).sum().detach()
+
+
+SCENARIOS = (
+    ddp,
+    fsdp,
+    fsdp_from_an_old_checkpoint,
+    tensor_parallel,
+    sharded,
+    refused,
+    time_shards,
+    time_shards_without_a_way_back,
+    pipeline,
+)
+
+
+def main(rank: int, folder: Path) -> None:
+    """One of two processes."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    mesh = init_device_mesh("cpu", (2,))
+    results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in SCENARIOS}
+    torch.save(results, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]))

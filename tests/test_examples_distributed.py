@@ -1,0 +1,48 @@
+"""`examples/distributed.py`: two processes train, and one goes on from where they stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from scripts import load
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "distributed.py"
+
+
+def run(processes: int, *options: str, folder: Path) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run(
+        [sys.executable, *launcher, str(EXAMPLE), "--device", "cpu", *options],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_it_learns_and_resumes_on_another_number_of_processes(strategy: str, tmp_path: Path) -> None:
+    options = ("--strategy", strategy, "--checkpoint", "kept")
+    said = run(2, *options, "--epochs", "2", folder=tmp_path)
+    reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", said)
+    assert reached is not None, said
+    assert float(reached[1].rstrip("%")) > 80
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["epoch_1", "epoch_2"]
+    assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in run(1, *options, "--epochs", "2", folder=tmp_path)
+
+
+def test_without_torchrun_it_says_how_to_start_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit):
+        load("examples/distributed.py").main([])
+    assert "torchrun --standalone" in capsys.readouterr().err
