@@ -25,7 +25,7 @@ class TwoInTwoOut(nn.Module):
     def forward(self, x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         current = 0.5 * i + x * self.gain
         h = 0.75 * v + current - torch.tanh(y)
-        spike: Tensor = SigmoidSpike.apply(h - 0.5)  # type: ignore[no-untyped-call]
+        spike: Tensor = SigmoidSpike.apply(h - 0.5)
         return spike, h, current, h - 0.5 * spike
 
 

@@ -26,5 +26,5 @@ class SigmoidSpike(torch.autograd.Function):
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Leaky integrate-and-fire: `h = v + (x - v) / 2`, fires where `h >= 1`, hard reset to 0."""
     h = v + (x - v) / 2.0
-    spike: Tensor = SigmoidSpike.apply(h - 1.0)  # type: ignore[no-untyped-call]
+    spike: Tensor = SigmoidSpike.apply(h - 1.0)
     return spike, h * (1.0 - spike)

@@ -65,7 +65,7 @@ class Spike(torch.autograd.Function):
 def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Hard reset, `tau = 2`, sigmoid surrogate."""
     h = v + (x - v) / 2.0
-    s: Tensor = Spike.apply(h - 1.0)  # type: ignore[no-untyped-call]
+    s: Tensor = Spike.apply(h - 1.0)
     return s, h * (1.0 - s)
 
 

@@ -61,7 +61,7 @@ class LIFStep(nn.Module):
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = v + (x - v) * torch.sigmoid(self.w)
-        spike: Tensor = Spike.apply(h - THRESHOLD)  # type: ignore[no-untyped-call]
+        spike: Tensor = Spike.apply(h - THRESHOLD)
         return spike, h * (1.0 - spike)
 
 

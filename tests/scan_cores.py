@@ -29,7 +29,7 @@ class SigmoidSpike(torch.autograd.Function):
 
 
 def hard_spike(x: Tensor) -> Tensor:
-    spike: Tensor = SigmoidSpike.apply(x)  # type: ignore[no-untyped-call]
+    spike: Tensor = SigmoidSpike.apply(x)
     return spike
 
 

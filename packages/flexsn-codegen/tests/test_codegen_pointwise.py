@@ -252,7 +252,7 @@ def test_surrogate_gradients() -> None:
             return grad * torch.exp(-x.abs())
 
     x = tensor(9).requires_grad_()
-    result = pointwise(lambda x: Spike.apply(x), autograd=True, name="spike")(x)  # type: ignore[no-untyped-call]
+    result = pointwise(lambda x: Spike.apply(x), autograd=True, name="spike")(x)
     assert torch.equal(result, (x >= 0).to(x))
     result.sum().backward()
     torch.testing.assert_close(x.grad, torch.exp(-x.detach().abs()))
@@ -272,7 +272,7 @@ def test_gradient_of_a_sum_must_be_linear(backward: Callable[[Tensor], Tensor]) 
         def backward(ctx: object, grad: Tensor) -> Tensor:
             return backward(grad)
 
-    kernel = pointwise(lambda x, s: x * Odd.apply(s), autograd=True)  # type: ignore[no-untyped-call]
+    kernel = pointwise(lambda x, s: x * Odd.apply(s), autograd=True)
     with pytest.raises(UnsupportedOpError, match="without dimensions"):
         kernel(tensor(5), torch.tensor(1.0, device=DEVICE, requires_grad=True)).sum().backward()
 

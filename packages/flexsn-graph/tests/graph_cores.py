@@ -30,7 +30,8 @@ class SigmoidSurrogate(torch.autograd.Function):
 
 def spike(x: Tensor) -> Tensor:
     """The surrogate as a `torch.autograd.Function`."""
-    return SigmoidSurrogate.apply(x)  # type: ignore[no-untyped-call, no-any-return]
+    spikes: Tensor = SigmoidSurrogate.apply(x)
+    return spikes
 
 
 def detach_spike(x: Tensor) -> Tensor:

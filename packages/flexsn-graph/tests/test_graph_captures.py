@@ -55,7 +55,7 @@ def test_a_tensor_that_is_read_in_the_backward_pass_alone_has_no_forward_layout(
         def backward(ctx: Any, *grads: Tensor) -> Tensor:
             return grads[0] * w
 
-    trace = check_step(lambda x, v: (Function.apply(x), v), arguments(), (1, 1, 1))  # type: ignore[no-untyped-call]
+    trace = check_step(lambda x, v: (Function.apply(x), v), arguments(), (1, 1, 1))
     assert trace.lifted == (w,)
     assert trace.forward.layouts == {}
     assert trace.vjp([True, True], [True] * 3).layouts == {0: LiftedLayout((0, 1), 0)}

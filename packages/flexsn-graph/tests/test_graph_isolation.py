@@ -81,7 +81,7 @@ def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     note()
     for _ in range(2):  # autograd counts on meanwhile
         x = torch.zeros(3, requires_grad=True)
-        thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)  # type: ignore[no-untyped-call]
+        thread = threading.Thread(target=Inside.apply(x * 2.0).sum().backward)
         thread.start()
         thread.join()
     assert len(found) == 3

@@ -115,8 +115,8 @@ def test_compiled_functions_are_not_compiled_while_tracing() -> None:
     assert len(trace_step(lambda x, v: core(x, v), 1, 1, 1, arguments()).forward.graph.nodes) > 5
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is not supported:DeprecationWarning")
+# Of which category the warning is depends on torch's version, how it reads on Python's.
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_scripted_and_traced() -> None:
     cores: list[Any] = [
         torch.jit.script(scripted),
@@ -128,7 +128,7 @@ def test_scripted_and_traced() -> None:
         check_step(lambda x, v, core=core: core(x, v), arguments(), (1, 1, 1))
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_a_refusal_inside_scripted_code_keeps_its_class() -> None:
     def flipped(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.rand_like(x), v
@@ -163,7 +163,7 @@ def test_a_surrogate_with_a_captured_parameter_through_apply() -> None:
 
         def core(x: Tensor, v: Tensor, alpha: Tensor = alpha) -> tuple[Tensor, Tensor]:
             h = v + x
-            s = Surrogate.apply(h - 1.0, alpha)  # type: ignore[no-untyped-call]
+            s = Surrogate.apply(h - 1.0, alpha)
             return s, h * (1.0 - s)
 
         trace = check_step(core, arguments(), (1, 1, 1))

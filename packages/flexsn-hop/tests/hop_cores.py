@@ -29,7 +29,8 @@ class SigmoidSpike(torch.autograd.Function):
 
 
 def function_spike(x: torch.Tensor) -> torch.Tensor:
-    return SigmoidSpike.apply(x)  # type: ignore[no-any-return, no-untyped-call]
+    spikes: torch.Tensor = SigmoidSpike.apply(x)
+    return spikes
 
 
 def detach_spike(x: torch.Tensor) -> torch.Tensor:

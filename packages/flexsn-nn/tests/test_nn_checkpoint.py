@@ -88,7 +88,7 @@ def test_a_reset_in_another_second_run_does_not_count(backend: str, reentrant: b
     x, weights = problem()
     before = neuron(x.detach())[-1]
 
-    functions = [neuron, from_the_start(neuron)]
+    functions: list[Callable[..., Tensor]] = [neuron, from_the_start(neuron)]
     y = x + before
     for function in reversed(functions) if first else functions:
         y = checkpoint(function, y, use_reentrant=reentrant)

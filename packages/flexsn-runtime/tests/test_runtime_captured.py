@@ -229,7 +229,7 @@ class Scale(torch.autograd.Function):
 
 
 def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    h: Tensor = Scale.apply(v * 0.5 + x)  # type: ignore[no-untyped-call]
+    h: Tensor = Scale.apply(v * 0.5 + x)
     return h, h
 
 

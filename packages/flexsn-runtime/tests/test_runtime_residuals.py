@@ -34,7 +34,7 @@ class RectangularSpike(torch.autograd.Function):
 
 def rectangular_if(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     h = v + x
-    spike: Tensor = RectangularSpike.apply(h - 0.5)  # type: ignore[no-untyped-call]
+    spike: Tensor = RectangularSpike.apply(h - 0.5)
     return spike, h - spike
 
 

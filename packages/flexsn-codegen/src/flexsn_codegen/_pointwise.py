@@ -93,7 +93,7 @@ class Pointwise:
                 f"an argument of {self._name} requires a gradient; make it with "
                 "pointwise(..., autograd=True), or call it under torch.no_grad()."
             )
-        return _Autograd.apply(self, *inputs)  # type: ignore[no-untyped-call]
+        return _Autograd.apply(self, *inputs)
 
     def source(self, *inputs: Tensor) -> KernelSource:
         """The kernel for such arguments: its name, source and parameters. Meta tensors will do."""

@@ -79,7 +79,7 @@ def _autograd(
         interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
     spare = SPARE_CHECKPOINTS if interval and isinstance(flat_args[0].shape[0], torch.SymInt) else 0
     options = _Options(lowering, version, (interval, spare))
-    results = _Scan.apply(core, layout, activity, options, *flat_args)  # type: ignore[no-untyped-call]
+    results = _Scan.apply(core, layout, activity, options, *flat_args)
     return tuple(results)
 
 
@@ -153,7 +153,7 @@ class _Scan(torch.autograd.Function):
                 version=ctx.options.version,
             )
         if torch.is_grad_enabled():  # create_graph
-            results = _Once.apply(len(results), *results, *args)  # type: ignore[no-untyped-call]
+            results = _Once.apply(len(results), *results, *args)
         found = iter(results)
         return (None, None, None, None, *(next(found) if need else None for need in layout.needs))
 

@@ -78,7 +78,7 @@ def refuse_double_backward(
     if anchor is None:
         return gradients
     return [
-        None if g is None else _Once.apply(anchor, g)  # type: ignore[no-untyped-call]
+        None if g is None else _Once.apply(anchor, g)
         for g in gradients
     ]
 

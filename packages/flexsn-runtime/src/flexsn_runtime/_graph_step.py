@@ -220,7 +220,8 @@ def _differentiable(step: GraphStep, vjp: fx.GraphModule) -> Callable[..., Any]:
             found = iter(vjp(*ctx.values, *came))
             return tuple(next(found) if want else None for want in step.wanted)
 
-    return Step.apply
+    apply: Callable[..., Any] = Step.apply
+    return apply
 
 
 def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:

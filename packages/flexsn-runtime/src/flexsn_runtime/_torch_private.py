@@ -69,4 +69,5 @@ def size_expression(size: int | torch.SymInt) -> sympy.Expr:
 
 def size_hint(size: int | torch.SymInt) -> int | None:
     """What a symbolic size was when it was traced, if that is known. Asking puts no guard on it."""
-    return size.node.hint if isinstance(size, torch.SymInt) else size
+    hint: int | None = size.node.hint if isinstance(size, torch.SymInt) else size  # type: ignore[assignment]
+    return hint

@@ -1,7 +1,6 @@
 """The implementation under Triton's interpreter: plain functions over its handles, calling torch.
 
-The interpreter keeps a value as a numpy array; bfloat16, which numpy has not, as its 16 bits. Seen working
-on Triton 3.6 and 3.7.
+The interpreter keeps a value as a numpy array; bfloat16, which numpy has not, as its 16 bits.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ import triton.language as tl
 from torch import Tensor
 
 from flexsn_codegen._functions import UNARY
+from flexsn_codegen._triton_private import array_of, as_flags, value_of
 
 
 def _to_torch(x: Any) -> Tensor:
     # A copy: broadcast arrays are not writable, which `from_numpy` warns of. Flat: it may be a bare number.
-    return torch.from_numpy(x.handle.data.reshape(-1).copy())
+    return torch.from_numpy(array_of(x).reshape(-1).copy())
 
 
 def _on_torch(function: Callable[..., Tensor]) -> Callable[..., Any]:
@@ -39,12 +39,7 @@ def _same_shape(x: Any, others: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _of_type(x: Any, value: Tensor, kind: Any) -> Any:
-    # Here, because Triton's interpreter needs numpy, which nothing else here does.
-    from triton.runtime.interpreter import TensorHandle
-
-    data = value.numpy().reshape(x.handle.data.shape)
-    shape = tl.block_type(kind, x.type.shape) if x.type.is_block() else kind
-    return tl.tensor(TensorHandle(data, kind), shape)
+    return value_of(x, value.numpy(), kind)
 
 
 def widen(x: Any) -> Any:
@@ -55,7 +50,7 @@ def widen(x: Any) -> Any:
 
 
 def load(pointers: Any, mask: Any) -> Any:
-    return widen(tl.load(pointers, mask=mask, other=0))
+    return widen(tl.load(pointers, mask=as_flags(mask), other=0))
 
 
 def store(pointers: Any, value: Any, mask: Any) -> None:
@@ -63,7 +58,7 @@ def store(pointers: Any, value: Any, mask: Any) -> None:
         # Not by the store: the interpreter truncates instead of rounding.
         bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
         value = _of_type(value, bits, tl.bfloat16)
-    tl.store(pointers, value, mask=mask)
+    tl.store(pointers, value, mask=as_flags(mask))
 
 
 round_float16 = _on_torch(lambda x: x.to(torch.float16).to(torch.float32))

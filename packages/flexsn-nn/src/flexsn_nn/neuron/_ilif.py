@@ -54,7 +54,7 @@ class ILIF(Neuron):
         """One step: `(spike count, v)`."""
         threshold = fit(self.v_threshold, v)
         h = v - v / fit(self.tau, v) + x
-        spikes: Tensor = _Round.apply((h / threshold).clamp(0, self.D))  # type: ignore[no-untyped-call]
+        spikes: Tensor = _Round.apply((h / threshold).clamp(0, self.D))
         subtracted = spikes.detach() if self.detach_reset else spikes
         return spikes, h - subtracted * threshold
 

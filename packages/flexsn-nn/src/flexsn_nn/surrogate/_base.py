@@ -42,7 +42,7 @@ class Surrogate(ABC):
         Args:
             x: membrane minus threshold, any shape, floating point.
         """
-        spikes: Tensor = _Step.apply(x, self)  # type: ignore[no-untyped-call]
+        spikes: Tensor = _Step.apply(x, self)
         return spikes
 
     @abstractmethod
