@@ -34,8 +34,8 @@ def test_the_operator_is_torchs() -> None:
 
 def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert why_dynamo_hop_unavailable() is None
-    hooks = (*_dynamo._REQUIRED_FOR_DYNAMO, "a_hook_that_is_gone")
-    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", hooks)
+    gone = {"torch._dynamo.variables.builder": ("wrap_fx_proxy", "a_hook_that_is_gone")}
+    monkeypatch.setattr(_dynamo, "_REQUIRED_FOR_DYNAMO", gone)
     assert dynamo_hop_available() is False
     why = why_dynamo_hop_unavailable()
     assert why is not None

@@ -78,6 +78,8 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
 }
 
 
+# torch's forward mode scripts its own formulas.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str) -> None:
     transform, arguments = TRANSFORMS[name]

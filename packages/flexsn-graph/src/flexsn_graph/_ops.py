@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-Op = torch._ops.OpOverload
+from flexsn_graph._torch_private_ops import OpOverload
+
+Op = OpOverload
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims

@@ -1,4 +1,4 @@
-"""Everything here is private torch API. Seen working on torch 2.11.0 and 2.13.0."""
+"""Everything here is private torch API. Each name is probed when this is imported."""
 
 from __future__ import annotations
 
@@ -6,22 +6,16 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any, cast
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import core_aten_decompositions, decomposition_table
-from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.autograd.graph import _engine_run_backward
-from torch.fx import traceback as fx_traceback
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from flexsn_graph._ops import VIEW_OPS
+from flexsn_graph._torch_private_ops import OpOverload
+from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [
     "FakeTensor",
@@ -43,6 +37,51 @@ __all__ = [
     "without_hooks",
 ]
 
+say_if_newer("torch")
+
+_NO_TRACE = "step functions cannot be traced, and nothing can be compiled"
+_NO_VJP = "gradients cannot be traced: kernels infer, but do not train"
+_NO_SPLIT = "`generate_forward_and_backward_graph` cannot split a joint graph"
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+else:
+    FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_TRACE)
+    FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_TRACE)
+    TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
+make_fx = private("torch.fx.experimental.proxy_tensor", "make_fx", _NO_TRACE, takes=["decomposition_table"])
+disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing", _NO_TRACE)
+_disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
+_current_autograd_node = private("torch._C", "_current_autograd_node", _NO_TRACE)
+_next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
+_preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
+_fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
+decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
+_engine_run_backward = private("torch.autograd.graph", "_engine_run_backward", _NO_VJP)
+core_aten_decompositions = private("torch._decomp", "core_aten_decompositions", _NO_SPLIT)
+expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # slow to import
+_custom_ops = private(
+    "torch._library.custom_ops", "OPDEFS", "`torch.library.custom_op`s are refused in step functions", default={}
+)
+# Scripted functions run as written while they are traced.
+_unoptimized: Callable[[bool], Any] = private(
+    "torch.jit", "optimized_execution", "scripted steps may be refused", default=lambda optimized: nullcontext()
+)
+# Attributes, which are read where they are needed.
+private("torch._C", "_functions.AccumulateGrad._sequence_nr", _NO_TRACE)
+private("torch", "Tensor._backward_hooks", _NO_VJP)
+private("torch.fx", "Node._rename", _NO_SPLIT)
+expect(
+    "torch._library.custom_ops",
+    ["CustomOpDef._init_fn", "CustomOpDef._backend_fns"],
+    "`torch.library.custom_op`s are refused in step functions",
+)
+expect(
+    "torch._dynamo.config",
+    ["error_on_nested_fx_trace"],
+    "functions that torch.compile has compiled are refused in step functions",
+)
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _ONE_AT_A_TIME = threading.RLock()
@@ -77,7 +116,7 @@ def constant_value(tensor: Tensor) -> str:
 
 def set_stack_trace(trace: str) -> None:
     """Attaches `trace` to the nodes recorded from here on."""
-    fx_traceback.set_stack_trace([trace])
+    _fx_set_stack_trace([trace])
 
 
 def op_location_key() -> tuple[bool, int]:
@@ -85,11 +124,11 @@ def op_location_key() -> tuple[bool, int]:
 
     An op and the backward formula that autograd runs for it have the same number.
     """
-    node = torch._C._current_autograd_node()
+    node = _current_autograd_node()
     if node is not None and node is not _around[-1]:
         return True, node._sequence_nr()
     # The op's own node has been created already, and took the number before the next one.
-    return False, torch._C._autograd._get_sequence_nr() - 1
+    return False, cast(int, _next_sequence_nr()) - 1
 
 
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
@@ -114,14 +153,16 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
-        stack.enter_context(torch.jit.optimized_execution(False))  # type: ignore[attr-defined]
+        stack.enter_context(_unoptimized(False))
         for device in _AUTOCAST_DEVICES:
             # Nor a cache of what it converts, where stand-ins for the user's parameters would be found afterwards.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it is slow to import
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-            stack.enter_context(torch._dynamo.config.patch(error_on_nested_fx_trace=False))
-        _around.append(torch._C._current_autograd_node())
+            config = torch._dynamo.config
+            if hasattr(config, "error_on_nested_fx_trace"):
+                stack.enter_context(config.patch(error_on_nested_fx_trace=False))
+        _around.append(_current_autograd_node())
         try:
             yield
         finally:
@@ -151,17 +192,20 @@ def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
             live.update(kept)
 
 
-def custom_op_body(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+def custom_op_body(op: OpOverload) -> Callable[..., Any] | None:
     """The Python function of a `torch.library.custom_op` that is the same on all devices."""
-    definition = OPDEFS.get(op.name())
+    definition = _custom_ops.get(op.name())
     if op.namespace in {"aten", "prims", "rngprims"} or definition is None:
         return None
-    return definition._init_fn if set(definition._backend_fns) == {None} else None
+    if set(getattr(definition, "_backend_fns", ())) != {None}:
+        return None
+    body: Callable[..., Any] | None = getattr(definition, "_init_fn", None)
+    return body
 
 
 @contextmanager
 def _keeping_locations() -> Iterator[None]:
-    with fx_traceback.preserve_node_meta():
+    with _preserve_node_meta():
         yield
 
 
@@ -170,7 +214,8 @@ def record(
 ) -> fx.GraphModule:
     """Records `function(*arguments)` as ATen ops, as they are called."""
     with mode, _keeping_locations():
-        return make_fx(function, decomposition_table=_AS_EAGER)(*arguments)
+        graph: fx.GraphModule = make_fx(function, decomposition_table=_AS_EAGER)(*arguments)
+    return graph
 
 
 @contextmanager
@@ -196,7 +241,8 @@ def lower(
     arguments = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     functional = torch.func.functionalize(replay, remove="mutations")
     with mode, _keeping_locations(), torch.no_grad():
-        return make_fx(functional, decomposition_table=table)(*arguments)
+        graph: fx.GraphModule = make_fx(functional, decomposition_table=table)(*arguments)
+    return graph
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -273,7 +319,8 @@ def _half_numbers() -> dict[Any, Callable[..., Any]]:
     ops = [getattr(getattr(aten, n), k) for n in ("eq", "ne", "lt", "le", "gt", "ge") for k in ("Scalar", "Tensor")]
     ops += [aten.fmod.Scalar, aten.fmod.Tensor, aten.pow.Scalar, aten.pow.Tensor_Tensor]
     ops += [aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.remainder.Tensor]
-    rounding = {op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in ops}
+    known = {op: decomposition_table[op] for op in ops if op in decomposition_table}
+    rounding = {op: functools.partial(_in_common_dtype, decomposition) for op, decomposition in known.items()}
     return {**rounding, aten.pow.Tensor_Scalar: _pow_by_number}
 
 
@@ -303,6 +350,12 @@ def split_joint(
 
     On core ATen ops, not prims: on prims the minimal cut keeps about half as much again.
     """
+    partition = needed(
+        "torch._functorch.partitioners",
+        "min_cut_rematerialization_partition",
+        _NO_SPLIT,
+        takes=["num_fwd_outputs"],
+    )
     functional = lower(joint, mode, core_aten_decompositions())
     arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
     for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
@@ -312,7 +365,7 @@ def split_joint(
         node.target = node.name
     functional.recompile()
     with mode:
-        forward, backward = min_cut_rematerialization_partition(
+        forward, backward = partition(
             functional, arguments, num_fwd_outputs=num_results
         )
     return forward, backward

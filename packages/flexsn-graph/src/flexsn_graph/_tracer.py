@@ -26,6 +26,7 @@ from flexsn_graph._torch_private import (
     without_hooks,
 )
 from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
+from flexsn_graph.versions import UnsupportedVersionError
 
 
 class Tracer:
@@ -237,7 +238,7 @@ class Tracer:
             try:
                 with self._capturing([*arguments, *given]):
                     found = gradients(roots, list(sought.values()), given)
-            except UnsupportedCoreError:
+            except (UnsupportedCoreError, UnsupportedVersionError):
                 raise
             except RuntimeError as error:
                 raise UnsupportedCoreError(

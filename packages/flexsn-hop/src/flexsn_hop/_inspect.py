@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._torch_private import outside_of_tracing, watch_operators
+from ._torch_private import OpOverload, outside_of_tracing, watch_operators
 from .errors import MutationError, RandomOpError
 
 __all__ = ["inspect_step"]
@@ -32,7 +32,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         found: list[Exception] = []
 
         def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-            if not isinstance(op, torch._ops.OpOverload):
+            if not isinstance(op, OpOverload):
                 return
             if torch.Tag.nondeterministic_seeded in op.tags:
                 found.append(

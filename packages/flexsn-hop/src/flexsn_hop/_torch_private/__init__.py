@@ -1,17 +1,16 @@
-"""Everything in this package that touches a private API of torch.
+"""Everything in this package that touches a private API of torch. Each name is probed when this is imported.
 
-Seen working on torch 2.11.0 and 2.13.0. What changes between versions is asked for in this folder and
-nowhere else; :func:`why_dynamo_cannot_capture` says in words which hook is missing.
+What changes between versions is asked for in this folder and nowhere else.
 """
 
 from __future__ import annotations
 
-from torch._ops import HigherOrderOperator
-
+from ..versions import say_if_newer
 from ._builtin import builtin_scan, builtin_while_loop
 from ._dispatch import below_autograd, implement, refuse_autograd
 from ._dynamo import CapturedCall, CaptureHooks, register_with_dynamo, why_dynamo_cannot_capture
 from ._inductor import InductorCall, LowersItself
+from ._ops import HigherOrderOperator, OpOverload
 from ._tracing import (
     capture_with_dynamo,
     is_tracing,
@@ -27,6 +26,7 @@ __all__ = [
     "HigherOrderOperator",
     "InductorCall",
     "LowersItself",
+    "OpOverload",
     "below_autograd",
     "builtin_scan",
     "builtin_while_loop",
@@ -41,3 +41,5 @@ __all__ = [
     "watch_operators",
     "why_dynamo_cannot_capture",
 ]
+
+say_if_newer("torch")

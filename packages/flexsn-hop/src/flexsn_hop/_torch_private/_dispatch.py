@@ -6,20 +6,33 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-import torch._higher_order_ops.utils
-from torch._C import DispatchKey
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import (
-    ProxyTorchDispatchMode,
-    disable_proxy_modes_tracing,
-    track_tensor_tree,
-)
-from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import _CachedTorchDispatchMode, _CachingTorchDispatchMode
+from ..versions import private
 
-# Any: most of what is in there has no types.
-_utils: Any = torch._higher_order_ops.utils
+_NO_OPERATOR = "`flex_sn_scan` cannot be called"
+_NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
+_NO_GRADIENT = "`flex_sn_scan` has no gradient"
+
+DispatchKey = private("torch._C", "DispatchKey", _NO_OPERATOR)
+FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_GRAPH)
+ProxyTorchDispatchMode = private("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode", _NO_GRAPH)
+disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing", _NO_GRAPH)
+track_tensor_tree = private("torch.fx.experimental.proxy_tensor", "track_tensor_tree", _NO_GRAPH)
+tree_map = private("torch.utils._pytree", "tree_map", _NO_GRAPH)
+_reenter_make_fx = private("torch._higher_order_ops.utils", "reenter_make_fx", _NO_GRAPH)
+_unique_graph_id = private("torch._higher_order_ops.utils", "unique_graph_id", _NO_GRAPH, takes=["prefix"])
+_maybe_run_with_interpreter = private("torch._higher_order_ops.utils", "_maybe_run_with_interpreter", _NO_GRAPH)
+_below_autograd = private("torch._C", "_AutoDispatchBelowAutograd", _NO_GRADIENT)
+_autograd_not_implemented = private(
+    "torch._higher_order_ops.utils", "autograd_not_implemented", _NO_GRADIENT, takes=["deferred_error"]
+)
+_NO_CHECKPOINTS = "selective activation checkpointing does not see `flex_sn_scan`"
+_redirect_to_mode = private(
+    "torch._higher_order_ops.utils", "redirect_to_mode", _NO_CHECKPOINTS, default=lambda op, mode: None
+)
+_CHECKPOINT_MODES = [
+    private("torch.utils.checkpoint", name, _NO_CHECKPOINTS, default=None)
+    for name in ("_CachingTorchDispatchMode", "_CachedTorchDispatchMode")
+]
 
 Samples = Callable[..., Sequence[Sequence[Any]]]
 
@@ -44,7 +57,7 @@ def implement(
         return dense(*args, **kwargs)
 
     @op.py_impl(FakeTensorMode)  # type: ignore[untyped-decorator]
-    def fake_implementation(mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+    def fake_implementation(mode: Any, *args: Any, **kwargs: Any) -> Any:
         with mode:
             return shapes(*args, **kwargs)
 
@@ -55,28 +68,29 @@ def implement(
             values_by_graph = samples(*args, **kwargs)
         for function, values in zip(args[:num_graphs], values_by_graph, strict=True):
             with disable_proxy_modes_tracing():
-                graph = _utils.reenter_make_fx(function)(*values)
-            _, name = _utils.unique_graph_id(mode, prefix=f"{op.name()}_graph")
+                graph = _reenter_make_fx(function)(*values)
+            _, name = _unique_graph_id(mode, prefix=f"{op.name()}_graph")
             mode.tracer.root.register_module(name, graph)
             graphs.append(graph)
         traced_args = (*graphs, *args[num_graphs:])
-        proxy_args = pytree.tree_map(mode.tracer.unwrap_proxy, traced_args)
-        proxy_kwargs = pytree.tree_map(mode.tracer.unwrap_proxy, kwargs)
+        proxy_args = tree_map(mode.tracer.unwrap_proxy, traced_args)
+        proxy_kwargs = tree_map(mode.tracer.unwrap_proxy, kwargs)
         proxy = mode.tracer.create_proxy("call_function", op, proxy_args, proxy_kwargs, name=op.name())
         with disable_proxy_modes_tracing():
             results = op.redispatch(*args, **kwargs)
         return track_tensor_tree(results, proxy, constant=None, tracer=mode.tracer)
 
     # Selective activation checkpointing treats the operator like any other.
-    for mode_class in (_CachingTorchDispatchMode, _CachedTorchDispatchMode):
-        _utils.redirect_to_mode(op, mode_class)
+    for mode_class in _CHECKPOINT_MODES:
+        if mode_class is not None:
+            _redirect_to_mode(op, mode_class)
 
     @op.py_functionalize_impl  # type: ignore[untyped-decorator]
     def functional_implementation(ctx: Any, *args: Any, **kwargs: Any) -> Any:
         plain = ctx.unwrap_tensors(args)
         with ctx.redispatch_to_next():
             functions = [
-                ctx.functionalize(_utils._maybe_run_with_interpreter(function)) for function in plain[:num_graphs]
+                ctx.functionalize(_maybe_run_with_interpreter(function)) for function in plain[:num_graphs]
             ]
             results = op.redispatch(*functions, *plain[num_graphs:], **kwargs)
         return ctx.wrap_tensors(results)
@@ -84,9 +98,10 @@ def implement(
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
     """Calls inside go to the implementation below autograd."""
-    return torch._C._AutoDispatchBelowAutograd()
+    guard: contextlib.AbstractContextManager[None] = _below_autograd()
+    return guard
 
 
 def refuse_autograd(op: Any) -> None:
     """Give ``op`` an autograd implementation that raises when its gradient is asked for."""
-    op.py_autograd_impl(_utils.autograd_not_implemented(op, deferred_error=True))
+    op.py_autograd_impl(_autograd_not_implemented(op, deferred_error=True))

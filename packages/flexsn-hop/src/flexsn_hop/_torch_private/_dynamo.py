@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
+
+from ..versions import expect, lacking, private
+
+_tree_unflatten = private("torch.utils._pytree", "tree_unflatten", "`torch.compile` cannot capture `flex_sn_scan`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,28 +54,48 @@ class CaptureHooks:
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
 """Keyword arguments of the operator that matter to what is traced in its stead, too."""
 
-_REQUIRED_FOR_DYNAMO = (
-    "_hop_name_to_variable_class",
-    "TorchHigherOrderOperatorVariable",
-    "discard_graph_changes",
-    "make_attr",
-    "speculate_subgraph",
-)
+_CONSEQUENCE = "`torch.compile` breaks its graph at `flex_sn_scan`, which then runs as a loop"
+
+_REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
+    "torch._dynamo.variables.higher_order_ops": (
+        "_hop_name_to_variable_class",
+        "TorchHigherOrderOperatorVariable",
+        "discard_graph_changes",
+        "make_attr",
+        "speculate_subgraph",
+        "speculate_subgraph.set_subgraph_inputs",
+        "speculate_subgraph.should_flatten_outputs",
+        "speculate_subgraph.source_target",
+        "speculate_subgraph.supports_aliasing",
+        "speculate_subgraph.supports_input_mutation",
+    ),
+    "torch._dynamo.config": ("specialize_float",),
+    "torch._dynamo.exc": ("UncapturedHigherOrderOpError",),
+    "torch._dynamo.output_graph": ("OutputGraph.install_subgraph",),
+    "torch._dynamo.variables": (
+        "NNModuleVariable",
+        "NestedUserFunctionVariable",
+        "UserDefinedObjectVariable",
+        "UserFunctionVariable",
+        "UserMethodVariable",
+    ),
+    "torch._dynamo.variables.base": ("VariableTracker.maybe_fx_node",),
+    "torch._dynamo.variables.builder": ("SourcelessBuilder", "wrap_fx_proxy"),
+    "torch._dynamo.variables.functions": ("FunctoolsPartialVariable",),
+    "torch._dynamo.variables.lazy": ("LazyVariableTracker.realize_all",),
+}
 
 
 def why_dynamo_cannot_capture() -> str | None:
     """What this version of torch lacks for Dynamo to capture the operator; None if nothing."""
-    try:
-        from torch._dynamo.variables import higher_order_ops
-        from torch._dynamo.variables.builder import SourcelessBuilder, wrap_fx_proxy
-    except ImportError as error:
-        return f"torch {torch.__version__} has no Dynamo that this package knows: {error}"
-    assert callable(wrap_fx_proxy)
-    assert callable(SourcelessBuilder.create)
-    missing = [name for name in _REQUIRED_FOR_DYNAMO if not hasattr(higher_order_ops, name)]
-    if missing:
-        return f"torch {torch.__version__} has no {', '.join(missing)} in torch._dynamo.variables.higher_order_ops"
-    return None
+    missing = [
+        f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)
+    ]
+    return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
+
+
+for _module, _names in _REQUIRED_FOR_DYNAMO.items():
+    expect(_module, _names, _CONSEQUENCE)
 
 
 def register_with_dynamo(name: str, hooks: CaptureHooks) -> None:
@@ -205,7 +228,7 @@ def _returned(spec: Any, tensors: Sequence[Any]) -> Any:
             constant if is_constant else next(came)
             for is_constant, constant in zip(spec.masks_to_filter_const_values, spec.const_values, strict=True)
         ]
-    return pytree.tree_unflatten(values, spec.treespec.as_python_constant())
+    return _tree_unflatten(values, spec.treespec.as_python_constant())
 
 
 def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:

@@ -8,6 +8,24 @@ from typing import Any
 
 import torch
 
+from ..versions import expect, needed
+
+_NO_KERNELS = "a compiled `flex_sn_scan` runs as a loop, without kernels"
+_NO_LOWERING = "Inductor cannot compile `flex_sn_scan`"
+
+# Looked up when something is compiled: Inductor is slow to import.
+for _module, _names, _without in (
+    ("torch._inductor.config", ["triton_kernel_default_layout_constraint"], "compiled kernels are compiled twice"),
+    ("torch._inductor.decomposition", ["select_decomp_table"], _NO_KERNELS),
+    ("torch._inductor.graph", ["_inductor_lowering_function"], _NO_LOWERING),
+    ("torch._inductor.ir", ["BaseView", "ComputedBuffer", "ExternKernel.realize_input", "TensorBox"], _NO_KERNELS),
+    ("torch._inductor.lowering", ["process_subgraph_nodes"], _NO_KERNELS),
+    ("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set"], _NO_LOWERING),
+    ("torch._inductor.virtualized", ["V"], _NO_LOWERING),
+    ("torch._higher_order_ops.triton_kernel_wrap", ["triton_kernel_wrapper_mutation"], _NO_KERNELS),
+):
+    expect(_module, _names, _without)
+
 
 @dataclass(frozen=True, slots=True)
 class InductorCall:
@@ -33,11 +51,11 @@ class InductorCall:
         Of the arguments at the positions ``unread`` it may look at shape and dtype alone: what nobody
         reads, Inductor does not write.
         """
-        from torch._inductor import config
-        from torch._inductor.decomposition import select_decomp_table
-        from torch._inductor.lowering import process_subgraph_nodes
-        from torch._inductor.virtualized import V
-        from torch.fx.experimental.proxy_tensor import make_fx
+        config = needed("torch._inductor", "config", _NO_KERNELS)
+        select_decomp_table = needed("torch._inductor.decomposition", "select_decomp_table", _NO_KERNELS)
+        process_subgraph_nodes = needed("torch._inductor.lowering", "process_subgraph_nodes", _NO_KERNELS)
+        V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
+        make_fx = needed("torch.fx.experimental.proxy_tensor", "make_fx", _NO_KERNELS)
 
         read = [i for i in range(len(self.args)) if i not in unread]
         settled = [_settled(self.args[i], self.examples[i]) for i in read]
@@ -54,14 +72,13 @@ class InductorCall:
         assert not traced.graph.find_nodes(op="get_attr"), "a lowering made a constant tensor"
         # To watch over layouts, Inductor compiles each kernel once more, and sees what it writes to.
         free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
-        with config.patch(free if _layouts_are_settled(traced.graph) else {}):
+        patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
+        with config.patch(patch):
             return process_subgraph_nodes(traced, [value for value, _ in settled])  # type: ignore[no-any-return]
 
     def fall_back_to(self, op: Any, *args: Any) -> Sequence[Any]:
         """Make it a call of an operator that Inductor knows nothing about."""
-        from torch._inductor import lowering
-
-        handler: Any = lowering.fallback_handler
+        handler = needed("torch._inductor.lowering", "fallback_handler", _NO_LOWERING, takes=["add_to_fallback_set"])
         return handler(op, add_to_fallback_set=False)(*args)  # type: ignore[no-any-return]
 
 
@@ -71,9 +88,8 @@ def _settled(value: Any, example: Any) -> tuple[Any, Any]:
     The strides of Inductor's examples are those of eager mode: Inductor may choose others as long as
     nobody has asked.
     """
-    from torch._inductor import ir
-    from torch._inductor.virtualized import V
-
+    ir = needed("torch._inductor", "ir", _NO_KERNELS)
+    V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
     if not isinstance(value, ir.TensorBox):
         return value, example
     value.realize()
@@ -97,8 +113,7 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
 
     Arguments have, and so do new memory and what is either of them with its dimensions permuted.
     """
-    from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
-
+    mutation = needed("torch._higher_order_ops.triton_kernel_wrap", "triton_kernel_wrapper_mutation", _NO_KERNELS)
     aten = torch.ops.aten
 
     def is_settled(value: Any) -> bool:
@@ -108,7 +123,7 @@ def _layouts_are_settled(graph: torch.fx.Graph) -> bool:
             return is_settled(value.args[0])
         return value.op == "placeholder" or value.target is aten.empty_strided.default
 
-    launches: Any = graph.find_nodes(op="call_function", target=triton_kernel_wrapper_mutation)
+    launches: Any = graph.find_nodes(op="call_function", target=mutation)
     return all(is_settled(value) for launch in launches for value in launch.kwargs["kwargs"].values())
 
 
@@ -127,8 +142,7 @@ class LowersItself:
         """The call, if it is Inductor that makes it."""
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
-        from torch._inductor.virtualized import V
-
+        V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         nodes = V.graph.current_node.args[len(graphs) :]
         examples = tuple(node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in nodes)
         modules = tuple(subgraph.graph_module for subgraph in graphs)

@@ -8,38 +8,51 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-import torch._higher_order_ops.utils
-from torch._C import DispatchKey
-from torch._dispatch.python import suspend_functionalization
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch._subclasses.functional_tensor import (
-    FunctionalTensor,
-    FunctionalTensorMode,
-    disable_functional_mode,
-)
-from torch.fx.experimental.proxy_tensor import (
-    ProxyTorchDispatchMode,
-    _temp_remove_pre_dispatch_torch_function_mode,
-    disable_proxy_modes_tracing,
-    get_proxy_mode,
-)
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    _get_current_dispatch_mode_stack,
-)
 
-# Any: most of what is in there has no types.
-_utils: Any = torch._higher_order_ops.utils
-_AnyMode: Any = TorchDispatchMode
+from ..versions import private
+
+_NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
+_NO_GRADIENT = "a traced or compiled `flex_sn_scan` has no gradient"
+_NO_CHECK = "what a core does is not checked before it is compiled"
+_NO_TRANSFORM_CHECK = "`flex_sn_scan` cannot tell whether it is inside of a transform of torch.func"
+
+_detect_fake_mode = private("torch._guards", "detect_fake_mode", _NO_GRAPH)
+FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_GRAPH)
+FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_GRAPH)
+FunctionalTensor = private("torch._subclasses.functional_tensor", "FunctionalTensor", _NO_GRAPH)
+FunctionalTensorMode = private("torch._subclasses.functional_tensor", "FunctionalTensorMode", _NO_GRAPH)
+disable_functional_mode = private("torch._subclasses.functional_tensor", "disable_functional_mode", _NO_GRAPH)
+ProxyTorchDispatchMode = private("torch.fx.experimental.proxy_tensor", "ProxyTorchDispatchMode", _NO_GRAPH)
+disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing", _NO_GRAPH)
+get_proxy_mode = private("torch.fx.experimental.proxy_tensor", "get_proxy_mode", _NO_GRAPH)
+_without_pre_dispatch_mode = private(
+    "torch.fx.experimental.proxy_tensor", "_temp_remove_pre_dispatch_torch_function_mode", _NO_GRAPH
+)
+suspend_functionalization = private("torch._dispatch.python", "suspend_functionalization", _NO_GRAPH)
+_is_functional_tensor = private("torch", "_is_functional_tensor", _NO_GRAPH)
+_disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_GRAPH)
+_get_current_dispatch_mode_stack = private(
+    "torch.utils._python_dispatch", "_get_current_dispatch_mode_stack", _NO_GRAPH
+)
+_AnyMode: Any = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_CHECK)
+_maybe_compile_and_run_fn = private("torch._higher_order_ops.utils", "_maybe_compile_and_run_fn", _NO_GRAPH)
+_materialize_as_graph = private(
+    "torch._higher_order_ops.utils",
+    "materialize_as_graph",
+    _NO_GRADIENT,
+    takes=["include_key_set", "exclude_key_set", "force_enable_grad"],
+)
+DispatchKey = private("torch._C", "DispatchKey", _NO_GRADIENT)
+_DispatchKeySet = private("torch._C", "DispatchKeySet", _NO_GRADIENT)
+_included_keys = private("torch._C", "_dispatch_tls_local_include_set", _NO_GRADIENT)
+_peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack", _NO_TRANSFORM_CHECK)
 
 
 def is_tracing(values: Sequence[Any]) -> bool:
     """Whether a graph is being made, or shapes are being propagated, instead of computing."""
     if any(
         isinstance(value, (FakeTensor, FunctionalTensor))
-        or (isinstance(value, torch.Tensor) and torch._is_functional_tensor(value))
+        or (isinstance(value, torch.Tensor) and _is_functional_tensor(value))
         for value in values
     ):
         return True
@@ -49,7 +62,7 @@ def is_tracing(values: Sequence[Any]) -> bool:
 
 def is_transforming() -> bool:
     """Whether a transform of torch.func (vmap, grad, jvp, ...) is active."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    return _peek_interpreter_stack() is not None
 
 
 def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
@@ -60,13 +73,13 @@ def capture_with_dynamo(function: Callable[..., Any], *args: Any) -> Any:
     with warnings.catch_warnings():
         # Dynamo looks at the gradients of its arguments, of which torch warns where they are no leaves.
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
-        return _utils._maybe_compile_and_run_fn(function, *args)
+        return _maybe_compile_and_run_fn(function, *args)
 
 
 @contextlib.contextmanager
 def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
     """Fake copies of ``values``, in a place that no tracer, proxy or functionalization sees."""
-    fake_mode = detect_fake_mode(list(values)) or FakeTensorMode(allow_non_fake_inputs=True)
+    fake_mode = _detect_fake_mode(list(values)) or FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -75,7 +88,7 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
 
     with contextlib.ExitStack() as stack:
         # Export records even changes of the grad mode, by a mode of its own.
-        stack.enter_context(_temp_remove_pre_dispatch_torch_function_mode())
+        stack.enter_context(_without_pre_dispatch_mode())
         stack.enter_context(suspend_functionalization())
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
@@ -105,11 +118,11 @@ def watch_operators(
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
     """The ATen graph of ``function``, which may differentiate, at values like ``samples``."""
     # The keys that a fresh call would see: inside autograd's own implementation some are excluded.
-    nothing = torch._C.DispatchKeySet(DispatchKey.Undefined)
-    graph: torch.fx.GraphModule = _utils.materialize_as_graph(
+    nothing = _DispatchKeySet(DispatchKey.Undefined)
+    graph: torch.fx.GraphModule = _materialize_as_graph(
         function,
         tuple(samples),
-        include_key_set=torch._C._dispatch_tls_local_include_set(),
+        include_key_set=_included_keys(),
         exclude_key_set=nothing,
         force_enable_grad=True,
     )

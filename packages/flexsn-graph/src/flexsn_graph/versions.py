@@ -1,0 +1,186 @@
+"""What a version of torch or Triton lacks, said at import and by name.
+
+Private names are looked up in the files `_torch_private*` and `_triton_private*` alone, each by a probe from here.
+flexsn-graph, flexsn-codegen and flexsn-hop each have this file, because none of them needs another; a test keeps
+the three equal.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TESTED = {
+    "torch": ("2.11", "2.12", "2.13", "2.14", "2.15"),
+    "triton": ("3.6", "3.7", "3.8", "3.9"),
+}
+"""The versions that the tests have passed with; `benchmarks/results/torch_versions.md` shows them."""
+
+
+class UnsupportedVersionWarning(UserWarning):
+    """This version of torch or Triton lacks something that a part of FlexSN needs."""
+
+
+class UnsupportedVersionError(NotImplementedError):
+    """Something was called that this version of torch or Triton has nothing for."""
+
+
+@functools.cache
+def installed(library: str) -> str:
+    """`"torch 2.15.0"`: a library by name and version."""
+    return f"{library} {torch.__version__ if library == 'torch' else importlib.metadata.version(library)}"
+
+
+def private(
+    module: str,
+    name: str,
+    without: str,
+    *,
+    takes: Collection[str] = (),
+    default: Any = inspect.Parameter.empty,
+) -> Any:
+    """Probe one private thing: ``module.name``, or what stands in for it where this version has none.
+
+    A stand-in is said to be one, once, in an `UnsupportedVersionWarning`; whoever calls it or reads from it
+    gets an `UnsupportedVersionError` that says the same.
+
+    Args:
+        module: a module, imported here; the name may go on with attributes (``"_autograd._get_sequence_nr"``).
+        name: what is looked up in it.
+        without: what does not work without, as a sentence: ``"step functions cannot be traced"``.
+        takes: the parameters that it is called with by name, where it is a function.
+        default: what stands in, instead of something that raises.
+    """
+    try:
+        return needed(module, name, without, takes=takes)
+    except UnsupportedVersionError as error:
+        message = str(error)
+    _say(message)
+    return default if default is not inspect.Parameter.empty else _stand_in(name, message)
+
+
+def needed(module: str, name: str, without: str, *, takes: Collection[str] = ()) -> Any:
+    """What `private` gives, for a module that is slow to import: looked up where it is used, `expect`ed at import.
+
+    Raises:
+        UnsupportedVersionError: this version has none.
+    """
+    try:
+        found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedVersionError(lack(module, name, without)) from error
+    if missing := [parameter for parameter in takes if not _takes(found, parameter)]:
+        raise UnsupportedVersionError(lack(module, f"{name}({', '.join(missing)}=...)", without))
+    return found
+
+
+def lacking(module: str, names: Iterable[str]) -> list[str]:
+    """Those of `names` that `module` does not define; without importing it, which may take seconds.
+
+    A name may go on with an attribute of a class or a parameter of a function (``"CustomOpDef._init_fn"``).
+    """
+    loaded = sys.modules.get(module)
+    text = _source_of(module)
+
+    def is_there(name: str) -> bool:
+        name, _, attribute = name.partition(".")
+        if loaded is not None and not hasattr(loaded, name):
+            return False
+        if loaded is not None and not attribute:
+            return True
+        return _defines(text, attribute or name)
+
+    return [name for name in names if not is_there(name)]
+
+
+def expect(module: str, names: Iterable[str], without: str) -> None:
+    """Probe names that are imported later, when they are needed; says what `module` lacks of them."""
+    for name in lacking(module, names):
+        _say(lack(module, name, without))
+
+
+def lack(module: str, name: str, without: str) -> str:
+    """What is said of a missing thing."""
+    library = module.partition(".")[0]
+    known = TESTED[library]
+    return f"{installed(library)} has no {module}.{name}: {without}. Tested are {known[0]} to {known[-1]}."
+
+
+def say_if_newer(library: str) -> None:
+    """Say, once in a process, that a library is newer than what was tested; it is used all the same."""
+    known = TESTED[library]
+    name, version = installed(library).split()
+    if _number(version) > _number(known[-1]):
+        message = f"FlexSN was tested with {name} {known[0]} to {known[-1]}; this is {version}."
+        # Python says a warning once for each registry: in the library's own, the packages say it once together.
+        registry = sys.modules[library].__dict__.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(message, UserWarning, filename=library, lineno=1, module=library, registry=registry)
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:2])
+
+
+def _takes(function: Callable[..., Any], parameter: str) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # one in C tells nothing
+        return True
+    return parameter in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+# A class, a function, a variable, a parameter, an attribute, something that is imported or looked for by its name.
+_DEFINITION = r"""\s*(?:(?:class|def)\s+{0}\b|(?:self\.)?{0}\s*(?:[:=,]|$))|.*\bimport [^#]*\b{0}\b|.*["']{0}["']"""
+
+
+def _defines(text: str, name: str) -> bool:
+    # Line by line where the name occurs: ten times as fast as one search of the whole text.
+    definition = re.compile(_DEFINITION.format(re.escape(name)))
+    at = text.find(name)
+    while at >= 0:
+        begin, end = text.rfind("\n", 0, at) + 1, text.find("\n", at)
+        if definition.match(text[begin : end if end >= 0 else None]):
+            return True
+        at = text.find(name, at + 1)
+    return False
+
+
+@functools.cache
+def _source_of(module: str) -> str:
+    package, *path = module.split(".")
+    file = sys.modules[package].__file__
+    assert file is not None
+    folder = Path(file).parent.joinpath(*path)
+    for source in (folder.with_suffix(".py"), folder / "__init__.py"):
+        if source.is_file():
+            return source.read_text(encoding="utf-8")
+    return ""
+
+
+def _say(message: str) -> None:
+    warnings.warn(message, UnsupportedVersionWarning, stacklevel=3)
+
+
+def _stand_in(name: str, message: str) -> Any:
+    class Missing(type):
+        """A class, so that what is derived from it, and `isinstance`, work as far as nothing is made of it."""
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            raise UnsupportedVersionError(message)
+
+        def __getattr__(cls, attribute: str) -> Any:
+            if attribute.startswith("__"):
+                raise AttributeError(attribute)
+            raise UnsupportedVersionError(message)
+
+    return Missing(name.rpartition(".")[2], (), {})

@@ -1,0 +1,14 @@
+"""The classes of operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..versions import private
+
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+else:
+    HigherOrderOperator = private("torch._ops", "HigherOrderOperator", "there is no `flex_sn_scan`")
+    OpOverload = private("torch._ops", "OpOverload", "what a core does is not checked before it is compiled")
