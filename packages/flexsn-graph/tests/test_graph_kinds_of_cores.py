@@ -205,7 +205,8 @@ def test_grad_mode_inside_the_core_is_honoured() -> None:
             s = torch.sigmoid(v)
         return s, v * (1.0 - s) + x
 
-    check_step(core, arguments(), (1, 1, 1))
+    # Torch's sigmoid and the prims that it is made of differ in the last bit of one number in forty.
+    check_step(core, arguments(), (1, 1, 1), rtol=1e-15)
 
 
 def test_elements_that_are_moved_and_moved_back() -> None:
