@@ -1,0 +1,77 @@
+"""Networks as people train them, with any activation in the place of the neurons: `nn.ReLU`, or a spiking one.
+
+All take sequences `[T, B, ...]` and give `[T, B, classes]`. A layer that is no neuron works on T·B frames.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from flexsn_nn import OverTime
+
+Activation = Callable[[], nn.Module]
+
+
+class SEWBlock(nn.Module):
+    """Two convolutions with norms, each followed by an activation, whose result is added to the block's input.
+
+    Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021, with addition.
+    """
+
+    def __init__(self, before: int, after: int, stride: int, activation: Activation) -> None:
+        super().__init__()
+        self.first = _convolution(before, after, 3, stride)
+        self.second = _convolution(after, after, 3)
+        self.first_activation, self.second_activation = activation(), activation()
+        self.short = None
+        if stride != 1 or before != after:
+            self.short = nn.Sequential(_convolution(before, after, 1, stride), activation())
+
+    def forward(self, x: Tensor) -> Tensor:
+        inside: Tensor = self.second_activation(self.second(self.first_activation(self.first(x))))
+        return inside + (x if self.short is None else self.short(x))
+
+
+def sew_resnet18(activation: Activation, classes: int = 1000) -> nn.Module:
+    """`[T, B, 3, 224, 224]` to `[T, B, classes]`."""
+    blocks: list[nn.Module] = []
+    before = 64
+    for after, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        blocks += [SEWBlock(before, after, stride, activation), SEWBlock(after, after, 1, activation)]
+        before = after
+    return nn.Sequential(
+        _convolution(3, 64, 7, 2),
+        activation(),
+        OverTime(nn.MaxPool2d(3, stride=2, padding=1)),
+        *blocks,
+        OverTime(nn.AdaptiveAvgPool2d(1)),
+        nn.Flatten(2),
+        nn.Linear(512, classes),
+    )
+
+
+def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
+    """`[T, B, 3, 32, 32]` to `[T, B, classes]`."""
+    layers: list[nn.Module] = []
+    before = 3
+    for after, pooled in ((64, False), (128, True), (256, False), (256, True), (512, False), (512, True)):
+        layers += [_convolution(before, after, 3), activation()]
+        layers += [OverTime(nn.MaxPool2d(2))] if pooled else []
+        before = after
+    return nn.Sequential(*layers, nn.Flatten(2), nn.Linear(512 * 16, classes))
+
+
+def feed_forward(activation: Activation, *widths: int) -> nn.Module:
+    """`[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
+    layers: list[nn.Module] = []
+    for before, after in itertools.pairwise(widths):
+        layers += [nn.Linear(before, after), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def _convolution(before: int, after: int, kernel: int, stride: int = 1) -> nn.Module:
+    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+    return OverTime(convolution, nn.BatchNorm2d(after))
