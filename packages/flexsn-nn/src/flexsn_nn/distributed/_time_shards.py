@@ -111,7 +111,7 @@ class _Chain:
             return
         like = [s.detach() for s in neuron.init_states(neuron.num_states, neuron.step_mode, *inputs)]
         if self._exact:
-            received = _Receive.apply(self._before, self._group, _anchor(inputs[0]), *like)  # type: ignore[no-untyped-call]
+            received = _Receive.apply(self._before, self._group, _anchor(inputs[0]), *like)
             neuron.states = self._received[name] = list(received)
         else:
             neuron.states = [_receive(state, self._before, self._group) for state in like]
@@ -124,7 +124,7 @@ class _Chain:
                 _send(neuron.states, self._behind, self._group)
             return outputs
         given = outputs if isinstance(outputs, list) else [outputs]
-        passed = _HandOver.apply(  # type: ignore[no-untyped-call]
+        passed = _HandOver.apply(
             self._behind,
             self._group,
             len(given),
