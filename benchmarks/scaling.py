@@ -3,7 +3,7 @@
     python benchmarks/scaling.py [--output benchmarks/results/scaling.md] [--processes 1 2 4]
 
 Each process has a batch of its own (weak scaling). A step is forward, cross entropy of the mean over time, backward,
-fused SGD; the median of `--repeat` steps, the slowest process's. Efficiency is the throughput per GPU over that of one
+SGD; the median of `--repeat` steps, the slowest process's. Efficiency is the throughput per GPU over that of one
 GPU in the same run. Every number of processes begins a group of its own.
 """
 
@@ -71,7 +71,7 @@ def shared(net: nn.Module, strategy: str, device: torch.device) -> nn.Module:
 def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: int) -> float:
     torch.manual_seed(0)
     net = shared(case.make().to(device), strategy, device)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=device.type == "cuda")
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, foreach=True)
     x = torch.rand(case.shape, device=device)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
 
