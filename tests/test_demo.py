@@ -17,6 +17,7 @@ DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 def run(*options: str, folder: Path) -> subprocess.CompletedProcess[str]:
     # Without the interpreter that the tests turn on: a newcomer has not set it.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # where it is relative, it does not lead there from elsewhere
     return subprocess.run(
         [sys.executable, str(DEMO), *options],
         cwd=folder,
