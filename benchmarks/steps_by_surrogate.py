@@ -1,4 +1,4 @@
-"""Twenty step functions with twenty surrogates in four dtypes, each against the eager loop: a table.
+"""Step functions of every kind with all surrogates in four dtypes, each against the eager loop: a table.
 
     python benchmarks/steps_by_surrogate.py [--output FILE] [--jobs N] [--limit SECONDS] [--quick]
 

@@ -1,4 +1,4 @@
-"""Twenty step functions, one of each kind of neuron in the field, for any surrogate; and their comparison with a loop.
+"""Step functions, one of each kind of neuron in the field, for any surrogate; and their comparison with a loop.
 
 `x` input, `v` membrane, `h` charged membrane, `s` spike; `spike` is 1 where its argument is at least 0.
 
@@ -286,6 +286,45 @@ def _recurrent(spike: Spike, weight: Tensor) -> Core:
     return core
 
 
+@_step(num_states=2, exact_on_cpu=False)
+def _clif(spike: Spike) -> Core:
+    """Each spike resets the deeper, the more the membrane was driven before."""
+
+    def core(x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
+        h = v - v / 2.0 + x
+        s = spike(h - 1.0)
+        m = m * torch.sigmoid(h / 2.0) + s
+        return s, h - s * (1.0 + torch.sigmoid(m)), m
+
+    return core
+
+
+@_step()
+def _ternary(spike: Spike) -> Core:
+    """Two thresholds, two signs."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - 0.75 - v) / 1.7
+        up, down = spike(h - 0.5), spike(-h - 0.5)
+        s = up - down
+        return s, h - s * 0.5
+
+    return core
+
+
+@_step(num_states=2)
+def _refractory(spike: Spike) -> Core:
+    """Silent for two steps after each spike, then harder to excite."""
+
+    def core(x: Tensor, v: Tensor, r: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2.0
+        ready = (r <= 0.0).to(h.dtype)
+        s = ready * spike(h - 1.0)
+        return s, h * (1.0 - s), torch.where(s > 0.0, 2.0, (r - 1.0).clamp(min=0.0))
+
+    return core
+
+
 def surrogates() -> list[Surrogate]:
     """One of each class, with its defaults."""
     classes = {getattr(surrogate, name) for name in surrogate.__all__}
@@ -405,7 +444,7 @@ def check(combination: Combination, outcome: Outcome, device: str) -> str:
 
 
 def combinations() -> list[Combination]:
-    """All of them: 20 step functions, 20 surrogates, 4 dtypes."""
+    """All of them: every step function with every surrogate in every dtype."""
     return [(step, spike, dtype) for dtype in DTYPES for step in STEP_FUNCTIONS for spike in surrogates()]
 
 

@@ -1,6 +1,6 @@
-"""Twenty step functions with twenty surrogates in four dtypes: kernels equal the eager loop and its autograd.
+"""Step functions of every kind with all surrogates in four dtypes: kernels equal the eager loop and its autograd.
 
-What runs here covers each pair of a step function and a dtype, of a surrogate and a dtype; all 1600 combinations are
+What runs here covers each pair of a step function and a dtype, of a surrogate and a dtype; all combinations are
 run by `python benchmarks/steps_by_surrogate.py`, which keeps a table.
 """
 
@@ -56,9 +56,9 @@ def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(
 
 def test_the_part_covers_all_pairs_with_a_dtype() -> None:
     part = covering()
-    assert len(STEP_FUNCTIONS) == len(surrogates()) == 20
-    assert len(combinations()) == 1600
-    assert len(part) == 80
+    assert len(STEP_FUNCTIONS) >= len(surrogates()) >= 22  # or some surrogate would be left out
+    assert len(combinations()) == len(STEP_FUNCTIONS) * len(surrogates()) * len(DTYPES)
+    assert len(part) == len(STEP_FUNCTIONS) * len(DTYPES)
     assert {(step.name, dtype) for step, _, dtype in part} == {(s.name, d) for s in STEP_FUNCTIONS for d in DTYPES}
     assert {(spike, dtype) for _, spike, dtype in part} == {(s, d) for s in surrogates() for d in DTYPES}
     assert len({(step.name, spike) for step, spike, _ in part}) == len(part)

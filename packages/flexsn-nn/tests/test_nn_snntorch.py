@@ -1,15 +1,14 @@
-"""Against snnTorch itself: spikes, states and all gradients of the neurons and surrogates that have its names."""
+"""Against snnTorch itself: spikes, states and all gradients of the neurons that have its names."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from flexsn_nn import Alpha, Lapicque, Leaky, Synaptic, surrogate
+from flexsn_nn import Alpha, Lapicque, Leaky, Synaptic
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.
@@ -73,29 +72,3 @@ def test_neurons(name: str, mechanism: str, backend: str) -> None:
             [x_theirs, *(getattr(theirs, parameter) for parameter in learned)],
         ],
     )
-
-
-@pytest.mark.parametrize(
-    ("ours", "make_theirs", "arguments"),
-    [
-        (surrogate.ATan(2.0, strict=True), "atan", {"alpha": 2.0}),
-        (surrogate.ATan(1.5, strict=True), "atan", {"alpha": 1.5}),
-        (surrogate.FastSigmoid(strict=True), "fast_sigmoid", {}),
-        (surrogate.FastSigmoid(3.0, strict=True), "fast_sigmoid", {"slope": 3.0}),
-        (surrogate.Sigmoid(5.0, strict=True), "sigmoid", {"slope": 5.0}),
-        (surrogate.SpikeRateEscape(strict=True), "spike_rate_escape", {}),
-        (surrogate.SpikeRateEscape(2.0, 3.0, strict=True), "spike_rate_escape", {"beta": 2.0, "slope": 3.0}),
-        (surrogate.StraightThrough(strict=True), "straight_through_estimator", {}),
-    ],
-    ids=repr,
-)
-def test_surrogates(ours: Callable[[Tensor], Tensor], make_theirs: str, arguments: dict[str, float]) -> None:
-    theirs = getattr(snntorch.surrogate, make_theirs)(**arguments)
-    points = torch.tensor([-3.0, -1.0, -0.25, -1e-6, 0.0, 1e-6, 0.25, 1.0, 3.0], dtype=torch.float64)
-    results = []
-    for function in (ours, theirs):
-        x = points.clone().requires_grad_()
-        spikes = function(x)
-        results.append((spikes.detach().double(), *torch.autograd.grad(spikes.sum(), x)))
-    assert torch.equal(results[0][0], results[1][0])
-    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-12, atol=1e-12)

@@ -1,20 +1,21 @@
 """Surrogate gradients: the exact step forward, a chosen derivative backward, in any step function.
 
 Each comes as a class, whose instances are functions of `x = membrane - threshold` with fixed parameters, and
-as a function that takes the parameters with `x`.
+as a function that takes the parameters with `x`. The names of snnTorch's factories make what they make there, a
+surrogate that fires at `x > 0`: `fast_sigmoid(slope=25)`.
 """
 
 from __future__ import annotations
 
 from flexsn_nn.surrogate._base import Surrogate
-from flexsn_nn.surrogate._bell import ATan, Erf, Sigmoid, Tanh, atan, erf, sigmoid, tanh
+from flexsn_nn.surrogate._bell import ATan, Erf, Sigmoid, Tanh, erf, tanh
 from flexsn_nn.surrogate._endless import (
     SquarewaveFourierSeries,
     StraightThrough,
     squarewave_fourier_series,
     straight_through,
 )
-from flexsn_nn.surrogate._exponential import PiecewiseExp, SpikeRateEscape, piecewise_exp, spike_rate_escape
+from flexsn_nn.surrogate._exponential import PiecewiseExp, SpikeRateEscape, piecewise_exp
 from flexsn_nn.surrogate._one_sided import (
     S2NN,
     LeakyKReLU,
@@ -29,27 +30,31 @@ from flexsn_nn.surrogate._power import (
     NonzeroSignLogAbs,
     QPseudoSpike,
     SoftSign,
+    SparseFastSigmoid,
     SuperSpike,
     fake_numerical_gradient,
-    fast_sigmoid,
     nonzero_sign_log_abs,
     q_pseudo_spike,
     soft_sign,
     super_spike,
 )
+from flexsn_nn.surrogate._snntorch import LSO, SFS, custom_surrogate, heaviside, straight_through_estimator
+from flexsn_nn.surrogate._two_ways import atan, fast_sigmoid, sigmoid, spike_rate_escape, triangular
 from flexsn_nn.surrogate._window import (
     PiecewiseLeakyReLU,
     PiecewiseQuadratic,
     Rect,
+    Tent,
     Triangular,
     piecewise_leaky_relu,
     piecewise_quadratic,
     rect,
-    triangular,
 )
 
 __all__ = [
+    "LSO",
     "S2NN",
+    "SFS",
     "ATan",
     "Erf",
     "FakeNumericalGradient",
@@ -64,17 +69,21 @@ __all__ = [
     "Rect",
     "Sigmoid",
     "SoftSign",
+    "SparseFastSigmoid",
     "SpikeRateEscape",
     "SquarewaveFourierSeries",
     "StraightThrough",
     "SuperSpike",
     "Surrogate",
     "Tanh",
+    "Tent",
     "Triangular",
     "atan",
+    "custom_surrogate",
     "erf",
     "fake_numerical_gradient",
     "fast_sigmoid",
+    "heaviside",
     "leaky_k_relu",
     "log_tailed_relu",
     "nonzero_sign_log_abs",
@@ -89,6 +98,7 @@ __all__ = [
     "spike_rate_escape",
     "squarewave_fourier_series",
     "straight_through",
+    "straight_through_estimator",
     "super_spike",
     "tanh",
     "triangular",

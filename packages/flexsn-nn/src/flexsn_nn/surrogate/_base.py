@@ -49,13 +49,21 @@ class Surrogate(ABC):
     def gradient(self, x: Tensor) -> Tensor:
         """The derivative used backward, `g'(x)`, elementwise."""
 
+    def backward(self, x: Tensor, grad: Tensor) -> Tensor:
+        """The gradient of `x`, from that of the spikes: `grad g'(x)`."""
+        return grad * self.gradient(x)
+
+    def fired(self, x: Tensor) -> Tensor:
+        """Where a spike is, as booleans: `x >= 0`, `x > 0` if `strict`."""
+        return x > 0 if self.strict else x >= 0
+
 
 class _Step(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, surrogate: Surrogate) -> Tensor:
-        return ((x > 0) if surrogate.strict else (x >= 0)).to(x.dtype)
+        return surrogate.fired(x).to(x.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Surrogate], output: Tensor) -> None:
@@ -65,4 +73,4 @@ class _Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        return grads[0] * ctx.surrogate.gradient(x), None
+        return ctx.surrogate.backward(x, grads[0]), None

@@ -68,16 +68,6 @@ class Tanh(Surrogate):
         return 1 - soft * soft
 
 
-def sigmoid(x: Tensor, alpha: float = 4.0, *, strict: bool = False) -> Tensor:
-    """`Sigmoid(alpha, strict=strict)(x)`."""
-    return Sigmoid(alpha, strict=strict)(x)
-
-
-def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
-    """`ATan(alpha, strict=strict)(x)`."""
-    return ATan(alpha, strict=strict)(x)
-
-
 def erf(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor:
     """`Erf(alpha, strict=strict)(x)`."""
     return Erf(alpha, strict=strict)(x)

@@ -42,8 +42,3 @@ class SpikeRateEscape(Surrogate):
 def piecewise_exp(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
     """`PiecewiseExp(alpha, strict=strict)(x)`."""
     return PiecewiseExp(alpha, strict=strict)(x)
-
-
-def spike_rate_escape(x: Tensor, beta: float = 1.0, slope: float = 25.0, *, strict: bool = False) -> Tensor:
-    """`SpikeRateEscape(beta, slope, strict=strict)(x)`."""
-    return SpikeRateEscape(beta, slope, strict=strict)(x)

@@ -29,7 +29,7 @@ class S2NN(Surrogate):
 
 @dataclass(frozen=True)
 class LeakyKReLU(Surrogate):
-    """`g'(x) = k` for `x >= 0`, else `leak`; both at least 0."""
+    """`g'(x) = k` where it fires, else `leak`; both at least 0."""
 
     leak: float = 0.0
     k: float = 1.0
@@ -40,7 +40,7 @@ class LeakyKReLU(Surrogate):
 
     def gradient(self, x: Tensor) -> Tensor:
         # `full_like`: `where` of two numbers would round them to the default dtype.
-        return torch.where(x >= 0, self.k, torch.full_like(x, self.leak))
+        return torch.where(self.fired(x), self.k, torch.full_like(x, self.leak))
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,26 @@ class FastSigmoid(Surrogate):
 
 
 @dataclass(frozen=True)
+class SparseFastSigmoid(Surrogate):
+    """`g'(x) = 1 / (1 + slope abs(x))²` where `x > B`, else 0; `slope > 0`.
+
+    Source: Perez-Nieves and Goodman, "Sparse spiking gradient descent", NeurIPS 2021, with the window of
+    snnTorch's `SFS`.
+    """
+
+    slope: float = 25.0
+    B: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("slope", self.slope, above=0)
+        check_number("B", self.B)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        distance = 1 + self.slope * x.abs()
+        return (x > self.B).to(x.dtype) / (distance * distance)
+
+
+@dataclass(frozen=True)
 class NonzeroSignLogAbs(Surrogate):
     """`g'(x) = 1 / (1/alpha + abs(x))`, `alpha > 0`."""
 
@@ -101,10 +121,6 @@ def super_spike(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tenso
     """`SuperSpike(alpha, strict=strict)(x)`."""
     return SuperSpike(alpha, strict=strict)(x)
 
-
-def fast_sigmoid(x: Tensor, slope: float = 25.0, *, strict: bool = False) -> Tensor:
-    """`FastSigmoid(slope, strict=strict)(x)`."""
-    return FastSigmoid(slope, strict=strict)(x)
 
 
 def nonzero_sign_log_abs(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:

@@ -28,6 +28,22 @@ Triangular = PiecewiseQuadratic
 
 
 @dataclass(frozen=True)
+class Tent(Surrogate):
+    """`g'(x) = height` for `x < 0`, else `-height`: a tent rises to the threshold and falls behind it.
+
+    Source: snnTorch's `triangular(threshold=height)`.
+    """
+
+    height: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("height", self.height)
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return torch.where(x < 0, self.height, torch.full_like(x, -self.height))
+
+
+@dataclass(frozen=True)
 class Rect(Surrogate):
     """`g'(x) = alpha` where `abs(x) < 0.5 / alpha`, else 0; `alpha > 0`."""
 
@@ -59,9 +75,6 @@ class PiecewiseLeakyReLU(Surrogate):
 def piecewise_quadratic(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
     """`PiecewiseQuadratic(alpha, strict=strict)(x)`."""
     return PiecewiseQuadratic(alpha, strict=strict)(x)
-
-
-triangular = piecewise_quadratic
 
 
 def rect(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:

@@ -1,0 +1,58 @@
+"""snnTorch's other factories: surrogates that fire at `x > 0`, with the gradients of its version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._endless import StraightThrough
+from flexsn_nn.surrogate._one_sided import LeakyKReLU
+from flexsn_nn.surrogate._power import SparseFastSigmoid
+
+CustomGradient = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def straight_through_estimator() -> StraightThrough:
+    """`g'(x) = 1`."""
+    return StraightThrough(strict=True)
+
+
+def heaviside() -> LeakyKReLU:
+    """`g'(x) = 1` where it fires, else 0."""
+    return LeakyKReLU(leak=0.0, strict=True)
+
+
+def LSO(slope: float = 0.1) -> LeakyKReLU:
+    """The leaky spike operator: `g'(x) = 1` where it fires, else `slope`."""
+    return LeakyKReLU(leak=slope, strict=True)
+
+
+def SFS(slope: float = 25.0, B: float = 1.0) -> SparseFastSigmoid:
+    """`SparseFastSigmoid(slope, B, strict=True)`."""
+    return SparseFastSigmoid(slope, B, strict=True)
+
+
+def custom_surrogate(custom_surrogate_function: CustomGradient) -> Surrogate:
+    """A surrogate from a function that computes the gradient of `x`.
+
+    Args:
+        custom_surrogate_function: `f(x, grad, spikes) -> gradient of x`, elementwise, from plain tensor operations.
+    """
+    return _Custom(custom_surrogate_function, strict=True)
+
+
+@dataclass(frozen=True)
+class _Custom(Surrogate):
+    """A gradient that a function of `x`, the spikes' gradient and the spikes computes."""
+
+    function: CustomGradient
+
+    def gradient(self, x: Tensor) -> Tensor:
+        return self.backward(x, torch.ones_like(x))
+
+    def backward(self, x: Tensor, grad: Tensor) -> Tensor:
+        return self.function(x, grad, self.fired(x).to(x.dtype))
