@@ -29,6 +29,7 @@ WITHOUT_EXAMPLES = {
 }
 # Documents about an extra, by the module that it brings.
 EXTRAS = {
+    "docs/convert.md": "snntorch",
     "docs/nir.md": "nir",
 }
 

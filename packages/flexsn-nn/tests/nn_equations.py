@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flexsn_nn import (
     ALIF,
+    CLIF,
     CUBALIF,
     EIF,
     IF,
@@ -31,7 +32,11 @@ from flexsn_nn import (
     Izhikevich,
     Lapicque,
     Leaky,
+    RefractoryLIF,
+    StochasticLIF,
     Synaptic,
+    TernaryIF,
+    TernaryLIF,
 )
 from flexsn_nn.neuron import Neuron
 
@@ -243,6 +248,57 @@ def _gated_lif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, 
     return spike, h, spike
 
 
+def _clif(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    v, m = states
+    h = (1 - 1 / 1.6) * v + x
+    s = rect_spike(h - 0.9)
+    m = m / (1 + torch.exp(-h / 1.6)) + s
+    return s, h - s * (0.9 + 1 / (1 + torch.exp(-m))), m
+
+
+def _ternary(charge: Callable[[Tensor, Tensor], Tensor], v_reset: float | None, *, detach: bool) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        (v,) = states
+        h = charge(x, v)
+        up, down = sigmoid_spike(h - 0.7), sigmoid_spike(-0.7 - h)
+        s = up - down
+        fired = (s if v_reset is None else up + down).detach() if detach else s if v_reset is None else up + down
+        return s, h - 0.7 * fired if v_reset is None else v_reset * fired + (1 - fired) * h
+
+    return step
+
+
+def _refractory(absolute: float, relative: float, rise: float, v_reset: float | None) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        v, r = states
+        silent = r > relative
+        threshold = 0.6 + (rise * r / relative if rise else 0.0)
+        h = torch.where(silent, v, v + (x - v) / 2.0)
+        s = torch.where(silent, 0.0, sigmoid_spike(h - threshold))
+        left = torch.where(s > 0, absolute + relative, torch.where(r > 1, r - 1, 0.0))
+        return s, reset(h, s, v_reset, threshold), left
+
+    return step
+
+
+def steady_noise(like: Tensor) -> Tensor:
+    """The same at every step."""
+    return torch.linspace(-1, 1, like.shape[-1], dtype=like.dtype).expand_as(like)
+
+
+def _stochastic(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (v,) = states
+    h = v + (x - v) / 2.5
+    s = sigmoid_spike(h - 0.7 + p["scale"] * steady_noise(x))
+    return s, reset(h, s, 0.0, 0.7)
+
+
+def _make_stochastic(**options: Any) -> Neuron:
+    made = StochasticLIF(**{"scale": torch.nn.Parameter(torch.tensor(0.4)), "tau": 2.5, "v_threshold": 0.7, **options})
+    made.draw = steady_noise  # type: ignore[method-assign]
+    return made.double()
+
+
 def _leaky(mechanism: str) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (v,) = states
@@ -395,6 +451,31 @@ def _cases() -> list[Case]:
         Case("li", _make(LI, tau=w(2 + _CHANNELS)), _li, [0], fires=False, smooth={}),
         Case("li_raw", _make(LI, tau=3.0, decay_input=False), _li_no_decay, [0], fires=False, smooth={}),
         Case("gated_lif", _make(GatedLIF, init_linear_decay=0.05), _gated_lif, [0, 0], smooth=_SMOOTH),
+        Case("clif", _make(CLIF, tau=1.6, v_threshold=0.9), _clif, [0, 0]),
+        Case("ternary_if", _make(TernaryIF, v_threshold=0.7), _ternary(lambda x, v: v + x, 0.0, detach=False), [0]),
+        Case(
+            "ternary_lif_soft",
+            _make(TernaryLIF, tau=2.5, v_threshold=0.7, v_reset=None),
+            _ternary(lambda x, v: v + (x - v) / 2.5, None, detach=False),
+            [0],
+        ),
+        Case(
+            "ternary_lif_detached",
+            _make(TernaryLIF, tau=2.5, v_threshold=0.7, decay_input=False, v_reset=-0.1, detach_reset=True),
+            _ternary(lambda x, v: v - (v + 0.1) / 2.5 + x, -0.1, detach=True),
+            [-0.1],
+            smooth=None,
+        ),
+        Case("refractory", _make(RefractoryLIF, v_threshold=0.6), _refractory(2, 0, 0, 0.0), [0, 0], shift=1.0),
+        Case(
+            "refractory_relative",
+            _make(RefractoryLIF, absolute=1, relative=3.0, rise=0.5, v_threshold=0.6, v_reset=None),
+            _refractory(1, 3, 0.5, None),
+            [0, 0],
+            shift=1.0,
+            smooth=None,  # the count's corner
+        ),
+        Case("stochastic", _make_stochastic, _stochastic, [0]),
         Case(
             "lapicque_rc",
             _make(Lapicque, R=2.0, C=3.0, threshold=0.6),

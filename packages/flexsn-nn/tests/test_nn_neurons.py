@@ -24,13 +24,19 @@ STEP = (2, 35)
 EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 SOME = pytest.mark.parametrize(
     "case",
-    [c for c in CASES if c.name in {"plif", "adex", "klif_scaled", "leaky_zero", "gated_lif"}],
+    [
+        c
+        for c in CASES
+        if c.name in {"plif", "adex", "klif_scaled", "leaky_zero", "gated_lif", "clif", "refractory_relative"}
+    ],
     ids=lambda case: case.name,
 )
 
 
 def test_every_neuron_has_a_case() -> None:
-    kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)}
+    # The parallel ones are no scans, and have a file of their own.
+    parallel = {"PSN", "MaskedPSN", "SlidingPSN"}
+    kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)} - parallel
     tested = {type(case.make()) for case in CASES}
     bases = {"Neuron", "ImmediateReset", "DelayedReset", "RunOptions", "SpikeOptions"}
     assert {getattr(neuron, name) for name in kinds - bases} == tested

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from flexsn_nn import distributed, encoding, functional, loss, monitor, neuron, nir_exchange, plot, surrogate
+from flexsn_nn import (
+    convert,
+    distributed,
+    encoding,
+    functional,
+    layer,
+    loss,
+    monitor,
+    neuron,
+    nir_exchange,
+    plot,
+    surrogate,
+)
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.errors import (
+    ConversionError,
     ExportError,
     InputCountError,
     InputDtypeError,
@@ -20,6 +33,7 @@ from flexsn_nn.errors import (
 )
 from flexsn_nn.neuron import (
     ALIF,
+    CLIF,
     CUBALIF,
     EIF,
     IF,
@@ -29,6 +43,7 @@ from flexsn_nn.neuron import (
     LIAF,
     LIF,
     PLIF,
+    PSN,
     QIF,
     AdEx,
     Alpha,
@@ -36,9 +51,15 @@ from flexsn_nn.neuron import (
     Izhikevich,
     Lapicque,
     Leaky,
+    MaskedPSN,
     NonSpikingLIF,
     ParametricLIF,
+    RefractoryLIF,
+    SlidingPSN,
+    StochasticLIF,
     Synaptic,
+    TernaryIF,
+    TernaryLIF,
 )
 from flexsn_runtime import BackendUnavailableError
 
@@ -46,6 +67,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALIF",
+    "CLIF",
     "CUBALIF",
     "EIF",
     "IF",
@@ -55,10 +77,12 @@ __all__ = [
     "LIAF",
     "LIF",
     "PLIF",
+    "PSN",
     "QIF",
     "AdEx",
     "Alpha",
     "BackendUnavailableError",
+    "ConversionError",
     "ExportError",
     "FlexSN",
     "FlexSNKernel",
@@ -68,6 +92,7 @@ __all__ = [
     "Izhikevich",
     "Lapicque",
     "Leaky",
+    "MaskedPSN",
     "MissingExtraError",
     "NirError",
     "NonSpikingLIF",
@@ -75,14 +100,21 @@ __all__ = [
     "ParameterError",
     "ParametricLIF",
     "PlacementError",
+    "RefractoryLIF",
+    "SlidingPSN",
     "StateError",
     "StepModeError",
+    "StochasticLIF",
     "Synaptic",
+    "TernaryIF",
+    "TernaryLIF",
     "UnknownNameError",
     "__version__",
+    "convert",
     "distributed",
     "encoding",
     "functional",
+    "layer",
     "loss",
     "monitor",
     "neuron",

@@ -41,3 +41,7 @@ class NirError(ValueError):
 
 class MissingExtraError(ImportError):
     """An optional dependency is not installed."""
+
+
+class ConversionError(ValueError):
+    """A network of another library that cannot be converted as a whole."""

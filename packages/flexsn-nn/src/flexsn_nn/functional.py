@@ -1,4 +1,4 @@
-"""Functions for all neurons of a network at once: state, step mode, backend."""
+"""Functions for all neurons, and other layers with state, of a network at once: state, step mode, backend."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from flexsn_nn._backends import check_backend, check_step_mode
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._stateful import Stateful
 
 __all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode"]
 
@@ -20,8 +21,15 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
             yield name or type(module).__name__, module
 
 
+def _with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
+    """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    for name, module in net.named_modules():
+        if isinstance(module, FlexSN | Stateful):
+            yield name or type(module).__name__, module
+
+
 def reset_net(net: nn.Module) -> None:
-    """Makes every neuron forget its state: call it between sequences that do not belong together.
+    """Makes every neuron, delay and dropout forget its state: call it between sequences that do not belong together.
 
     Example:
         >>> import torch
@@ -32,8 +40,8 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    for _, neuron in neurons(net):
-        neuron.reset()
+    for _, module in _with_state(net):
+        module.reset()
 
 
 def detach_net(net: nn.Module) -> None:
@@ -41,23 +49,24 @@ def detach_net(net: nn.Module) -> None:
 
     For truncated backpropagation through time: call it between the chunks of one sequence, after `backward`.
     """
-    for _, neuron in neurons(net):
-        neuron.detach()
+    for _, module in _with_state(net):
+        module.detach()
 
 
 def set_step_mode(net: nn.Module, step_mode: str) -> None:
-    """Sets the step mode of every neuron: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
+    """Sets the step mode of everything with a state: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
 
     Raises:
         UnknownNameError: another step mode.
         StepModeError: a neuron's backend cannot run in it. No neuron was changed then.
     """
-    found = [neuron for _, neuron in neurons(net)]
+    found = [module for _, module in _with_state(net)]
     mode = check_step_mode(step_mode)
-    for neuron in found:
-        check_backend(neuron.backend, mode)
-    for neuron in found:
-        neuron.step_mode = mode
+    for module in found:
+        if isinstance(module, FlexSN):
+            check_backend(module.backend, mode)
+    for module in found:
+        module.step_mode = mode
 
 
 def set_backend(net: nn.Module, backend: str) -> None:
@@ -77,10 +86,12 @@ def set_backend(net: nn.Module, backend: str) -> None:
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
     """The states of every neuron by its name, each a list of `[*step]`; empty before the first call.
 
+    Other layers with state are there, too: what a `Delay` keeps is `[max_delay, *step]`.
+
     The tensors are the neurons' own, with their graph. Use it with `set_states` to leave a sequence and come
     back to it.
     """
-    return {name: list(neuron.states) for name, neuron in neurons(net)}
+    return {name: list(module.states) for name, module in _with_state(net)}
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
@@ -89,7 +100,7 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
     Raises:
         UnknownNameError: a neuron that `net` does not have.
     """
-    found = dict(neurons(net))
+    found = dict(_with_state(net))
     for name in states:
         check_name("neuron", name, found)
     for name, values in states.items():

@@ -6,6 +6,7 @@ from flexsn_nn.neuron._adex import AdEx
 from flexsn_nn.neuron._alif import ALIF
 from flexsn_nn.neuron._alpha import Alpha
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.neuron._clif import CLIF
 from flexsn_nn.neuron._cubalif import CUBALIF
 from flexsn_nn.neuron._eif import EIF
 from flexsn_nn.neuron._gated_lif import GatedLIF
@@ -19,14 +20,19 @@ from flexsn_nn.neuron._li import LI, NonSpikingLIF
 from flexsn_nn.neuron._liaf import LIAF
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._plif import PLIF
+from flexsn_nn.neuron._psn import PSN, MaskedPSN, SlidingPSN
 from flexsn_nn.neuron._qif import QIF
+from flexsn_nn.neuron._refractory import RefractoryLIF
 from flexsn_nn.neuron._reset import DelayedReset, ImmediateReset, SpikeOptions
+from flexsn_nn.neuron._stochastic import StochasticLIF
 from flexsn_nn.neuron._synaptic import Synaptic
+from flexsn_nn.neuron._ternary import TernaryIF, TernaryLIF
 
 ParametricLIF = PLIF
 
 __all__ = [
     "ALIF",
+    "CLIF",
     "CUBALIF",
     "EIF",
     "IF",
@@ -36,6 +42,7 @@ __all__ = [
     "LIAF",
     "LIF",
     "PLIF",
+    "PSN",
     "QIF",
     "AdEx",
     "Alpha",
@@ -45,11 +52,17 @@ __all__ = [
     "Izhikevich",
     "Lapicque",
     "Leaky",
+    "MaskedPSN",
     "Neuron",
     "NonSpikingLIF",
     "ParametricLIF",
+    "RefractoryLIF",
     "RunOptions",
+    "SlidingPSN",
     "SpikeOptions",
+    "StochasticLIF",
     "Synaptic",
+    "TernaryIF",
+    "TernaryLIF",
     "fit",
 ]

@@ -47,13 +47,17 @@ class LIF(ImmediateReset):
 
     def charge(self, x: Tensor, v: Tensor) -> Tensor:
         """The charged membrane `h`."""
-        tau = fit(self.tau, v)
-        if self.decay_input:
-            return v + (x - (v - self.v_start)) / tau
-        return v - (v - self.v_start) / tau + x
+        return leaky_charge(x, v, fit(self.tau, v), self.decay_input, self.v_start)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
         h = self.charge(x, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)
+
+
+def leaky_charge(x: Tensor, v: Tensor, tau: float | Tensor, decay_input: bool, v_rest: float) -> Tensor:
+    """The membrane of a leaky neuron after its input, before it fires."""
+    if decay_input:
+        return v + (x - (v - v_rest)) / tau
+    return v - (v - v_rest) / tau + x

@@ -1,0 +1,121 @@
+"""The walk through a network that puts one module in the place of another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import nn
+
+from flexsn_nn._backends import check_backend
+from flexsn_nn.convert import _snntorch, _spikingjelly
+from flexsn_nn.convert._report import Conversion, Converted, Left, Moved
+from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, library
+from flexsn_nn.errors import ConversionError
+
+LIBRARIES = (_spikingjelly, _snntorch)
+
+
+def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) -> Conversion:
+    """Puts neurons of this library in the places of SpikingJelly's and snnTorch's, in place.
+
+    The converted network is called as before and gives the same outputs, up to the differences that the report names.
+    Learned parameters stay the same objects where their shapes do, so an optimizer that has them keeps them; states
+    are not taken over: neurons begin at their initial ones. Each module keeps its step mode: a network with a loop
+    over time keeps its loop.
+
+    Args:
+        model: a network, or one neuron. Modules of other kinds are not touched.
+        backend: of the neurons, as in `FlexSN`.
+        strict: whether a neuron that cannot be converted is an error; the network is not changed then.
+
+    Returns:
+        The network and the report; with it, checkpoints of the network before can be loaded.
+
+    Raises:
+        ConversionError: `strict`, and something stays as it is.
+        UnknownNameError: an unknown backend.
+    """
+    check_backend(backend, "m")
+    walk = _Walk(backend)
+    changed = walk.visit("", model)
+    report = Conversion(changed.module, walk.converted, walk.left, dict(changed.moved), dict(changed.dropped))
+    if strict and walk.left:
+        raise ConversionError(f"not everything can be converted, and nothing was.\n{report}")
+    for parent, child, module in walk.places:
+        parent.add_module(child, module)
+    for lib in LIBRARIES:
+        lib.forget(model)
+    return report
+
+
+class _Place(NamedTuple):
+    """A module that waits to be put into another, under a name."""
+
+    parent: nn.Module
+    child: str
+    module: nn.Module
+
+
+class _Walk:
+    """Visits every module once, children first, and changes nothing yet."""
+
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
+        self.converted: list[Converted] = []
+        self.left: list[Left] = []
+        self.places: list[_Place] = []
+        self._seen: dict[int, Replacement] = {}
+
+    def visit(self, name: str, module: nn.Module) -> Replacement:
+        """What stands in the module's place: itself, or another one."""
+        if id(module) not in self._seen:
+            self._seen[id(module)] = self._replace(name, module)
+        return self._seen[id(module)]
+
+    def _replace(self, name: str, module: nn.Module) -> Replacement:
+        shown = name or type(module).__name__
+        kind = f"{library(type(module))} {type(module).__name__}"
+        rule = next((found for found in (lib.rule_of(module) for lib in LIBRARIES) if found is not None), None)
+        try:
+            if rule is not None and not rule.container:
+                replacement: Replacement = rule.make(module, self.backend)
+                replacement.module.train(module.training)
+                self._note(shown, kind, replacement, module)
+                return replacement
+        except Unconvertible as reason:
+            self.left.append(Left(shown, kind, str(reason)))
+            if rule is not None and not rule.container and not rule.descend:
+                return Replacement(module)
+        return self._inside(name, module, rule, kind)
+
+    def _inside(self, name: str, module: nn.Module, rule: Rule | None, kind: str) -> Replacement:
+        """The module with converted children."""
+        moved: dict[str, Moved] = {}
+        dropped: dict[str, str] = {}
+        children: dict[str, nn.Module] = {}
+        for child, old in module._modules.items():
+            if old is None:
+                continue
+            replacement = self.visit(f"{name}.{child}" if name else child, old)
+            children[child] = replacement.module
+            for key, place in replacement.moved.items():
+                moved[f"{child}.{key}"] = Moved(f"{child}.{place.key}", place.shape)
+            dropped.update({f"{child}.{key}": why for key, why in replacement.dropped.items()})
+        if rule is not None and rule.container:
+            made = rule.make_container(module, children)
+            made.train(module.training)
+            result = Replacement(made, moved, dropped)
+            self._note(name or type(module).__name__, kind, result, module)
+            return result
+        self.places += [
+            _Place(module, child, new) for child, new in children.items() if new is not module._modules[child]
+        ]
+        return Replacement(module, moved, dropped)
+
+    def _note(self, name: str, kind: str, replacement: Replacement, old: nn.Module) -> None:
+        hooks = len(old._forward_hooks) + len(old._forward_pre_hooks) + len(old._backward_hooks)
+        kept = len(replacement.module._forward_hooks) + len(replacement.module._forward_pre_hooks)
+        differences = replacement.differences
+        if hooks > kept:
+            differences += (f"{hooks} hooks stayed with the old module: register them again.",)
+        self.converted.append(Converted(name, kind, type(replacement.module).__name__, differences))

@@ -1,0 +1,209 @@
+"""Neurons that are called as snnTorch's are: a loop over time that hands the states around goes on working.
+
+    mem = lif.reset_mem()
+    for step in x:
+        spk, mem = lif(step, mem)       init_hidden=False
+        spk = lif(step)                 init_hidden=True
+
+In step mode `"m"` the same calls take a sequence and return sequences, `spk, mem = lif(x)`, all at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import InputCountError
+from flexsn_nn.neuron import Alpha, DelayedReset, Leaky, Synaptic, fit
+from flexsn_nn.neuron._reset import SpikeFunction
+
+
+class LoopOptions(TypedDict, total=False):
+    """What snnTorch's neurons have in common; see `LoopCall`."""
+
+    spike_grad: SpikeFunction
+    reset_mechanism: str
+    strict: bool | None
+    backend: str
+    init_hidden: bool
+    output: bool
+    reset_delay: bool
+
+
+class LoopCall(DelayedReset):
+    """A `DelayedReset` with snnTorch's `forward`, in step mode `"s"` at first.
+
+    Args:
+        init_hidden: whether the states stay inside, and are no arguments.
+        output: whether they are returned even so.
+        reset_delay: whether the reset waits for the next step.
+        graded_spikes_factor: what a spike is multiplied with.
+        arguments: of the neuron.
+    """
+
+    loop_names: ClassVar[tuple[str, ...]]
+    graded_spikes_factor: float | Tensor
+    init_hidden: bool
+    output: bool
+    reset_delay: bool
+
+    def __init__(
+        self,
+        *,
+        init_hidden: bool = False,
+        output: bool = False,
+        reset_delay: bool = True,
+        graded_spikes_factor: float | Tensor = 1.0,
+        **arguments: Any,
+    ) -> None:
+        super().__init__(step_mode="s", store_state_seqs=output or not init_hidden, **arguments)
+        self.init_hidden, self.output = init_hidden, output
+        self.hold("reset_delay", reset_delay)
+        self.hold_number("graded_spikes_factor", graded_spikes_factor)
+
+    def forward(self, x: Tensor, *states: Tensor | None, **named: Tensor | None) -> Any:  # type: ignore[override]
+        """The spikes, and the states unless they are hidden, as snnTorch's neuron of this name.
+
+        Args:
+            x: `[*step]`, or `[T, *step]` in step mode `"m"`.
+            states: in snnTorch's order, or by its names; `None` or absent: what the neuron has. One of another shape
+                than the step, as a new neuron's, counts as zeros.
+
+        Raises:
+            TypeError: states although `init_hidden=True`, or unknown names.
+            InputCountError: too many states.
+        """
+        given = self._given(states, named)
+        step = x if self.step_mode == "s" else x.new_empty(()).expand(x.shape[1:])
+        held: list[Tensor | None] = [*self.states] or [None] * self.num_states
+        chosen = [new if new is not None else old for new, old in zip(given, held, strict=True)]
+        if any(state is not None for state in chosen):
+            zeros = x.new_zeros(step.shape)
+            self.states = [s if s is not None and s.shape == step.shape else zeros for s in chosen]
+        spikes = super().forward(x)
+        if self.init_hidden and not self.output:
+            return spikes
+        return spikes, *(self.states if self.step_mode == "s" else self.state_seqs)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, *states)`."""
+        spike, *new = self.base_dynamics(x, *states)
+        if not self.reset_delay:
+            # What the reset of the next step would take away, less what this one took away.
+            h, now = new[-1], spike - self.spiked(states[-1])
+            new[-1] = self.after(h, now)
+        return spike * fit(self.graded_spikes_factor, spike), *new
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step of the neuron itself."""
+        raise NotImplementedError
+
+    def reset_mem(self) -> Any:
+        """Forgets the states; returns the first ones, one tensor or a tuple, to be handed to the first step."""
+        self.reset()
+        first = tuple(torch.zeros(0) for _ in self.loop_names)
+        return first[0] if len(first) == 1 else first
+
+    init_leaky = init_synaptic = init_alpha = init_lapicque = reset_mem
+
+    @property
+    def mem(self) -> Tensor:
+        """The membrane; empty before the first step."""
+        return self._state_or_empty("v")
+
+    def _state_or_empty(self, name: str) -> Tensor:
+        state = self.state(name)
+        return torch.zeros(0) if state is None else state
+
+    def _given(self, states: tuple[Tensor | None, ...], named: dict[str, Tensor | None]) -> list[Tensor | None]:
+        names = ", ".join(self.loop_names)
+        if len(states) > len(self.loop_names):
+            raise InputCountError(f"got {len(states)} states; {type(self).__name__} has {names}.")
+        unknown = [name for name in named if name not in self.loop_names[len(states) :]]
+        if unknown:
+            raise TypeError(f"unexpected {unknown[0]!r}; the states are {names}.")
+        given = [*states, *(named.get(name) for name in self.loop_names[len(states) :])]
+        if self.init_hidden and any(state is not None for state in given):
+            raise TypeError(f"{names}: states are not passed with init_hidden=True.")
+        return given
+
+
+class LoopLeaky(LoopCall, Leaky):
+    """`Leaky`, called as `spk, mem = lif(x, mem)`."""
+
+    loop_names = ("mem",)
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        return Leaky.dynamics(self, x, *states)
+
+
+class LoopSynaptic(LoopCall, Synaptic):
+    """`Synaptic`, called as `spk, syn, mem = lif(x, syn, mem)`."""
+
+    loop_names = ("syn", "mem")
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, i, v)`."""
+        return Synaptic.dynamics(self, x, *states)
+
+    @property
+    def syn(self) -> Tensor:
+        """The synaptic current; empty before the first step."""
+        return self._state_or_empty("i")
+
+
+class LoopAlpha(LoopCall, Alpha):
+    """`Alpha`, called as `spk, syn_exc, syn_inh, mem = lif(x, syn_exc, syn_inh, mem)`."""
+
+    loop_names = ("syn_exc", "syn_inh", "mem")
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, e, i, v)`."""
+        return Alpha.dynamics(self, x, *states)
+
+    @property
+    def syn_exc(self) -> Tensor:
+        """The excitatory current; empty before the first step."""
+        return self._state_or_empty("e")
+
+    @property
+    def syn_inh(self) -> Tensor:
+        """The inhibitory current; empty before the first step."""
+        return self._state_or_empty("i")
+
+
+class LoopLapicque(LoopCall):
+    """`Lapicque`, called as `spk, mem = lif(x, mem)`, with `R`, `C` and `time_step` rounded where snnTorch rounds.
+
+    `h = x R (1 / (R C)) dt + (1 - dt / (R C)) v`, less the reset. `beta` is kept, and has no effect, as there.
+    """
+
+    loop_names = ("mem",)
+    beta: float | Tensor
+    R: float | Tensor
+    C: float | Tensor
+    time_step: float | Tensor
+
+    def __init__(
+        self,
+        threshold: float | Tensor = 1.0,
+        beta: float | Tensor = 0.5,
+        R: float | Tensor = 1.0,
+        C: float | Tensor = 1.0,
+        time_step: float | Tensor = 1.0,
+        **options: Unpack[LoopOptions],
+    ) -> None:
+        super().__init__(threshold=threshold, learn_threshold=False, **options)
+        for name, value in {"beta": beta, "R": R, "C": C, "time_step": time_step}.items():
+            self.hold_number(name, value, above=0)
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        (v,) = states
+        R, C, dt = fit(self.R, v), fit(self.C, v), fit(self.time_step, v)
+        h = x * R * (1 / (R * C)) * dt + (1 - dt / (R * C)) * v
+        h = self.after(h, self.spiked(v))
+        return self.fire(h), h

@@ -1,0 +1,147 @@
+"""snnTorch's neurons."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_nn import surrogate
+from flexsn_nn.convert._loop import LoopAlpha, LoopCall, LoopLapicque, LoopLeaky, LoopSynaptic
+from flexsn_nn.convert._report import Moved
+from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
+
+PACKAGE = "snntorch"
+RESETS = {"_base_sub": "subtract", "_base_zero": "zero", "_base_int": "none"}
+RECURRENT = (
+    "its recurrent weights mix the neurons of a layer, which a neuron here does not do yet. Keep it, or wire "
+    "flexsn_nn.Leaky step by step with a layer of its own."
+)
+GATES = "it is a recurrent layer with weights inside, no neuron: it runs as it is."
+REASONS = {
+    "RLeaky": RECURRENT,
+    "RSynaptic": RECURRENT,
+    "SLSTM": GATES,
+    "SConv2dLSTM": GATES,
+    "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs as it is.",
+    "StateLeaky": "it is a convolution over time without a reset, no scan: it runs as it is.",
+    "LinearLeaky": "it is a linear layer and a convolution over time without a reset: it runs as it is.",
+    "AssociativeLeaky": "it is a state-space layer without a reset: it runs as it is.",
+    "DeltaLeaky": "it fires when its membrane changes, which no neuron here does. Write its step: FlexSN(core, ...).",
+}
+RESET_NET = (
+    "snntorch.utils.reset(net) and reset_hidden() do not reach it: call flexsn_nn.functional.reset_net(net), and "
+    "detach_net(net) for detach_hidden()."
+)
+
+
+def rule_of(module: nn.Module) -> Rule | None:
+    """How to convert a module; `None`: it is not of snnTorch, or is no neuron."""
+    kind = type(module)
+    if library(kind) == PACKAGE:
+        if kind.__name__ in RULES:
+            return RULES[kind.__name__]
+        if kind.__name__ in REASONS:
+            return stays(REASONS[kind.__name__])
+        if derived_from(module, PACKAGE, "SpikingNeuron"):
+            return stays("it has no counterpart here. Write its step: FlexSN(core, ...).")
+        return None
+    if derived_from(module, PACKAGE, "SpikingNeuron"):
+        return stays(of_ones_own(module, PACKAGE))
+    return None
+
+
+def forget(model: nn.Module) -> None:
+    """Nothing is remembered of a network."""
+
+
+def _leaky(old: Any, backend: str) -> Replacement:
+    return _replacement(LoopLeaky(beta=0.5, **_options(old, backend)), old, ["beta"])
+
+
+def _synaptic(old: Any, backend: str) -> Replacement:
+    return _replacement(LoopSynaptic(alpha=0.5, beta=0.5, **_options(old, backend)), old, ["alpha", "beta"])
+
+
+def _alpha(old: Any, backend: str) -> Replacement:
+    return _replacement(LoopAlpha(alpha=0.5, beta=0.25, **_options(old, backend)), old, ["alpha", "beta"])
+
+
+def _lapicque(old: Any, backend: str) -> Replacement:
+    return _replacement(LoopLapicque(**_options(old, backend)), old, ["beta", "R", "C", "time_step"])
+
+
+def _rule(make: Callable[[Any, str], Replacement]) -> Rule:
+    return Rule(make)
+
+
+RULES = {"Leaky": _rule(_leaky), "Synaptic": _rule(_synaptic), "Alpha": _rule(_alpha), "Lapicque": _rule(_lapicque)}
+
+
+def _options(old: Any, backend: str) -> dict[str, Any]:
+    """What all of them have; refuses what works on more than one element."""
+    if old.inhibition:
+        raise Unconvertible("inhibition=True lets only one neuron of a layer fire, which mixes the layer's neurons.")
+    if old.state_quant:
+        raise Unconvertible("state_quant is a function of the whole state. Quantize in a step function of your own.")
+    return {
+        "spike_grad": spike_function(old.spike_grad),
+        "reset_mechanism": RESETS.get(getattr(old.state_function, "__name__", ""), old.reset_mechanism),
+        "strict": None,
+        "init_hidden": old.init_hidden,
+        "output": old.output,
+        "reset_delay": getattr(old, "reset_delay", True),
+        "backend": backend,
+    }
+
+
+def _replacement(new: LoopCall, old: Any, names: list[str]) -> Replacement:
+    """The new neuron with the old one's tensors, under the same names."""
+    for name in ("threshold", "graded_spikes_factor", *names):
+        value = getattr(old, name, None)
+        if value is None:  # a version before there were graded spikes
+            continue
+        if not isinstance(value, nn.Parameter) and not value.is_floating_point():
+            value = value.float()  # threshold=1 is an integer there
+        new.hold(name, value)
+    kept = {name: Moved(name) for name in new.state_dict()}
+    dropped = {
+        key: "the reset mechanism is fixed when the neuron is made, there and here."
+        for key in old.state_dict()
+        if key == "reset_mechanism_val"
+    }
+    differences = []
+    if old.init_hidden:
+        differences.append(RESET_NET)
+    if not isinstance(new.spike_grad, surrogate.Surrogate) and new.spike_grad is not without_gradient:
+        differences.append("its spike function is no surrogate of snnTorch, and is traced as it is.")
+    return Replacement(new, kept, dropped, tuple(differences))
+
+
+def without_gradient(x: Tensor) -> Tensor:
+    """The step of `surrogate_disable=True`."""
+    return (x > 0).to(x.dtype)
+
+
+def spike_function(function: Any) -> Callable[[Tensor], Tensor]:
+    """The surrogate of this library for one of snnTorch's; other functions stay as they are."""
+    as_it_is: Callable[[Tensor], Tensor] = function
+    if getattr(function, "__name__", "") == "_surrogate_bypass":
+        return without_gradient
+    if getattr(function, "__module__", "") != "snntorch.surrogate" or not inspect.isfunction(function):
+        return as_it_is
+    factory = function.__qualname__.partition(".")[0]
+    if factory == "SSO":
+        raise Unconvertible(
+            "its surrogate SSO draws random numbers in the backward pass, which kernels cannot: use LSO, or another."
+        )
+    parameters = dict(inspect.getclosurevars(function).nonlocals)
+    if factory == "custom_surrogate":
+        return surrogate.custom_surrogate(parameters["func"])
+    made = getattr(surrogate, factory, None)
+    if made is None:
+        return as_it_is
+    chosen: Callable[[Tensor], Tensor] = made(**{name: float(value) for name, value in parameters.items()})
+    return chosen

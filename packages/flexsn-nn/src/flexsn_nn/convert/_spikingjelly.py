@@ -1,0 +1,408 @@
+"""SpikingJelly's neurons, surrogates, containers and layers (`spikingjelly.activation_based`)."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_nn import layer, surrogate
+from flexsn_nn._over_time import OverTime
+from flexsn_nn.convert._report import Moved
+from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
+from flexsn_nn.neuron import (
+    CLIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LI,
+    LIAF,
+    LIF,
+    PLIF,
+    PSN,
+    QIF,
+    GatedLIF,
+    Izhikevich,
+    MaskedPSN,
+    Neuron,
+    SlidingPSN,
+    TernaryIF,
+    TernaryLIF,
+)
+
+PACKAGE = "spikingjelly"
+# What all neurons there are derived from.
+NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
+NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
+RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
+
+
+def rule_of(module: nn.Module) -> Rule | None:
+    """How to convert a module; `None`: it is not of SpikingJelly, or only holds others."""
+    kind = type(module)
+    neuron = any(derived_from(module, PACKAGE, name) for name in NEURONS)
+    stateful = neuron or derived_from(module, PACKAGE, "MemoryModule")
+    if library(kind) != PACKAGE:
+        if stateful or derived_from(module, PACKAGE, "StepModule"):
+            return stays(of_ones_own(module, PACKAGE), descend=not neuron)
+        return None
+    if not kind.__module__.startswith("spikingjelly.activation_based"):
+        return stays("it is of the old clock_driven or event_driven package: build it of activation_based first.")
+    if kind.__name__ in CONTAINERS:
+        return _container(module)
+    if kind.__name__ in RULES:
+        return Rule(RULES[kind.__name__])
+    if neuron:
+        return stays(NO_COUNTERPART)
+    if stateful:
+        return stays(RUNS_AS_IT_IS, descend=True)
+    if derived_from(module, PACKAGE, "SurrogateFunctionBase"):
+        return stays("a surrogate outside of a neuron: use one of flexsn_nn.surrogate.")
+    if derived_from(module, PACKAGE, "StepModule"):
+        return Rule(_stateless) if _torch_class(module) is not None else stays(RUNS_AS_IT_IS, descend=True)
+    return None
+
+
+def forget(model: nn.Module) -> None:
+    """SpikingJelly 2 remembers which modules of a network have a reset: it has to look again."""
+    functional = sys.modules.get("spikingjelly.activation_based.functional")
+    invalidate = getattr(functional, "invalidate_reset_cache", None)
+    if invalidate is not None:
+        for module in model.modules():
+            invalidate(module)
+
+
+# -- neurons ---------------------------------------------------------------------------------------------
+
+
+def _run(old: Any, backend: str) -> dict[str, Any]:
+    if getattr(old, "_neuron_precision", None) is not None:
+        raise Unconvertible("it has a precision of its own. Make it without, and use precision='float32' here.")
+    return {
+        "step_mode": old.step_mode,
+        "backend": backend,
+        "store_state_seqs": bool(getattr(old, "store_v_seq", False)),
+    }
+
+
+def _threshold_and_reset(old: Any, backend: str) -> dict[str, Any]:
+    return {
+        "v_threshold": old.v_threshold,
+        "v_reset": old.v_reset,
+        "surrogate_function": surrogate_of(old.surrogate_function),
+        "detach_reset": old.detach_reset,
+        **_run(old, backend),
+    }
+
+
+def _with(new: Neuron, old: Any, *learned: str) -> Replacement:
+    """The new neuron with learned parameters of the same names and shapes, the very objects."""
+    for name in learned:
+        new.hold(name, getattr(old, name))
+    return Replacement(new, {name: Moved(name) for name in learned})
+
+
+def _if(old: Any, backend: str) -> Replacement:
+    return Replacement(IF(**_threshold_and_reset(old, backend)))
+
+
+def _simple_if(old: Any, backend: str) -> Replacement:
+    if old.v_reset:
+        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use IFNode.")
+    return _if(old, backend)
+
+
+def _lif(old: Any, backend: str) -> Replacement:
+    return Replacement(LIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+
+
+def _simple_lif(old: Any, backend: str) -> Replacement:
+    if old.v_reset != 0:
+        raise Unconvertible("it starts at 0 whatever its v_reset is; neurons here start at v_reset. Use LIFNode.")
+    return _lif(old, backend)
+
+
+def _plif(old: Any, backend: str) -> Replacement:
+    return _with(PLIF(2.0, old.decay_input, **_threshold_and_reset(old, backend)), old, "w")
+
+
+def _qif(old: Any, backend: str) -> Replacement:
+    common = _threshold_and_reset(old, backend)
+    return Replacement(QIF(old.tau, old.v_c, old.a0, v_rest=old.v_rest, **common))
+
+
+def _eif(old: Any, backend: str) -> Replacement:
+    common = _threshold_and_reset(old, backend)
+    return Replacement(EIF(old.tau, old.delta_T, old.theta_rh, v_rest=old.v_rest, **common))
+
+
+def _izhikevich(old: Any, backend: str) -> Replacement:
+    if old.w_rest != 0:
+        raise Unconvertible(f"its adaptation starts at w_rest={old.w_rest}; here it starts at 0.")
+    numbers = {name: getattr(old, name) for name in ("tau", "v_c", "a0", "v_rest", "tau_w", "a", "b")}
+    return Replacement(Izhikevich(**numbers, **_threshold_and_reset(old, backend)))
+
+
+def _klif(old: Any, backend: str) -> Replacement:
+    common = _threshold_and_reset(old, backend)
+    return _with(KLIF(old.scale_reset, old.tau, old.decay_input, **common), old, "k")
+
+
+def _cubalif(old: Any, backend: str) -> Replacement:
+    return Replacement(CUBALIF(old.c_decay, old.v_decay, **_threshold_and_reset(old, backend)))
+
+
+def _liaf(old: Any, backend: str) -> Replacement:
+    common = _threshold_and_reset(old, backend)
+    new = LIAF(old.act, old.threshold_related, old.tau, old.decay_input, **common)
+    differences: tuple[str, ...] = ()
+    if old.step_mode == "m" and not old.store_v_seq and hasattr(old, "multi_step_functional_forward"):
+        differences = (
+            "its output is act(h), as in step mode 's'; SpikingJelly 2.0 forgets act in sequences, and gives spikes.",
+        )
+    return Replacement(new, {key: Moved(key) for key in new.state_dict()}, differences=differences)
+
+
+def _ilif(old: Any, backend: str) -> Replacement:
+    count = old.surrogate_function
+    if (count.grad_min, count.grad_max) != (0, count.max_spike_count):
+        raise Unconvertible("its gradient has a window of its own; here it is from 0 to the most spikes of a step.")
+    new = ILIF(old.tau, count.max_spike_count, old.v_threshold, old.detach_reset, **_run(old, backend))
+    return Replacement(new, differences=("it rounds v - v / tau where SpikingJelly rounds (1 - 1 / tau) v.",))
+
+
+def _gated_lif(old: Any, backend: str) -> Replacement:
+    channels = old.alpha.numel() if old.alpha.dim() else None
+    new = GatedLIF(
+        old.T,
+        channels,
+        init_linear_decay=0.1,
+        surrogate_function=surrogate_of(old.surrogate_function),
+        **_run(old, backend),
+    )
+    names = {"linear_decay": "leak", "v_subreset": "v_sub"}
+    moved = {}
+    for name, value in old.named_parameters():
+        key = names.get(name, name)
+        target = getattr(new, key)
+        kept = target.shape == value.shape or value.dim() == 0
+        if kept:
+            setattr(new, key, value)
+        else:
+            target.data = value.detach().reshape(target.shape).clone()
+        moved[name] = Moved(key, None if kept else tuple(target.shape))
+    differences = [
+        "from one call to the next, without a reset, it keeps its last spike; SpikingJelly's begins without one."
+    ]
+    if channels is not None:
+        differences.append("its parameters have the shape [C, 1, 1], and are new objects: give them to the optimizer.")
+    return Replacement(new, moved, differences=tuple(differences))
+
+
+def _clif(old: Any, backend: str) -> Replacement:
+    common = _run(old, backend)
+    common["store_state_seqs"] = bool(getattr(old, "store_state_seqs", False))
+    return Replacement(CLIF(old.tau, old.v_threshold, surrogate_of(old.surrogate_function), **common))
+
+
+def _ternary_if(old: Any, backend: str) -> Replacement:
+    return Replacement(TernaryIF(**_threshold_and_reset(old, backend)))
+
+
+def _ternary_lif(old: Any, backend: str) -> Replacement:
+    return Replacement(TernaryLIF(old.tau, old.decay_input, **_threshold_and_reset(old, backend)))
+
+
+def _li(old: Any, backend: str) -> Replacement:
+    return Replacement(Readout(LI(old.tau, backend=backend), old.decode))
+
+
+def _psn(old: Any, backend: str) -> Replacement:
+    return _with_weights(PSN(old.T, surrogate_of(old.surrogate_function)), old)
+
+
+def _masked_psn(old: Any, backend: str) -> Replacement:
+    if old.step_mode != "m":
+        raise Unconvertible("in step mode 's' it depends on the number of the step; here it takes whole sequences.")
+    new = MaskedPSN(old.k, old.T, 0.0, surrogate_of(old.surrogate_function))
+    new._lambda_ = old._lambda_
+    replacement = _with_weights(new, old)
+    made_of = "it is made of k and T."
+    moved = {**replacement.moved, "_lambda_": Moved("_lambda_")}
+    return Replacement(new, moved, {"mask0": made_of, "mask1": made_of})
+
+
+def _sliding_psn(old: Any, backend: str) -> Replacement:
+    new = SlidingPSN(old.k, surrogate_function=surrogate_of(old.surrogate_function), step_mode=old.step_mode)
+    replacement = _with_weights(new, old)
+    continues = "a sequence goes on from the last call, until reset(); in step mode 'm' SpikingJelly's begins anew."
+    return Replacement(new, replacement.moved, differences=(continues,))
+
+
+def _with_weights(new: Any, old: Any) -> Replacement:
+    new.weight, new.bias = old.weight, old.bias
+    return Replacement(new, {"weight": Moved("weight"), "bias": Moved("bias")})
+
+
+class Readout(nn.Module):
+    """A leaky integrator that begins anew at each call, and what is read of its membrane.
+
+    Args:
+        neuron: the integrator.
+        decode: `"max-mem"`, `"max-abs-mem"`, `"mean-mem"`, `"last_mem"`, as SpikingJelly's `NonSpikingLIFNode`;
+            another: a list of the membranes of all steps.
+    """
+
+    def __init__(self, neuron: LI, decode: str | None) -> None:
+        super().__init__()
+        self.neuron = neuron
+        self.decode = decode
+
+    def forward(self, x: Tensor) -> Tensor | list[Tensor]:
+        """`[T, *step] -> [*step]`, or a list of `T` of them."""
+        v, _ = self.neuron.step(x)
+        if self.decode == "max-mem":
+            return v.max(0).values
+        if self.decode == "max-abs-mem":
+            high, low = v.max(0).values, v.min(0).values
+            return high * (high.abs() > low.abs()) + low * (high.abs() <= low.abs())
+        if self.decode == "mean-mem":
+            return v.mean(0)
+        return v[-1] if self.decode == "last_mem" else list(v)
+
+
+# -- surrogates ------------------------------------------------------------------------------------------
+
+
+def surrogate_of(function: Any) -> Callable[[Tensor], Tensor]:
+    """The surrogate of this library for one of SpikingJelly's; functions of other origin stay as they are."""
+    kind = type(function)
+    if library(kind) != PACKAGE:
+        return function  # type: ignore[no-any-return]
+    if not getattr(function, "spiking", True):
+        raise Unconvertible("its surrogate has spiking=False: it is a smooth function, and no spikes come out.")
+    if kind.__name__ == "DeterministicPass":
+        return surrogate.StraightThrough()
+    if kind.__name__ == "PoissonPass":
+        raise Unconvertible("its surrogate draws random numbers: use StochasticLIF.")
+    if kind.__name__ == "SquarewaveFourierSeries":
+        if function.n < 2:
+            raise Unconvertible("its surrogate has no terms (n=1), so no gradient.")
+        # There, n counts the first term that is left out.
+        return surrogate.SquarewaveFourierSeries(function.n - 1, function.T_period)
+    made = getattr(surrogate, kind.__name__, None)
+    if made is None:
+        raise Unconvertible(f"its surrogate {kind.__name__} has no counterpart in flexsn_nn.surrogate.")
+    fields = [name for name in made.__dataclass_fields__ if name != "strict"]
+    return made(**{name: getattr(function, name) for name in fields})  # type: ignore[no-any-return]
+
+
+# -- layers ----------------------------------------------------------------------------------------------
+
+
+def _torch_class(module: nn.Module) -> type[nn.Module] | None:
+    """PyTorch's layer that a layer of the same name only adds a step mode to."""
+    kind = type(module)
+    for base in kind.__mro__:
+        if library(base) == "torch" and base.__name__ == kind.__name__:
+            return base
+    return None
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """The same layer as PyTorch's own class, with the same parameters and hooks."""
+    kind = _torch_class(module)
+    assert kind is not None
+    made = kind.__new__(kind)
+    attributes = {name: copy.copy(value) if name[0] == "_" else value for name, value in module.__dict__.items()}
+    attributes.pop("_step_mode", None)
+    made.__dict__.update(attributes)
+    return made
+
+
+def _stateless(old: Any, backend: str) -> Replacement:
+    """A layer of PyTorch with a step mode: PyTorch's own, in an `OverTime` for sequences."""
+    made = plain(old)
+    if old.step_mode == "s" or isinstance(made, nn.Linear):
+        return Replacement(made, {key: Moved(key) for key in old.state_dict()})
+    if isinstance(made, nn.MaxUnpool1d | nn.MaxUnpool2d | nn.MaxUnpool3d) or getattr(made, "return_indices", False):
+        raise Unconvertible(f"it takes or gives indices beside the sequence: {RUNS_AS_IT_IS}")
+    return Replacement(OverTime(made), {key: Moved(f"0.{key}") for key in old.state_dict()})
+
+
+def _threshold_norm(old: Any, backend: str) -> Replacement:
+    made = getattr(layer, type(old).__name__)(
+        old.num_features, eps=old.eps, momentum=old.momentum, track_running_stats=old.track_running_stats
+    )
+    norm = made[0]
+    norm._parameters = dict(old._parameters)
+    norm._buffers = dict(old._buffers)
+    return Replacement(made, {key: Moved(f"0.{key}") for key in old.state_dict()})
+
+
+def _dropout(old: Any, backend: str) -> Replacement:
+    return Replacement(layer.SharedDropout(old.p, type(old).__name__ == "Dropout2d", old.step_mode))
+
+
+def _delay(old: Any, backend: str) -> Replacement:
+    return Replacement(layer.Delay(old.delay_steps, step_mode=old.step_mode))
+
+
+def _container(module: Any) -> Rule:
+    """A container that folds time into the batch is an `OverTime`, one of single steps an `nn.Sequential`."""
+    if type(module).__name__ == "StepModeContainer":
+        if module.step_mode == "s":
+            return Rule(_stateless, _sequential, container=True)
+        if module.stateful:
+            return stays("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
+    return Rule(_stateless, _over_time, container=True)
+
+
+def _over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+    return _filled(OverTime(), children)
+
+
+def _sequential(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
+    return _filled(nn.Sequential(), children)
+
+
+def _filled(made: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module:
+    for name, child in children.items():
+        made.add_module(name, child)
+    return made
+
+
+CONTAINERS = ("SeqToANNContainer", "StepModeContainer")
+RULES: dict[str, Callable[[Any, str], Replacement]] = {
+    "IFNode": _if,
+    "SimpleIFNode": _simple_if,
+    "LIFNode": _lif,
+    "SimpleLIFNode": _simple_lif,
+    "ParametricLIFNode": _plif,
+    "QIFNode": _qif,
+    "EIFNode": _eif,
+    "IzhikevichNode": _izhikevich,
+    "KLIFNode": _klif,
+    "CUBALIFNode": _cubalif,
+    "LIAFNode": _liaf,
+    "ILIFNode": _ilif,
+    "GatedLIFNode": _gated_lif,
+    "ComplementaryLIFNode": _clif,
+    "TernaryIFNode": _ternary_if,
+    "TernaryLIFNode": _ternary_lif,
+    "NonSpikingLIFNode": _li,
+    "PSN": _psn,
+    "MaskedPSN": _masked_psn,
+    "SlidingPSN": _sliding_psn,
+    "ThresholdDependentBatchNorm1d": _threshold_norm,
+    "ThresholdDependentBatchNorm2d": _threshold_norm,
+    "ThresholdDependentBatchNorm3d": _threshold_norm,
+    "Dropout": _dropout,
+    "Dropout2d": _dropout,
+    "Delay": _delay,
+}

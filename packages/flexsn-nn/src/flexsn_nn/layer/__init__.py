@@ -1,0 +1,24 @@
+"""Layers between neurons that know of time: delays, a dropout with one mask, normalisation, residual blocks."""
+
+from __future__ import annotations
+
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.layer._blocks import MSBlock, SEWBlock
+from flexsn_nn.layer._delay import Delay
+from flexsn_nn.layer._dropout import SharedDropout
+from flexsn_nn.layer._norm import (
+    ThresholdDependentBatchNorm1d,
+    ThresholdDependentBatchNorm2d,
+    ThresholdDependentBatchNorm3d,
+)
+
+__all__ = [
+    "Delay",
+    "MSBlock",
+    "SEWBlock",
+    "SharedDropout",
+    "Stateful",
+    "ThresholdDependentBatchNorm1d",
+    "ThresholdDependentBatchNorm2d",
+    "ThresholdDependentBatchNorm3d",
+]

@@ -1,0 +1,105 @@
+"""Residual blocks of spiking networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar
+
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_name
+from flexsn_nn._over_time import OverTime
+
+Connect = Callable[[Tensor, Tensor], Tensor]
+
+
+class SEWBlock(nn.Module):
+    """`out = g(A(x), x)`: spikes of a branch, connected with the spikes that came in, element by element.
+
+    `A` is twice a 3x3 convolution, batch norm and a neuron. `g(a, x)` is `a + x` ("add"), `a x` ("and") or
+    `(1 - a) x` ("iand"); with `stride` or another number of channels, `x` is first a 1x1 convolution, batch norm and a
+    neuron of itself. Identities stay identities however deep the network is.
+
+    Args:
+        in_channels, out_channels: channels of `[T, B, C, H, W]`.
+        neuron: makes a neuron, `lambda: LIF(surrogate_function=ATan())` say.
+        stride: of the first convolution.
+        connect: `"add"`, `"and"` or `"iand"`.
+
+    Raises:
+        UnknownNameError: another way to connect.
+
+    Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
+    """
+
+    CONNECT: ClassVar[dict[str, Connect]] = {
+        "add": lambda a, x: a + x,
+        "and": lambda a, x: a * x,
+        "iand": lambda a, x: (1 - a) * x,
+    }
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        neuron: Callable[[], nn.Module],
+        stride: int = 1,
+        connect: str = "add",
+    ) -> None:
+        super().__init__()
+        check_name("connect", connect, self.CONNECT)
+        self.connect = connect
+        self.branch = nn.Sequential(
+            _conv(in_channels, out_channels, 3, stride), neuron(), _conv(out_channels, out_channels, 3), neuron()
+        )
+        self.shortcut = (
+            nn.Sequential(_conv(in_channels, out_channels, 1, stride), neuron())
+            if stride != 1 or in_channels != out_channels
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        return self.CONNECT[self.connect](self.branch(x), self.shortcut(x))
+
+    def extra_repr(self) -> str:
+        return f"connect={self.connect!r}"
+
+
+class MSBlock(nn.Module):
+    """`out = A(x) + x`: membrane potentials, not spikes, go past the branch.
+
+    `A` is twice a neuron, a 3x3 convolution and batch norm; with `stride` or another number of channels, `x` is first
+    a 1x1 convolution and batch norm of itself. All convolutions of the branch see spikes only.
+
+    Args:
+        in_channels, out_channels: channels of `[T, B, C, H, W]`.
+        neuron: makes a neuron.
+        stride: of the first convolution.
+
+    Source: Hu et al., "Advancing spiking neural networks toward deep residual learning", TNNLS 2024 (MS-ResNet).
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1
+    ) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(
+            neuron(), _conv(in_channels, out_channels, 3, stride), neuron(), _conv(out_channels, out_channels, 3)
+        )
+        self.shortcut = (
+            _conv(in_channels, out_channels, 1, stride)
+            if stride != 1 or in_channels != out_channels
+            else nn.Identity()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, B, in_channels, H, W] -> [T, B, out_channels, H / stride, W / stride]`."""
+        shortcut: Tensor = self.shortcut(x)
+        branch: Tensor = self.branch(x)
+        return branch + shortcut
+
+
+def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:
+    conv = nn.Conv2d(in_channels, out_channels, size, stride=stride, padding=size // 2, bias=False)
+    return OverTime(conv, nn.BatchNorm2d(out_channels))

@@ -1,0 +1,124 @@
+"""Signals that arrive later."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.errors import ParameterError, StateError
+
+
+class Delay(Stateful):
+    """`y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
+
+        y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
+
+    Keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is
+    `x[t - n - 1] - x[t - n]`.
+
+    Args:
+        delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
+            per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
+        max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, are
+            clamped. `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
+        learn: whether to make an `nn.Parameter` of `delay`.
+        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+
+    Raises:
+        ParameterError: a delay below 0 or above `max_delay`.
+
+    Example:
+        >>> Delay(1)(torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+        [0.0, 1.0, 2.0]
+        >>> Delay(0.5)(torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+        [0.5, 1.5, 3.0]
+    """
+
+    delay: float | Tensor
+
+    def __init__(
+        self,
+        delay: float | Tensor,
+        max_delay: int | None = None,
+        learn: bool = False,
+        step_mode: str = "m",
+    ) -> None:
+        super().__init__(step_mode)
+        check_number("delay", delay, at_least=0)
+        learned = learn or isinstance(delay, nn.Parameter)
+        largest = float(delay.detach().max()) if isinstance(delay, Tensor) else delay
+        if max_delay is None:
+            max_delay = math.ceil(largest)
+            if learned:
+                max_delay = max(1, 2 * max_delay)
+        check_count("max_delay", max_delay, at_least=0)
+        if largest > max_delay:
+            raise ParameterError(f"delay is {largest:g}, above max_delay={max_delay}.")
+        self.max_delay = max_delay
+        if isinstance(delay, nn.Parameter):
+            self.delay = delay
+        elif learn:
+            self.delay = nn.Parameter(torch.as_tensor(delay, dtype=_dtype(delay)).detach().clone())
+        elif isinstance(delay, Tensor):
+            self.register_buffer("delay", delay)
+        else:
+            self.delay = delay
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+
+        Raises:
+            StateError: kept inputs of another shape.
+        """
+        new = x if self.step_mode == "m" else x.unsqueeze(0)
+        seen = torch.cat([self._history(new), new])
+        self.states = [seen[len(new) :]] if self.max_delay else []
+        y = self._delayed(seen, len(new))
+        return y if self.step_mode == "m" else y.squeeze(0)
+
+    def _history(self, new: Tensor) -> Tensor:
+        """The last `max_delay` inputs, zeros at first."""
+        if not self.states:
+            return new.new_zeros(self.max_delay, *new.shape[1:])
+        (history,) = self.states
+        if history.shape[1:] != new.shape[1:]:
+            raise StateError(
+                f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
+                "reset() between batches."
+            )
+        return history
+
+    def _delayed(self, seen: Tensor, steps: int) -> Tensor:
+        delay = self.delay
+        if not isinstance(delay, Tensor):
+            whole = math.floor(delay)
+            late = self._shifted(seen, steps, whole)
+            if delay == whole:
+                return late
+            return late + (delay - whole) * (self._shifted(seen, steps, whole + 1) - late)
+        delay = delay.to(torch.promote_types(seen.dtype, torch.float32)).clamp(0, self.max_delay)
+        # The last whole step has none behind it: a delay of max_delay is max_delay - 1, and a whole step.
+        whole_steps = delay.detach().floor().clamp(max=max(self.max_delay - 1, 0))
+        step = seen.shape[1:]
+        fraction = (delay - whole_steps).to(seen.dtype)
+        index = self.max_delay + torch.arange(steps, device=seen.device).view(-1, *[1] * len(step))
+        index = (index - whole_steps.long()).expand(steps, *step)
+        late = seen.gather(0, index)
+        if not self.max_delay:
+            return late
+        return late + fraction * (seen.gather(0, index - 1) - late)
+
+    def _shifted(self, seen: Tensor, steps: int, by: int) -> Tensor:
+        return seen[self.max_delay - by : self.max_delay - by + steps]
+
+    def extra_repr(self) -> str:
+        shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
+        return f"delay={shown}, max_delay={self.max_delay}, step_mode={self.step_mode!r}"
+
+
+def _dtype(value: float | Tensor) -> torch.dtype:
+    return value.dtype if isinstance(value, Tensor) else torch.get_default_dtype()

@@ -1,0 +1,55 @@
+"""Dropout with one mask for all steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.errors import StateError
+
+
+class SharedDropout(Stateful):
+    """Drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
+
+    The mask is drawn at the first call in training mode and kept until `reset()`. In evaluation mode nothing
+    is dropped.
+
+    Args:
+        p: the probability of an element to be dropped, in `[0, 1)`.
+        channels: whether whole channels are dropped, of steps `[B, C, ...]`.
+        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+
+    Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.
+    """
+
+    def __init__(self, p: float = 0.5, channels: bool = False, step_mode: str = "m") -> None:
+        super().__init__(step_mode)
+        check_number("p", p, at_least=0, below=1)
+        self.p = p
+        self.channels = channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+
+        Raises:
+            StateError: a mask of another shape.
+        """
+        if not self.training:
+            return x
+        step = x[0] if self.step_mode == "m" else x
+        if not self.states:
+            drop = functional.dropout2d if self.channels else functional.dropout
+            self.states = [drop(torch.ones_like(step), self.p, training=True)]
+        (mask,) = self.states
+        if mask.shape != step.shape:
+            raise StateError(
+                f"the mask has shape {list(mask.shape)}; this input's step has {list(step.shape)}. Call reset() "
+                "between batches."
+            )
+        return x * mask
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, channels={self.channels}, step_mode={self.step_mode!r}"

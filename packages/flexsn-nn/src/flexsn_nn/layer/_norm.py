@@ -1,0 +1,61 @@
+"""Batch normalisation that fits the input to the threshold behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from flexsn_nn._checks import check_number
+from flexsn_nn._over_time import OverTime
+
+
+class _ThresholdDependent(OverTime):
+    """`y = weight (x - mean) / sqrt(var + eps) + bias`, statistics over steps and batch; `weight` starts at
+    `alpha v_threshold`.
+
+    Args:
+        num_features: channels.
+        alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
+        v_threshold: of the neuron behind.
+        options: `eps`, `momentum`, `track_running_stats`, as in PyTorch's batch norm.
+    """
+
+    kind: type[Any]
+
+    def __init__(self, num_features: int, alpha: float = 1.0, v_threshold: float = 1.0, **options: Any) -> None:
+        check_number("alpha", alpha, above=0)
+        check_number("v_threshold", v_threshold, above=0)
+        norm = self.kind(num_features, **options)
+        super().__init__(norm)
+        nn.init.constant_(norm.weight, alpha * v_threshold)
+
+
+class ThresholdDependentBatchNorm1d(_ThresholdDependent):
+    """tdBN of `[T, B, C]` or `[T, B, C, L]`: see `ThresholdDependentBatchNorm2d`."""
+
+    kind = nn.BatchNorm1d
+
+
+class ThresholdDependentBatchNorm2d(_ThresholdDependent):
+    """tdBN of `[T, B, C, H, W]`: batch norm over steps and batch whose `weight` starts at `alpha v_threshold`.
+
+    What comes out has the size of the threshold, whatever came in: neither all neurons fire at first, nor none. It is
+    an `OverTime` of PyTorch's own batch norm, which `nn.SyncBatchNorm.convert_sync_batchnorm` finds.
+
+    Args:
+        num_features: channels.
+        alpha: 1 in front of a neuron; `1 / sqrt(2)` in each of two branches that are added.
+        v_threshold: of the neuron behind, above 0.
+        options: `eps`, `momentum`, `track_running_stats`, as in `nn.BatchNorm2d`.
+
+    Source: Zheng et al., "Going deeper with directly-trained larger spiking neural networks", AAAI 2021.
+    """
+
+    kind = nn.BatchNorm2d
+
+
+class ThresholdDependentBatchNorm3d(_ThresholdDependent):
+    """tdBN of `[T, B, C, D, H, W]`: see `ThresholdDependentBatchNorm2d`."""
+
+    kind = nn.BatchNorm3d

@@ -1,0 +1,179 @@
+"""Parallel spiking neurons: products with a matrix over time in the place of a recurrence, and no reset."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.errors import ParameterError, StateError
+from flexsn_nn.neuron._reset import ATAN, SpikeFunction
+
+
+class PSN(nn.Module):
+    """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step sees all of them, also later ones.
+
+    No scan: one matrix product over time.
+
+    Args:
+        T: number of steps of every input.
+        surrogate_function: spikes from `h`.
+
+    Attributes:
+        weight, bias: learned, `[T, T]` and `[T, 1]`; `bias` starts at -1.
+
+    Source: Fang et al., "Parallel spiking neurons with high efficiency and ability to learn long-term dependencies",
+    NeurIPS 2023.
+    """
+
+    def __init__(self, T: int, surrogate_function: SpikeFunction = ATAN) -> None:
+        super().__init__()
+        check_count("T", T)
+        self.T = T
+        self.surrogate_function = surrogate_function
+        self.weight = nn.Parameter(torch.empty(T, T))
+        self.bias = nn.Parameter(torch.full((T, 1), -1.0))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    def weights(self) -> Tensor:
+        """What the input is multiplied with, `[T, T]`."""
+        return self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, spikes.
+
+        Raises:
+            ParameterError: another number of steps.
+        """
+        if x.dim() < 1 or x.shape[0] != self.T:
+            raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was made for T={self.T} steps.")
+        h = torch.addmm(self.bias, self.weights(), x.flatten(1))
+        return self.surrogate_function(h).view(x.shape)
+
+    def extra_repr(self) -> str:
+        return f"T={self.T}"
+
+
+class MaskedPSN(PSN):
+    """`h[t] = Σ_i m[t, i] weight[t, i] x[i] + bias[t]`; `s = step(h)`; `m` is 1 for the last `k` steps.
+
+    `PSN` that is made causal while it is trained: for all other steps, `m` is `1 - lambda_`, and you raise `lambda_`
+    from 0 to 1.
+
+    Args:
+        k: how many steps back it sees, itself included.
+        T: number of steps of every input.
+        lambda_init: where `lambda_` is at first, in `[0, 1]`.
+        surrogate_function: spikes from `h`.
+
+    Attributes:
+        lambda_: a buffer; `neuron.lambda_ = 0.5` sets it.
+
+    Source: as of `PSN`.
+    """
+
+    _lambda_: Tensor
+    mask: Tensor
+
+    def __init__(
+        self, k: int, T: int, lambda_init: float = 0.0, surrogate_function: SpikeFunction = ATAN
+    ) -> None:
+        super().__init__(T, surrogate_function)
+        check_count("k", k)
+        check_number("lambda_init", lambda_init, at_least=0, at_most=1)
+        self.k = k
+        self.register_buffer("_lambda_", torch.as_tensor(float(lambda_init)))
+        ones = torch.ones(T, T)
+        self.register_buffer("mask", torch.tril(ones) * torch.triu(ones, -(k - 1)), persistent=False)
+
+    @property
+    def lambda_(self) -> Tensor:
+        """How far the mask has closed, in `[0, 1]`."""
+        return self._lambda_
+
+    @lambda_.setter
+    def lambda_(self, value: float) -> None:
+        check_number("lambda_", value, at_least=0, at_most=1)
+        self._lambda_.fill_(value)
+
+    def weights(self) -> Tensor:
+        """The masked weights, `[T, T]`."""
+        return (self._lambda_ * self.mask + (1 - self._lambda_)) * self.weight
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, T={self.T}, lambda_={self._lambda_.item():.4g}"
+
+
+class SlidingPSN(Stateful):
+    """`h[t] = Σ_{j < k} weight[k - 1 - j] x[t - j] + bias`; `s = step(h)`: one window that slides along.
+
+    For any number of steps, causal. It keeps the last `k - 1` inputs from call to call until `reset()`; before the
+    first step there are zeros.
+
+    Args:
+        k: how many steps it sees, itself included.
+        exp_init: whether the weights start at 1, 1/2, 1/4, ... back in time; else at random.
+        surrogate_function: spikes from `h`.
+        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+
+    Attributes:
+        weight, bias: learned, `[k]` and `[]`; `bias` starts at -1.
+
+    Source: as of `PSN`.
+    """
+
+    def __init__(
+        self, k: int, exp_init: bool = True, surrogate_function: SpikeFunction = ATAN, step_mode: str = "m"
+    ) -> None:
+        super().__init__(step_mode)
+        check_count("k", k)
+        self.k = k
+        self.surrogate_function = surrogate_function
+        weight = 0.5 ** torch.arange(k - 1, -1, -1.0)
+        if not exp_init:
+            weight = torch.empty(1, k)
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+            weight = weight[0]
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]`, spikes.
+
+        Raises:
+            StateError: kept inputs of another shape.
+        """
+        new = x if self.step_mode == "m" else x.unsqueeze(0)
+        seen = self._with_history(new)
+        back = len(seen) - len(new)
+        if self.step_mode == "s":
+            h = (self.weight[self.k - len(seen) :].unsqueeze(-1) * seen.flatten(1)).sum(0) + self.bias
+        else:
+            h = torch.addmm(self.bias, self._matrix(len(new), back), seen.flatten(1))
+        if self.k > 1:
+            self.states = [seen[-(self.k - 1) :]]
+        return self.surrogate_function(h.view(x.shape))
+
+    def _with_history(self, new: Tensor) -> Tensor:
+        if not self.states:
+            return new
+        (history,) = self.states
+        if history.shape[1:] != new.shape[1:]:
+            raise StateError(
+                f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
+                "reset() between batches."
+            )
+        return torch.cat([history, new])
+
+    def _matrix(self, steps: int, back: int) -> Tensor:
+        """`[steps, back + steps]`: row `t` has the weights where the last `k` inputs of step `t` are."""
+        age = torch.arange(steps, device=self.weight.device).unsqueeze(1) + back
+        age = age - torch.arange(back + steps, device=self.weight.device)
+        inside = (age >= 0) & (age < self.k)
+        return torch.where(inside, self.weight[(self.k - 1 - age).clamp(0, self.k - 1)], 0.0)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, step_mode={self.step_mode!r}"

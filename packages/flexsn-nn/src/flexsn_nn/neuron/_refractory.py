@@ -1,0 +1,79 @@
+"""Leaky integrate and fire that rests after a spike."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._lif import LIF
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
+
+
+class RefractoryLIF(LIF):
+    """`h = v + (x - (v - v_reset)) / tau`, but `h = v` while `r > relative`; `r' = max(r - 1, 0)`, or
+    `absolute + relative` after a spike.
+
+    `LIF` with a count `r` of the steps for which it is refractory. For `absolute` steps after a spike it ignores its
+    input and is silent; in the `relative` steps that follow, the threshold is raised by `rise`, and comes down to
+    `v_threshold` in even steps: `v_threshold + rise r / relative`. The soft reset subtracts the threshold of the step.
+
+    Args:
+        absolute: steps of silence after a spike, at least 0.
+        relative: steps with a raised threshold behind them, at least 0.
+        rise: how much the threshold is raised at first, at least 0.
+        tau, decay_input: as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    `absolute`, `relative` and `rise` are numbers, tensors that broadcast to the step, or, `rise`, an `nn.Parameter`.
+    Spikes reach the count without a gradient.
+
+    Raises:
+        ParameterError: `rise` without `relative`.
+
+    Source: Gerstner et al., "Neuronal dynamics", 2014, chapter 1.3, with a threshold that falls linearly.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("v", "r")
+    absolute: float | Tensor
+    relative: float | Tensor
+    rise: float | Tensor
+
+    def __init__(
+        self,
+        absolute: float | Tensor = 2.0,
+        relative: float | Tensor = 0.0,
+        rise: float | Tensor = 0.0,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        self.hold_number("absolute", absolute, at_least=0)
+        self.hold_number("relative", relative, at_least=0)
+        self.hold_number("rise", rise, at_least=0)
+        raised = isinstance(rise, Tensor) or rise > 0
+        if raised and not bool((torch.as_tensor(relative) > 0).all()):
+            raise ParameterError("rise raises the threshold for relative steps: give relative above 0, too.")
+        self._raised = raised
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v, r)`."""
+        v, r = states
+        relative, absolute = fit(self.relative, r), fit(self.absolute, r)
+        ready = (r <= relative).to(v.dtype)
+        h = ready * self.charge(x, v) + (1 - ready) * v
+        threshold = fit(self.v_threshold, v)
+        if self._raised:
+            threshold = threshold + fit(self.rise, v) * (r / relative)  # what is above relative is silent anyway
+        spike = ready * self.fire(h, threshold)
+        fired = (spike.detach() > 0).to(r.dtype)
+        counted = fired * (absolute + relative) + (1 - fired) * (r - 1).clamp(min=0)
+        return spike, self.after(h, spike, threshold), counted

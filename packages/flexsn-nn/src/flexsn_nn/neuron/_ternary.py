@@ -1,0 +1,80 @@
+"""Neurons with spikes of two signs."""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from torch import Tensor
+
+from flexsn_nn._checks import check_number
+from flexsn_nn.neuron._if import IF
+from flexsn_nn.neuron._lif import LIF
+from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+
+HINT = "A spike of either sign needs a threshold of its own on each side of 0."
+
+
+class TernaryIF(IF):
+    """`h = v + x`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
+
+    The soft reset is `v' = h - s v_threshold`; the hard one sets `v'` to `v_reset` after a spike of either sign.
+
+    Args:
+        v_threshold: above 0.
+        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
+    """
+
+    def __init__(
+        self,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        check_number("v_threshold", v_threshold, above=0, hint=HINT)
+        super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        return fire_both_ways(self, v + x)
+
+
+class TernaryLIF(LIF):
+    """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
+
+    `LIF` with spikes and resets as in `TernaryIF`.
+
+    Args:
+        tau, decay_input: as in `LIF`.
+        v_threshold: above 0.
+        v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
+
+    Source: Guo et al., "Ternary spike: learning ternary spikes for spiking neural networks", AAAI 2024.
+    """
+
+    def __init__(
+        self,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        check_number("v_threshold", v_threshold, above=0, hint=HINT)
+        super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, v)`."""
+        return fire_both_ways(self, self.charge(x, v))
+
+
+def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
+    """`(spike, v)` of a charged membrane with a threshold on each side."""
+    up, down = neuron.fire(h), neuron.fire(-h)
+    spike = up - down
+    return spike, neuron.after(h, spike if neuron.v_reset is None else up + down)

@@ -1,0 +1,381 @@
+"""`convert` with snnTorch itself: the same loop over time gives the same bits before and after."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ConversionError, FlexSN, functional
+from flexsn_nn.convert import Conversion, convert
+
+snn: Any = pytest.importorskip("snntorch")
+T, B, N = 9, 3, 6
+Run = Callable[[nn.Module, Tensor], list[Tensor]]
+
+
+class Loop(nn.Module):
+    """A network whose `forward` loops over time and hands the states of its neurons around."""
+
+    def __init__(self, *neurons: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(N, N) for _ in neurons)
+        self.neurons = nn.ModuleList(neurons)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        neurons: list[Any] = list(self.neurons)
+        states: list[Any] = [neuron.reset_mem() for neuron in neurons]
+        recorded: list[list[Tensor]] = []
+        for step in x:
+            here: list[Tensor] = []
+            for i, (layer, neuron) in enumerate(zip(self.layers, neurons, strict=True)):
+                given = states[i] if isinstance(states[i], tuple) else (states[i],)
+                step, *new = neuron(2 * layer(step), *given)
+                states[i] = tuple(new)
+                here += [step, *new]
+            recorded.append(here)
+        return [torch.stack(column) for column in zip(*recorded, strict=True)]
+
+
+def steps(net: nn.Module, x: Tensor) -> list[Tensor]:
+    """A network that keeps its states inside, called once a step."""
+    outputs = [net(step) for step in x]
+    if isinstance(outputs[0], tuple):
+        return [torch.stack(column) for column in zip(*outputs, strict=True)]
+    return [torch.stack(outputs)]
+
+
+def whole(net: nn.Module, x: Tensor) -> list[Tensor]:
+    outputs = net(x)
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+class Amplify(nn.Module):
+    """So that neurons fire."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * x
+
+
+def hidden(make: Callable[..., nn.Module], **last: Any) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(N, N), Amplify(), make(init_hidden=True), nn.Linear(N, N), Amplify(), make(init_hidden=True, **last)
+    )
+
+
+def conv() -> nn.Module:
+    beta = torch.linspace(0.2, 0.9, 2).reshape(2, 1, 1)
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)),
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.BatchNorm2d(2),
+        snn.Leaky(beta=beta, init_hidden=True, reset_mechanism="zero", learn_beta=True),
+        nn.MaxPool2d(2, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(4, N),
+        Amplify(),
+        snn.Leaky(beta=0.5, threshold=1, init_hidden=True, output=True),
+    )
+
+
+def clipped(x: Tensor, grad: Tensor, spikes: Tensor) -> Tensor:
+    return grad / (5 * x.abs() + 1) ** 2
+
+
+surrogates: Any = snn.surrogate
+MODELS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
+    "leaky_hidden": (lambda: hidden(lambda **o: snn.Leaky(0.9, **o)), steps),
+    "leaky_output": (
+        lambda: hidden(lambda **o: snn.Leaky(0.7, spike_grad=surrogates.sigmoid(slope=5), **o), output=True),
+        steps,
+    ),
+    "leaky_learned": (
+        lambda: Loop(
+            snn.Leaky(0.6, learn_beta=True, learn_threshold=True),
+            snn.Leaky(torch.rand(N), threshold=torch.rand(N) + 0.5, learn_beta=True, reset_mechanism="zero"),
+        ),
+        whole,
+    ),
+    "leaky_out_of_range": (lambda: Loop(snn.Leaky(1.3, learn_beta=True), snn.Leaky(-0.1)), whole),
+    "leaky_without_reset": (
+        lambda: Loop(
+            snn.Leaky(0.3, reset_mechanism="none", spike_grad=surrogates.fast_sigmoid(10)),
+            snn.Leaky(0.5, spike_grad=surrogates.custom_surrogate(clipped)),
+        ),
+        whole,
+    ),
+    "leaky_graded": (
+        lambda: Loop(
+            snn.Leaky(0.5, graded_spikes_factor=0.7, learn_graded_spikes_factor=True),
+            snn.Leaky(0.5, graded_spikes_factor=1.5, reset_delay=False),
+        ),
+        whole,
+    ),
+    "leaky_at_once": (
+        lambda: Loop(
+            snn.Leaky(0.8, reset_delay=False, learn_threshold=True),
+            snn.Leaky(0.8, reset_delay=False, reset_mechanism="zero", spike_grad=surrogates.SFS(5, -1)),
+        ),
+        whole,
+    ),
+    "synaptic": (
+        lambda: Loop(
+            snn.Synaptic(0.5, 0.8, learn_alpha=True, learn_beta=True),
+            snn.Synaptic(torch.rand(N), 0.6, reset_mechanism="zero", reset_delay=False),
+        ),
+        whole,
+    ),
+    "synaptic_hidden": (
+        lambda: hidden(lambda **o: snn.Synaptic(0.3, 0.6, reset_mechanism="none", **o), output=True),
+        steps,
+    ),
+    "alpha": (
+        lambda: Loop(
+            snn.Alpha(0.9, 0.7, threshold=0.3),
+            snn.Alpha(0.8, 0.5, threshold=0.2, reset_mechanism="subtract", learn_threshold=True),
+        ),
+        whole,
+    ),
+    "alpha_hidden": (lambda: hidden(lambda **o: snn.Alpha(0.8, 0.6, threshold=0.2, **o), output=True), steps),
+    "lapicque": (
+        lambda: Loop(snn.Lapicque(R=2.0, C=1.5), snn.Lapicque(beta=0.6, reset_mechanism="zero")),
+        whole,
+    ),
+    "lapicque_hidden": (
+        lambda: hidden(lambda **o: snn.Lapicque(beta=0.7, C=0.8, threshold=0.5, reset_mechanism="none", **o)),
+        steps,
+    ),
+    "conv": (conv, steps),
+    "without_gradient": (lambda: hidden(lambda **o: snn.Leaky(0.9, surrogate_disable=True, **o)), steps),
+}
+EACH = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name: str) -> tuple[nn.Module, Conversion, Run]:
+    """The network before, and a converted copy."""
+    torch.manual_seed(3)
+    make, run = MODELS[name]
+    before = make()
+    conversion = convert(copy.deepcopy(before))
+    assert conversion.left == []
+    assert len(conversion.converted) == 2
+    return before, conversion, run
+
+
+def draw(seed: int = 0) -> Tensor:
+    return torch.randn(T, B, N, generator=torch.Generator().manual_seed(seed)) + 0.3
+
+
+def reset(before: nn.Module, after: nn.Module) -> None:
+    for module in before.modules():
+        if isinstance(module, snn.SpikingNeuron):
+            module.reset_mem()
+            module.detach(*(b for b in module.buffers() if b.requires_grad))
+    functional.reset_net(after)
+
+
+def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Tensor]:
+    loss = torch.zeros(())
+    for out in outputs:
+        loss = loss + (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum()
+    leaves = {"x": x, **dict(net.named_parameters())}
+    if not loss.requires_grad:  # surrogate_disable=True
+        return {}
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    return dict(zip(leaves, found, strict=True))
+
+
+@EACH
+@pytest.mark.parametrize("training", [True, False])
+def test_outputs_and_gradients(name: str, training: bool) -> None:
+    before, conversion, run = build(name)
+    after = conversion.model
+    before.train(training)
+    after.train(training)
+    for seed in (0, 1):
+        results = []
+        for net in (before, after):
+            x = draw(seed).requires_grad_()
+            outputs = run(net, x)
+            results.append((outputs, gradients(net, outputs, x)))
+        (wanted, wanted_gradients), (found, found_gradients) = results
+        assert 0.02 < (wanted[0] > 0).float().mean() < 0.98, "some should fire and some should not"
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.equal(a, b.to(a.dtype))
+        for key, gradient in wanted_gradients.items():
+            place = conversion.moved[key].key if key in conversion.moved else key
+            torch.testing.assert_close(found_gradients[place], gradient, rtol=1e-4, atol=1e-4)
+        reset(before, after)
+
+
+@EACH
+def test_checkpoints(name: str) -> None:
+    """Of a network with other weights and constants, saved by snnTorch, into the converted one."""
+    before, conversion, run = build(name)
+    generator = torch.Generator().manual_seed(7)
+    changed = {
+        key: value if not value.is_floating_point() else value + 0.1 * torch.rand(value.shape, generator=generator)
+        for key, value in before.state_dict().items()
+    }
+    before.load_state_dict(changed)
+    loaded = conversion.load_state_dict(changed)
+    assert loaded.missing == loaded.unexpected == ()
+    assert set(loaded.dropped) == {key for key in changed if key.endswith("reset_mechanism_val")}
+    before.eval()
+    conversion.model.eval()
+    with torch.no_grad():
+        for a, b in zip(run(conversion.model, draw()), run(before, draw()), strict=True):
+            assert torch.equal(a, b)
+
+
+@EACH
+def test_a_whole_sequence_is_the_loop(name: str) -> None:
+    """In step mode "m" the loop can go: spikes, and states where they are returned, of all steps at once."""
+    before, conversion, run = build(name)
+    if run is whole or name == "conv":
+        return  # their own forward loops; convolutions need OverTime
+    wanted = run(before, draw())
+    functional.set_step_mode(conversion.model, "m")
+    found = whole(conversion.model, draw())
+    assert len(found) == len(wanted)
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["leaky_hidden", "synaptic", "alpha", "lapicque_hidden", "leaky_graded"])
+def test_copies_and_pickles(name: str) -> None:
+    _, conversion, run = build(name)
+    wanted = run(conversion.model, draw())
+    functional.reset_net(conversion.model)
+    for twin in (copy.deepcopy(conversion.model), pickle.loads(pickle.dumps(conversion.model))):
+        for a, b in zip(run(twin, draw()), wanted, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["leaky_graded", "synaptic", "alpha", "lapicque", "leaky_at_once"])
+def test_kernels(name: str, interpreted: None) -> None:
+    """The whole sequence by compiled kernels equals the loop of snnTorch."""
+    before, conversion, _ = build(name)
+    assert isinstance(before, Loop)
+    assert isinstance(conversion.model, Loop)
+    x = draw()
+    pairs: list[tuple[Any, Any]] = list(zip(before.neurons, conversion.model.neurons, strict=True))
+    for theirs, ours in pairs:
+        assert isinstance(ours, FlexSN)
+        ours.step_mode = "m"
+        ours.backend = "triton"
+        states = theirs.reset_mem()
+        states = states if isinstance(states, tuple) else (states,)
+        rows = []
+        for step in x:
+            row = theirs(step, *states)
+            states = row[1:]
+            rows.append(row)
+        for a, column in zip(ours(x), zip(*rows, strict=True), strict=True):
+            torch.testing.assert_close(a, torch.stack(column), rtol=1e-6, atol=1e-6)
+
+
+def test_states_by_name_and_none() -> None:
+    theirs = snn.Synaptic(0.5, 0.8)
+    ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
+    x = draw()[0]
+    syn, mem = torch.rand(B, N), torch.rand(B, N)
+    calls: list[Callable[[Any], tuple[Tensor, ...]]] = [
+        lambda neuron: neuron(x, syn, mem),
+        lambda neuron: neuron(x, syn=syn, mem=mem),
+        lambda neuron: neuron(x, mem=mem),
+        lambda neuron: neuron(x),
+        lambda neuron: neuron(x[:2]),  # another shape: from zero
+        lambda neuron: neuron(x, torch.zeros(0), mem),
+    ]
+    for call in calls:
+        for a, b in zip(call(ours), call(theirs), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(ours.mem, theirs.mem)
+    assert torch.equal(ours.syn, theirs.syn)
+    with pytest.raises(TypeError, match="unexpected 'volt'; the states are syn, mem"):
+        ours(x, volt=mem)
+    with pytest.raises(ValueError, match="got 3 states"):
+        ours(x, syn, mem, mem)
+    inside: Any = convert(snn.Leaky(0.5, init_hidden=True)).model
+    with pytest.raises(TypeError, match="not passed with init_hidden=True"):
+        inside(x, mem)
+    assert inside.mem.numel() == 0
+
+
+def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+    net = Loop(snn.Leaky(0.6, learn_beta=True))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    before = {name: id(p) for name, p in net.named_parameters()}
+    convert(net)
+    assert {name: id(p) for name, p in net.named_parameters()} == before
+    sum(net(draw())[1].flatten(), torch.zeros(())).backward()
+    beta = net.get_parameter("neurons.0.beta").item()
+    optimizer.step()
+    assert net.get_parameter("neurons.0.beta").item() != beta
+
+
+def own(**options: Any) -> nn.Module:
+    class Mine(snn.Leaky):  # type: ignore[misc]
+        pass
+
+    return Mine(0.5, **options)
+
+
+@pytest.mark.filterwarnings("ignore:Inhibition is an unstable feature")
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: snn.RLeaky(0.5, linear_features=N), "recurrent weights mix the neurons"),
+        (lambda: snn.RSynaptic(0.5, 0.5, linear_features=N), "recurrent weights mix the neurons"),
+        (lambda: snn.SLSTM(N, N), "a recurrent layer with weights inside"),
+        (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with weights inside"),
+        (lambda: snn.Leaky(0.5, inhibition=True), "only one neuron of a layer fire"),
+        (lambda: snn.Leaky(0.5, state_quant=lambda x: x), "a function of the whole state"),
+        (lambda: snn.Leaky(0.5, spike_grad=surrogates.SSO()), "draws random numbers"),
+        (lambda: snn.DeltaLeaky(beta=0.5, init_hidden=True), "fires when its membrane changes"),
+        (lambda: snn.LeakyParallel(N, N), "an nn.RNN with a mask"),
+        (lambda: snn.StateLeaky(0.5, N), "a convolution over time"),
+        (lambda: snn.LinearLeaky(0.5, N, N), "a convolution over time"),
+        (own, "derived from Leaky"),
+    ],
+)
+def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+    left = make()
+    net = nn.Sequential(snn.Leaky(0.5), left)
+    with pytest.raises(ConversionError, match="nothing was"):
+        convert(net, strict=True)
+    assert type(net[0]) is snn.Leaky
+    conversion = convert(net)
+    assert net[1] is left
+    assert [item.name for item in conversion.converted] == ["0"]
+    (item,) = conversion.left
+    assert item.name == "1"
+    assert reason in item.reason
+    assert item.reason in str(conversion)
+
+
+def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
+    class Spike(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return (x > 0).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            return grad * 0.5
+
+    spike: Any = Spike.apply
+    before = snn.Leaky(0.5, spike_grad=spike, init_hidden=True)
+    conversion = convert(copy.deepcopy(before))
+    assert any("traced as it is" in difference for difference in conversion.converted[0].differences)
+    x = draw()
+    leaves = [x.clone().requires_grad_() for _ in range(2)]
+    for net, leaf in zip((before, conversion.model), leaves, strict=True):
+        steps(net, leaf)[0].sum().backward()
+    torch.testing.assert_close(leaves[0].grad, leaves[1].grad)

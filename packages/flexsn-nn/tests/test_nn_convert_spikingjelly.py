@@ -1,0 +1,444 @@
+"""`convert` with SpikingJelly itself: the same network gives the same bits before and after."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ConversionError, FlexSN, functional
+from flexsn_nn.convert import Conversion, convert
+
+neuron: Any = pytest.importorskip("spikingjelly.activation_based.neuron", reason="SpikingJelly is not installed")
+if not hasattr(neuron, "FlexSN"):
+    pytest.skip("of SpikingJelly, version 2 is compared with", allow_module_level=True)
+layer: Any = pytest.importorskip("spikingjelly.activation_based.layer")
+theirs: Any = pytest.importorskip("spikingjelly.activation_based.functional")
+surrogate: Any = pytest.importorskip("spikingjelly.activation_based.surrogate")
+
+T, B, N = 7, 3, 6
+
+
+class Amplify(nn.Module):
+    """So that neurons fire."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 4 * x + 1
+
+
+def mlp(*neurons: Callable[..., nn.Module], step_mode: str = "m") -> nn.Module:
+    """A linear layer in front of each."""
+    net = nn.Sequential()
+    for i, make in enumerate(neurons):
+        net.append(layer.Linear(N, N) if i % 2 else nn.Linear(N, N))
+        net.append(Amplify())
+        net.append(make(step_mode=step_mode) if make not in ONLY_SEQUENCES else make())
+    return net
+
+
+class Residual(nn.Module):
+    """Nested modules, one neuron in two places, a branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(layer.Conv2d(1, 4, 3, padding=1, bias=False), layer.BatchNorm2d(4))
+        self.shared = neuron.LIFNode(v_threshold=0.5, surrogate_function=surrogate.ATan(), detach_reset=True)
+        self.block = nn.ModuleDict(
+            {
+                "conv": nn.Sequential(layer.Conv2d(4, 4, 3, padding=1), layer.BatchNorm2d(4), self.shared),
+                "down": layer.GroupNorm(2, 4),
+            }
+        )
+        self.pool = layer.AdaptiveAvgPool2d((1, 1))
+        self.flatten = layer.Flatten()
+        self.head = layer.Linear(4, N)
+        self.vote = layer.VotingLayer(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.unflatten(-1, (1, 2, 3)))
+        x = self.block["conv"](2 * x) + self.block["down"](x)
+        out: Tensor = self.vote(self.head(self.flatten(self.pool(x))))
+        return out
+
+
+def residual() -> nn.Module:
+    net = Residual()
+    theirs.set_step_mode(net, "m")
+    return net
+
+
+def containers() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(2, (1, 2, 3)),
+        layer.SeqToANNContainer(nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()),
+        neuron.IFNode(step_mode="m"),
+        layer.MultiStepContainer(neuron.IFNode(v_reset=None), nn.MaxPool2d(2, ceil_mode=True), neuron.LIFNode(tau=1.5)),
+        layer.Flatten(step_mode="m"),
+        layer.Dropout(0.3, step_mode="m"),
+        nn.Linear(8, N),
+        Amplify(),
+        neuron.ParametricLIFNode(step_mode="m"),
+        layer.Delay(2, step_mode="m"),
+    )
+
+
+def norms() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(N, N),
+        layer.ThresholdDependentBatchNorm1d(1.0, 0.8, N),
+        neuron.LIFNode(v_threshold=0.8, v_reset=-0.1, step_mode="m"),
+        nn.Unflatten(2, (1, 2, 3)),
+        layer.Conv2d(1, 2, 3, padding=1, step_mode="m"),
+        layer.ThresholdDependentBatchNorm2d(2.0, 1.0, 2, eps=1e-3),
+        neuron.IFNode(step_mode="m"),
+        layer.AvgPool2d(2, ceil_mode=True, step_mode="m"),
+        layer.Dropout2d(0.4, step_mode="m"),
+    )
+
+
+def gated() -> nn.Module:
+    return nn.Sequential(
+        nn.Unflatten(2, (1, 2, 3)),
+        layer.Conv2d(1, 2, 3, padding=1, step_mode="m"),
+        Amplify(),
+        neuron.GatedLIFNode(T, inplane=2),
+        Amplify(),
+        layer.Conv2d(2, 2, 3, padding=1, step_mode="m"),
+        Amplify(),
+        neuron.GatedLIFNode(T),
+    )
+
+
+def masked() -> nn.Module:
+    net = mlp(maker("MaskedPSN", k=2, T=T, lambda_init=0.3), maker("MaskedPSN", k=3, T=T, lambda_init=1.0))
+    for module in net.modules():
+        if isinstance(module, neuron.MaskedPSN):
+            module.weight.data.abs_()
+    return net
+
+
+def maker(kind: str, **arguments: Any) -> Callable[..., nn.Module]:
+    def make(**options: Any) -> nn.Module:
+        made: nn.Module = getattr(neuron, kind)(**arguments, **options)
+        if getattr(made, "step_mode", "m") != options.get("step_mode", "m"):
+            made.step_mode = options["step_mode"]
+        return made
+
+    return make
+
+
+def cubalif(**options: Any) -> nn.Module:
+    made: nn.Module = neuron.CUBALIFNode(v_reset=None, surrogate_function=surrogate.Rect())
+    made.step_mode = options["step_mode"]
+    return made
+
+
+PSN = maker("PSN", T=T)
+READOUT = maker("NonSpikingLIFNode", tau=3.0, decode="max-abs-mem")
+ONLY_SEQUENCES = (PSN, READOUT)
+SHARP = surrogate.PiecewiseQuadratic(alpha=1.5)
+
+NEURONS: dict[str, list[Callable[..., nn.Module]]] = {
+    "if": [maker("IFNode"), maker("IFNode", v_threshold=0.7, v_reset=None, detach_reset=True)],
+    "lif": [
+        maker("LIFNode", tau=1.7, surrogate_function=surrogate.ATan(alpha=3.0)),
+        maker("LIFNode", tau=3.0, decay_input=False, v_reset=None),
+        maker("LIFNode", tau=3.0, decay_input=False, v_reset=-0.2, detach_reset=True),
+    ],
+    "plif": [
+        maker("ParametricLIFNode", init_tau=1.5, surrogate_function=surrogate.Erf()),
+        maker("ParametricLIFNode", decay_input=False, v_reset=None),
+    ],
+    "qif_eif": [
+        maker("QIFNode", a0=0.5, surrogate_function=SHARP),
+        maker("EIFNode", delta_T=0.5, v_rest=0.1),
+    ],
+    "izhikevich": [
+        maker("IzhikevichNode", a=0.1, b=0.2, tau_w=3.0),
+        maker("IzhikevichNode", v_reset=None, surrogate_function=surrogate.SoftSign()),
+    ],
+    "klif": [maker("KLIFNode"), maker("KLIFNode", scale_reset=True, v_reset=None)],
+    "liaf": [
+        maker("LIAFNode", act=torch.tanh, threshold_related=True),
+        maker("LIAFNode", act=nn.PReLU(), threshold_related=False),
+    ],
+    "simple": [
+        maker("SimpleIFNode", surrogate_function=surrogate.LeakyKReLU(0.1, 0.8)),
+        maker("SimpleLIFNode", tau=2.0, decay_input=True),
+        maker("SimpleLIFNode", tau=2.0, decay_input=False),
+    ],
+    "psn": [PSN, maker("SlidingPSN", k=3)],
+    "sliding": [maker("SlidingPSN", k=4, exp_init=False), maker("SlidingPSN", k=1)],
+    "cubalif": [cubalif, maker("LIFNode", surrogate_function=surrogate.SquarewaveFourierSeries(n=4))],
+    "clif": [maker("ComplementaryLIFNode", tau=1.8), maker("ComplementaryLIFNode", v_threshold=0.5)],
+    "ternary": [
+        maker("TernaryIFNode", v_threshold=0.8, detach_reset=True),
+        maker("TernaryLIFNode", v_reset=None),
+        maker("TernaryLIFNode", decay_input=False),
+    ],
+}
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    **{name: (lambda made=made: mlp(*made)) for name, made in NEURONS.items()},  # type: ignore[misc]
+    **{
+        f"{name}_by_steps": (lambda made=made: mlp(*made, step_mode="s"))  # type: ignore[misc]
+        for name, made in NEURONS.items()
+        if PSN not in made
+    },
+    "residual": residual,
+    "containers": containers,
+    "norms": norms,
+    "gated": gated,
+    "readout": lambda: mlp(maker("IFNode"), READOUT),
+    "masked": masked,
+    "ilif": lambda: mlp(maker("ILIFNode"), maker("ILIFNode", tau=2.0, v_threshold=0.5)),
+}
+del MODELS["liaf"]  # in sequences, it has a test of its own
+# Left as they are, on purpose: they run as before.
+KEPT = {"residual": {"vote"}, "containers": {"3"}}
+# Not to the bit, by a difference that the report names.
+NEARLY = {"ilif"}
+# In evaluation mode, SpikingJelly's has no surrogate.
+WITHOUT_GRADIENT = {"clif", "clif_by_steps"}
+EACH = pytest.mark.parametrize("name", MODELS)
+
+
+def build(name: str) -> tuple[nn.Module, Conversion]:
+    """The network before, and a converted copy."""
+    torch.manual_seed(3)
+    before = MODELS[name]()
+    conversion = convert(copy.deepcopy(before))
+    assert {item.name for item in conversion.left} == KEPT.get(name, set())
+    assert not any("Node" in type(m).__name__ for m in conversion.model.modules())
+    return before, conversion
+
+
+def run(name: str, net: nn.Module, x: Tensor) -> Tensor:
+    torch.manual_seed(11)  # dropout
+    output: Tensor = torch.stack([net(step) for step in x]) if name.endswith("_by_steps") else net(x)
+    return output
+
+
+def draw(seed: int = 0) -> Tensor:
+    return torch.randn(T, B, N, generator=torch.Generator().manual_seed(seed)) + 0.4
+
+
+def reset(net: nn.Module) -> None:
+    functional.reset_net(net)
+    theirs.reset_net(net)
+
+
+@EACH
+@pytest.mark.parametrize("training", [True, False])
+def test_outputs_and_gradients(name: str, training: bool) -> None:
+    before, conversion = build(name)
+    for seed in (0, 1):
+        results = []
+        for net in (before, conversion.model):
+            net.train(training)
+            x = draw(seed).requires_grad_()
+            output = run(name, net, x)
+            weights = torch.linspace(-1, 1, output.numel()).reshape(output.shape)
+            leaves = {"x": x, **dict(net.named_parameters())}
+            found: Any = ()
+            if output.requires_grad:
+                found = torch.autograd.grad(
+                    (output * weights).sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+                )
+            results.append((output, dict(zip(leaves, found, strict=bool(found)))))
+            reset(net)
+        (wanted, wanted_gradients), (output, gradients) = results
+        assert (wanted != 0).float().mean() > 0.02
+        if name in NEARLY:
+            torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-5)
+            assert all(item.differences for item in conversion.converted if item.after == "ILIF")
+        else:
+            assert torch.equal(output, wanted)
+        assert bool(wanted_gradients) != (name in WITHOUT_GRADIENT and not training)
+        for key, gradient in wanted_gradients.items():
+            place = conversion.moved.get(key)
+            found_gradient = gradients[key if place is None else place.key]
+            torch.testing.assert_close(found_gradient, gradient.reshape(found_gradient.shape), rtol=1e-3, atol=1e-3)
+
+
+@EACH
+def test_states_go_on_from_call_to_call(name: str) -> None:
+    before, conversion = build(name)
+    if name in ("readout", "masked", "gated") or "psn" in name or "sliding" in name:
+        return  # they begin anew there; the report says so where they do not here
+    before.eval()
+    conversion.model.eval()
+    with torch.no_grad():
+        for seed in (0, 1):
+            a, b = (run(name, net, draw(seed)) for net in (conversion.model, before))
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if name in NEARLY else 0)
+
+
+@EACH
+def test_checkpoints(name: str) -> None:
+    """Of a network with other weights, saved by SpikingJelly, into the converted one."""
+    before, conversion = build(name)
+    generator = torch.Generator().manual_seed(7)
+    changed = {
+        key: value + 0.1 * torch.rand(value.shape, generator=generator)
+        if value.is_floating_point() and "mask" not in key and "lambda" not in key
+        else value
+        for key, value in before.state_dict().items()
+    }
+    before.load_state_dict(changed)
+    loaded = conversion.load_state_dict(changed)
+    assert loaded.missing == loaded.unexpected == ()
+    assert all(key.endswith(("mask0", "mask1")) for key in loaded.dropped)
+    before.eval()
+    conversion.model.eval()
+    with torch.no_grad():
+        a, b = run(name, conversion.model, draw()), run(name, before, draw())
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-5 if name in NEARLY else 0)
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        conversion.load_state_dict({**changed, "strange": torch.zeros(1)})
+    assert conversion.load_state_dict({**changed, "strange": torch.zeros(1)}, strict=False).unexpected == ("strange",)
+
+
+@pytest.mark.parametrize("name", ["lif", "plif", "izhikevich", "qif_eif", "residual"])
+def test_kernels(name: str, interpreted: None) -> None:
+    before, conversion = build(name)
+    functional.set_backend(conversion.model, "triton")
+    with torch.no_grad():
+        before.eval()
+        conversion.model.eval()
+        torch.testing.assert_close(run(name, conversion.model, draw()), run(name, before, draw()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["containers", "norms", "liaf_by_steps", "readout"])
+def test_copies_and_pickles(name: str) -> None:
+    _, conversion = build(name)
+    wanted = run(name, conversion.model, draw())
+    reset(conversion.model)
+    for twin in (copy.deepcopy(conversion.model), pickle.loads(pickle.dumps(conversion.model))):
+        assert torch.equal(run(name, twin, draw()), wanted)
+
+
+def test_liaf_keeps_its_activation_in_sequences() -> None:
+    """A named difference: SpikingJelly 2.0 gives spikes there, unless it stores the membranes."""
+    before = neuron.LIAFNode(act=torch.tanh, threshold_related=False, step_mode="m")
+    conversion = convert(copy.deepcopy(before))
+    steps = copy.deepcopy(before)
+    steps.step_mode = "s"
+    x = draw()
+    wanted = torch.stack([steps(step) for step in x])
+    assert torch.equal(conversion.model(x), wanted)
+    (item,) = conversion.converted
+    assert "forgets act" in item.differences[0]
+    assert set(before(x).unique().tolist()) <= {0.0, 1.0}
+
+
+def test_a_network_needs_spikingjelly_no_more() -> None:
+    for name in ("lif", "norms", "gated", "masked"):
+        _, conversion = build(name)
+        homes = {type(module).__module__ for module in conversion.model.modules()}
+        assert not any(home.startswith("spikingjelly") for home in homes)
+
+
+def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
+    net = residual()
+    before = {id(p) for p in net.parameters()}
+    convert(net)
+    assert {id(p) for p in net.parameters()} == before
+
+
+def test_a_neuron_in_two_places_is_one_neuron() -> None:
+    shared = neuron.IFNode()
+    net = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)})
+    conversion = convert(net)
+    assert net["a"] is net["b"][0]  # type: ignore[index]
+    assert len(conversion.converted) == 1
+
+
+def test_one_neuron_is_returned() -> None:
+    before = neuron.LIFNode(store_v_seq=True, step_mode="m")
+    conversion = convert(before, backend="torch")
+    x = draw()
+    after: Any = conversion.model
+    assert torch.equal(after(x), before(x))
+    assert torch.equal(after.state_seq("v"), before.v_seq)
+    assert after.backend == "torch"
+    assert [item.name for item in conversion.converted] == ["LIFNode"]
+
+
+def test_spikingjellys_own_functions_reach_converted_neurons() -> None:
+    net = mlp(maker("LIFNode"))
+    theirs.reset_net(net)  # which remembers the modules that it found
+    convert(net)
+    wanted = net(draw())
+    theirs.reset_net(net)
+    assert torch.equal(net(draw()), wanted)
+    theirs.set_step_mode(net, "s")
+    theirs.reset_net(net)
+    assert torch.equal(torch.stack([net(step) for step in draw()]), wanted)
+
+
+def own(**options: Any) -> nn.Module:
+    class Mine(neuron.LIFNode):  # type: ignore[misc]
+        pass
+
+    return Mine(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (own, "derived from LIFNode"),
+        (lambda: neuron.SimpleIFNode(v_reset=0.1), "starts at 0 whatever its v_reset is"),
+        (lambda: neuron.IzhikevichNode(w_rest=0.1), "starts at w_rest=0.1"),
+        (lambda: neuron.IFNode(surrogate_function=surrogate.Sigmoid(spiking=False)), "a smooth function"),
+        (lambda: neuron.IFNode(surrogate_function=surrogate.PoissonPass()), "draws random numbers"),
+        (lambda: neuron.IFNode(surrogate_function=surrogate.SquarewaveFourierSeries(n=1)), "no terms"),
+        (lambda: neuron.OTTTLIFNode(), "no counterpart"),
+        (lambda: neuron.MaskedPSN(k=2, T=4), "number of the step"),
+        (lambda: layer.SynapseFilter(), "runs as it is"),
+        (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
+    ],
+)
+def test_what_is_left_says_why(make: Callable[[], nn.Module], reason: str) -> None:
+    left = make()
+    net = nn.Sequential(neuron.IFNode(), left)
+    with pytest.raises(ConversionError, match="nothing was"):
+        convert(net, strict=True)
+    assert type(net[0]) is neuron.IFNode
+    conversion = convert(net)
+    assert net[1] is left
+    (item,) = conversion.left
+    assert item.name == "1"
+    assert reason in item.reason
+    assert item.reason in str(conversion)
+
+
+SURROGATES = [
+    name
+    for name, kind in vars(surrogate).items()
+    if isinstance(kind, type)
+    and issubclass(kind, surrogate.SurrogateFunctionBase)
+    and kind is not surrogate.SurrogateFunctionBase
+    and name not in ("PoissonPass", "MultiLevelSpikeCount", "MultiArgsSurrogateFunctionBase")
+]
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_surrogates(name: str) -> None:
+    function = getattr(surrogate, name)()
+    after = convert(neuron.IFNode(surrogate_function=function)).model
+    assert isinstance(after, FlexSN)
+    found: Any = after.surrogate_function
+    points = torch.tensor([-3.0, -1.5, -0.75, -0.3, -0.01, 0.0, 0.01, 0.3, 0.75, 1.5, 3.0], dtype=torch.float64)
+    results = []
+    for spike in (function, found):
+        x = points.clone().requires_grad_()
+        spikes = spike(x)
+        results.append((spikes.detach(), *torch.autograd.grad(spikes.sum(), x)))
+    assert torch.equal(results[0][0], results[1][0])
+    torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-6)
