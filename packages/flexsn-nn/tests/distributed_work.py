@@ -55,13 +55,26 @@ def adaptive() -> FlexSN:
 
 
 def network() -> nn.Sequential:
+    """Initialised alike on all devices."""
     torch.manual_seed(0)
+    with torch.device("cpu"):
+        net = _network()
+    return net.to(torch.get_default_device())
+
+
+def _network() -> nn.Sequential:
     neurons = PLIF(v_threshold=0.3), ALIF(v_threshold=0.1), LIF(v_threshold=0.05)
     return nn.Sequential(nn.Linear(4, 6), neurons[0], nn.Linear(6, 4), neurons[1], nn.Linear(4, 3), neurons[2])
 
 
+def random(seed: int, *shape: int) -> Tensor:
+    """The same numbers on all devices, on the default one."""
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return numbers.to(torch.get_default_device())
+
+
 def batch(steps: int = 5) -> Tensor:
-    return 2 * torch.randn(steps, 8, 4, generator=torch.Generator().manual_seed(1))
+    return 2 * random(1, steps, 8, 4)
 
 
 def parameters(net: nn.Module) -> list[Tensor]:
@@ -149,7 +162,7 @@ def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     results = []
     for placement in (Shard(1), Shard(2), Shard(-1), Replicate()):
         neuron = adaptive()
-        inputs = [torch.randn(4, 3, 6, 5, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+        inputs = [random(i, 4, 3, 6, 5) for i in range(2)]
         given = [distribute_tensor(x, mesh, [placement]).requires_grad_() for x in inputs]
         outputs = [neuron(x) for x in given]
         assert all(isinstance(t, DTensor) for t in (*outputs, *neuron.states))
@@ -225,7 +238,7 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     net = network()
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(
-        PipelineStage(stage, rank, 2, torch.device("cpu")),
+        PipelineStage(stage, rank, 2, torch.get_default_device()),
         n_microbatches=4,
         loss_fn=lambda out, target: (out * target.transpose(0, 1)).sum(),
         args_chunk_spec=(TensorChunkSpec(1),),
@@ -252,14 +265,18 @@ SCENARIOS = (
 )
 
 
-def main(rank: int, folder: Path) -> None:
+def main(rank: int, folder: Path, kind: str) -> None:
     """One of two processes."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+        torch.set_default_device(torch.device(kind, rank))
+    backend = "nccl" if kind == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    mesh = init_device_mesh(kind, (2,))
     results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in SCENARIOS}
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,30 @@ pytestmark = [
 ]
 
 
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, two_gpus])])
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What the processes compute on, and the one that they are compared with."""
+    kind: str = request.param
+    before = torch.get_default_device()
+    torch.set_default_device(kind)
+    yield kind
+    torch.set_default_device(before)
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def results(tmp_path_factory: pytest.TempPathFactory, device: str) -> list[dict[str, Any]]:
     """What each process found, by scenario."""
-    folder = tmp_path_factory.mktemp("distributed")
+    folder = tmp_path_factory.mktemp(f"distributed_{device}")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
         said = [stack.enter_context((folder / f"{rank}.txt").open("w+")) for rank in range(2)]
         processes = [
-            subprocess.Popen([sys.executable, work.__file__, str(rank), str(folder)], env=environment, stderr=file)
+            subprocess.Popen(
+                [sys.executable, work.__file__, str(rank), str(folder), device], env=environment, stderr=file
+            )
             for rank, file in enumerate(said)
         ]
         for process in processes:  # each waits for the other: when one ends in an error, so does the other
@@ -40,7 +55,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             stack.callback(process.kill)
         for process, file in zip(processes, said, strict=True):
             assert process.wait() == 0, Path(file.name).read_text()
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return [torch.load(folder / f"{rank}.pt", map_location=device) for rank in range(2)]
 
 
 def assert_close(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -83,7 +98,7 @@ def test_between_tensor_parallel_layers(results: list[dict[str, Any]]) -> None:
 
 def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
     neuron = work.adaptive()
-    inputs = [torch.randn(4, 3, 6, 5, generator=torch.Generator().manual_seed(i)).requires_grad_() for i in range(2)]
+    inputs = [work.random(i, 4, 3, 6, 5).requires_grad_() for i in range(2)]
     outputs = [neuron(x) for x in inputs]
     loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
     loss.backward()
