@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -50,8 +51,8 @@ class Adaptive(nn.Module):
         return s, h * (1 - s), torch.sigmoid(self.fading) * a + s
 
 
-def adaptive() -> FlexSN:
-    return FlexSN(Adaptive(6), 1, 2, 1)
+def adaptive(backend: str = "torch") -> FlexSN:
+    return FlexSN(Adaptive(6), 1, 2, 1, backend=backend)
 
 
 def network() -> nn.Sequential:
@@ -158,10 +159,11 @@ def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
-    """Every dimension of the step, and none, in two calls each."""
+    """Every dimension of the step, and none, in two calls each; by the loop, and by kernels."""
     results = []
-    for placement in (Shard(1), Shard(2), Shard(-1), Replicate()):
-        neuron = adaptive()
+    placements = (Shard(1), Shard(2), Shard(-1), Replicate())
+    for placement, backend in itertools.product(placements, ("torch", "triton")):
+        neuron = adaptive(backend)
         inputs = [random(i, 4, 3, 6, 5) for i in range(2)]
         given = [distribute_tensor(x, mesh, [placement]).requires_grad_() for x in inputs]
         outputs = [neuron(x) for x in given]
