@@ -1,11 +1,8 @@
-"""Monitors: what the neurons of a network do while it runs, recorded by forward hooks."""
+"""Spikes and states over time."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -13,103 +10,8 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.functional import neurons
+from flexsn_nn.monitor._base import Monitor
 from flexsn_nn.neuron import Neuron
-
-__all__ = ["Monitor", "RateMonitor", "SpikeMonitor", "StateMonitor"]
-
-
-class Monitor(ABC):
-    """Looks at neurons after each of their calls, until `remove()` or the end of a `with` block.
-
-    Args:
-        net: a network, or one neuron.
-        layers: names of neurons as in `net.named_modules()`; `None`: all of them.
-
-    Attributes:
-        layers: the neurons by name.
-
-    Raises:
-        UnknownNameError: a layer that is no neuron of `net`.
-        ParameterError: `net` has no neuron.
-    """
-
-    def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
-        found = dict(neurons(net))
-        if not found:
-            raise ParameterError(f"{type(net).__name__} has no FlexSN neuron to monitor.")
-        names = list(found if layers is None else layers)
-        for name in names:
-            check_name("layer", name, found)
-        self.layers: dict[str, FlexSN] = {name: found[name] for name in names}
-        self._hooks = [
-            neuron.register_forward_hook(self._hook(name)) for name, neuron in self.layers.items()
-        ]
-
-    @abstractmethod
-    def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Called after each call of a neuron, with its (first) output, detached."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """Forgets what was recorded."""
-
-    def remove(self) -> None:
-        """Stops recording; what was recorded stays."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.remove()
-
-    def _hook(self, name: str) -> Any:
-        def hook(neuron: FlexSN, inputs: Any, output: Tensor | list[Tensor]) -> None:
-            first = output if isinstance(output, Tensor) else output[0]
-            self.record(name, neuron, first.detach())
-
-        return hook
-
-
-class RateMonitor(Monitor):
-    """Firing rates: spikes per neuron and step, over all calls since the last `clear()`.
-
-    Keeps one number per layer on its device; only `rates()` waits for it.
-
-    Example:
-        >>> from flexsn_nn import IF
-        >>> neuron = IF()
-        >>> with RateMonitor(neuron) as monitor:
-        ...     _ = neuron(torch.full((4, 1), 0.5))
-        >>> monitor.rates()
-        {'IF': 0.5}
-    """
-
-    def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
-        super().__init__(net, layers)
-        self._spikes: dict[str, Tensor] = {}
-        self._counts: dict[str, int] = {}
-
-    def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
-        """Adds the spikes of one call."""
-        spikes = output.sum(dtype=torch.promote_types(output.dtype, torch.float32))
-        before = self._spikes.get(name)
-        self._spikes[name] = spikes if before is None else before + spikes
-        self._counts[name] = self._counts.get(name, 0) + output.numel()
-
-    def rates(self) -> dict[str, float]:
-        """The mean output of each layer that has run."""
-        return {name: float(spikes) / max(self._counts[name], 1) for name, spikes in self._spikes.items()}
-
-    def clear(self) -> None:
-        """Starts again at zero."""
-        self._spikes.clear()
-        self._counts.clear()
 
 
 class _SequenceMonitor(Monitor):

@@ -1,0 +1,99 @@
+"""What a network's output spikes say. Sequences are `[T, B, C]`: steps, batch, classes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_count
+from flexsn_nn.errors import ParameterError
+
+__all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
+
+
+def accuracy(spikes: Tensor, targets: Tensor, num_classes: int | None = None) -> Tensor:
+    """The part of the batch for which the target's neuron spikes most; of several, the first counts.
+
+    Args:
+        spikes: `[T, B, C]`; or membranes, of which the sum is taken, too.
+        targets: `[B]`, class numbers.
+        num_classes: for a population code: the `C` neurons are that many groups, one after another, of equal size.
+
+    Returns:
+        A scalar in `[0, 1]`, on the device of `spikes`.
+
+    Raises:
+        ParameterError: other shapes; or `C` is no multiple of `num_classes`.
+
+    Example:
+        >>> spikes = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 1.0], [1.0, 1.0]]])
+        >>> accuracy(spikes, torch.tensor([0, 0])).item()
+        0.5
+    """
+    _check(spikes, targets)
+    counts = spikes.detach().sum(0, dtype=torch.promote_types(spikes.dtype, torch.float32))
+    if num_classes is not None:
+        check_count("num_classes", num_classes)
+        if counts.shape[1] % num_classes:
+            raise ParameterError(f"{counts.shape[1]} neurons are no population code of {num_classes} classes.")
+        counts = counts.unflatten(1, (num_classes, -1)).sum(2)
+    return (_first(counts == counts.amax(1, keepdim=True)) == targets).float().mean()
+
+
+def time_to_first_spike(spikes: Tensor) -> Tensor:
+    """The step of each neuron's first spike, from 0; `T` for a neuron without one.
+
+    Args:
+        spikes: `[T, *step]`, `T >= 1`; what is not 0 is a spike.
+
+    Returns:
+        `[*step]`, int64.
+
+    Example:
+        >>> time_to_first_spike(torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])).tolist()
+        [1, 0, 2]
+    """
+    if spikes.dim() < 1 or len(spikes) == 0:
+        raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; wanted [T, *step] with T >= 1.")
+    steps = torch.arange(len(spikes), device=spikes.device).view(-1, *[1] * (spikes.dim() - 1))
+    return torch.where(spikes != 0, steps, len(spikes)).amin(0)
+
+
+def first_spike_accuracy(spikes: Tensor, targets: Tensor) -> Tensor:
+    """The part of the batch for which the target's neuron spikes first; of several, the first neuron counts.
+
+    A sample without any spike is wrong.
+
+    Args:
+        spikes: `[T, B, C]`.
+        targets: `[B]`, class numbers.
+
+    Returns:
+        A scalar in `[0, 1]`, on the device of `spikes`.
+
+    Raises:
+        ParameterError: other shapes.
+
+    Example:
+        >>> spikes = torch.tensor([[[0.0, 0.0]], [[0.0, 1.0]], [[1.0, 1.0]]])
+        >>> first_spike_accuracy(spikes, torch.tensor([1])).item()
+        1.0
+    """
+    _check(spikes, targets)
+    times = time_to_first_spike(spikes)
+    earliest = times.amin(1, keepdim=True)
+    return ((_first(times == earliest) == targets) & (earliest.squeeze(1) < len(spikes))).float().mean()
+
+
+def _first(chosen: Tensor) -> Tensor:
+    """The first of the classes that are chosen, `[B, C] -> [B]`: argmax promises no order."""
+    classes = torch.arange(chosen.shape[1], device=chosen.device)
+    return torch.where(chosen, classes, len(classes)).amin(1)
+
+
+def _check(sequence: Tensor, targets: Tensor) -> None:
+    if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or not sequence.numel():
+        raise ParameterError(
+            f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; wanted "
+            "[T, B, C] and [B], not empty."
+        )

@@ -1,0 +1,18 @@
+"""Monitors: what the neurons and synapses of a network do while it runs, recorded by forward hooks."""
+
+from __future__ import annotations
+
+from flexsn_nn.monitor._base import Monitor, Watcher
+from flexsn_nn.monitor._rates import RateMonitor
+from flexsn_nn.monitor._sequences import SpikeMonitor, StateMonitor
+from flexsn_nn.monitor._synapses import SynapseMonitor, SynapticOperations
+
+__all__ = [
+    "Monitor",
+    "RateMonitor",
+    "SpikeMonitor",
+    "StateMonitor",
+    "SynapseMonitor",
+    "SynapticOperations",
+    "Watcher",
+]

@@ -1,0 +1,93 @@
+"""Hooks that look at layers after each of their calls."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_name
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.functional import neurons
+
+
+class Watcher(ABC):
+    """Looks at layers after each of their calls, until `remove()` or the end of a `with` block.
+
+    Args:
+        found: the layers that can be watched, by name.
+        layers: the names of those to watch; `None`: all of them.
+
+    Raises:
+        UnknownNameError: a layer that is not among them.
+    """
+
+    def __init__(self, found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> None:
+        names = list(found if layers is None else layers)
+        for name in names:
+            check_name("layer", name, found)
+        self._hooks = [found[name].register_forward_hook(self._hook(name)) for name in names]
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Forgets what was recorded."""
+
+    @abstractmethod
+    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Called after each call of a layer."""
+
+    def remove(self) -> None:
+        """Stops recording; what was recorded stays."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    def _hook(self, name: str) -> Any:
+        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            self._look(name, layer, inputs, output)
+
+        return hook
+
+
+class Monitor(Watcher):
+    """Looks at neurons after each of their calls, until `remove()` or the end of a `with` block.
+
+    Args:
+        net: a network, or one neuron.
+        layers: names of neurons as in `net.named_modules()`; `None`: all of them.
+
+    Attributes:
+        layers: the neurons by name.
+
+    Raises:
+        UnknownNameError: a layer that is no neuron of `net`.
+        ParameterError: `net` has no neuron.
+    """
+
+    def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
+        found = dict(neurons(net))
+        if not found:
+            raise ParameterError(f"{type(net).__name__} has no FlexSN neuron to monitor.")
+        names = list(found if layers is None else layers)
+        super().__init__(found, names)
+        self.layers: dict[str, FlexSN] = {name: found[name] for name in names}
+
+    @abstractmethod
+    def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
+        """Called after each call of a neuron, with its (first) output, detached."""
+
+    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        first: Tensor = output if isinstance(output, Tensor) else output[0]
+        self.record(name, layer, first.detach())

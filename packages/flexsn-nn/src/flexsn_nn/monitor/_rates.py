@@ -1,0 +1,47 @@
+"""Firing rates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.monitor._base import Monitor
+
+
+class RateMonitor(Monitor):
+    """Firing rates: spikes per neuron and step, over all calls since the last `clear()`.
+
+    Keeps one number per layer on its device; only `rates()` waits for it.
+
+    Example:
+        >>> from flexsn_nn import IF
+        >>> neuron = IF()
+        >>> with RateMonitor(neuron) as monitor:
+        ...     _ = neuron(torch.full((4, 1), 0.5))
+        >>> monitor.rates()
+        {'IF': 0.5}
+    """
+
+    def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
+        super().__init__(net, layers)
+        self._spikes: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
+        """Adds the spikes of one call."""
+        spikes = output.sum(dtype=torch.promote_types(output.dtype, torch.float32))
+        before = self._spikes.get(name)
+        self._spikes[name] = spikes if before is None else before + spikes
+        self._counts[name] = self._counts.get(name, 0) + output.numel()
+
+    def rates(self) -> dict[str, float]:
+        """The mean output of each layer that has run."""
+        return {name: float(spikes) / max(self._counts[name], 1) for name, spikes in self._spikes.items()}
+
+    def clear(self) -> None:
+        """Starts again at zero."""
+        self._spikes.clear()
+        self._counts.clear()

@@ -1,0 +1,128 @@
+"""Synaptic operations: how often a weight is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.monitor._base import Watcher
+
+# Layers whose weights are synapses, with the number of dimensions of an input without time.
+SYNAPTIC: dict[type[nn.Module], int | None] = {
+    nn.Linear: None,
+    nn.Conv1d: 3,
+    nn.Conv2d: 4,
+    nn.Conv3d: 5,
+    nn.ConvTranspose1d: 3,
+    nn.ConvTranspose2d: 4,
+    nn.ConvTranspose3d: 5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SynapticOperations:
+    """What a layer's weights did.
+
+    Attributes:
+        accumulates: weights added for a spike, over all calls whose input is of zeros and ones only: the synaptic
+            operations of an event-driven machine.
+        multiplies: weights multiplied and added, over all other calls, as a machine does that skips no zeros.
+        dense: what `accumulates` would be if every neuron fired at every step.
+    """
+
+    accumulates: int
+    multiplies: int
+    dense: int
+
+    def energy(self, accumulate: float = 0.9, multiply: float = 4.6) -> float:
+        """Energy of the arithmetic in pJ.
+
+        Args:
+            accumulate, multiply: pJ of an addition, and of a multiplication with an addition, in float32; the defaults
+                are for 45 nm (Horowitz, "Computing's energy problem", ISSCC 2014).
+        """
+        return self.accumulates * accumulate + self.multiplies * multiply
+
+
+class SynapseMonitor(Watcher):
+    """Counts the synaptic operations of `nn.Linear` and of convolutions, over all calls since the last `clear()`.
+
+    A spike costs one operation for each weight that it meets: fewer at the edge of a convolution. Counting takes
+    another pass through the layer; only `operations()` waits for the device. Biases and products of two activations
+    (attention) are not counted.
+
+    Args:
+        net: a network, or one layer.
+        layers: names as in `net.named_modules()`; `None`: all layers of these kinds.
+
+    Raises:
+        UnknownNameError: a layer that is not among them.
+        ParameterError: `net` has none.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(2, 3))
+        >>> with SynapseMonitor(net) as monitor:
+        ...     _ = net(torch.tensor([[1.0, 0.0], [0.0, 0.0]]))  # one spike, three weights
+        >>> monitor.operations()
+        {'0': SynapticOperations(accumulates=3, multiplies=0, dense=12)}
+    """
+
+    def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
+        kinds = tuple(SYNAPTIC)
+        found: dict[str, nn.Module] = {}
+        for name, module in net.named_modules():
+            if isinstance(module, kinds):
+                found[name or type(module).__name__] = module
+        if not found:
+            raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
+        super().__init__(found, layers)
+        self._counts: dict[str, Tensor] = {}  # accumulates, multiplies, dense
+
+    def operations(self) -> dict[str, SynapticOperations]:
+        """The operations of each layer that has run."""
+        return {name: SynapticOperations(*counts.tolist()) for name, counts in self._counts.items()}
+
+    def total(self) -> SynapticOperations:
+        """The operations of all layers together."""
+        each = self.operations().values()
+        return SynapticOperations(
+            sum(o.accumulates for o in each), sum(o.multiplies for o in each), sum(o.dense for o in each)
+        )
+
+    def clear(self) -> None:
+        """Starts again at zero."""
+        self._counts.clear()
+
+    def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
+            x = inputs[0].detach()
+            binary = ((x == 0) | (x == 1)).all()
+            used = uses(layer, (x != 0).float())
+            dense = uses(layer, torch.ones_like(x, dtype=torch.float32))
+            zero = torch.zeros_like(used)
+            counts = torch.stack([torch.where(binary, used, zero), torch.where(binary, zero, dense), dense])
+        before = self._counts.get(name)
+        self._counts[name] = counts if before is None else before + counts
+
+
+def uses(layer: nn.Module, x: Tensor) -> Tensor:
+    """How many weights meet an input of zeros and ones, each time that they do, an integer."""
+    if isinstance(layer, nn.Linear):
+        return x.count_nonzero() * layer.out_features
+    kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
+    dims = SYNAPTIC[kind]
+    assert dims is not None
+    # The layer itself, with weights of 1 and no bias: each output is the number of weights that met a one.
+    twin: Any = kind.__new__(kind)
+    weight: Any = layer.weight
+    ones = nn.Parameter(torch.ones_like(weight, dtype=torch.float32), requires_grad=False)
+    twin.__dict__.update(layer.__dict__)
+    twin.__dict__["_parameters"] = {"weight": ones, "bias": None}
+    met: Tensor = twin.forward(x.flatten(0, -dims) if x.dim() > dims else x)
+    # Some convolutions compute in another basis, and miss whole numbers by a little.
+    return met.round().sum(dtype=torch.float64).long()

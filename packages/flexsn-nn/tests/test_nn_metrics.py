@@ -1,0 +1,79 @@
+"""Accuracies and spike times, against loops and against snnTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import ParameterError, metrics
+
+T, B, C = 7, 40, 6
+
+
+def draw(rate: float = 0.3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    spikes = (torch.rand(T, B, C, generator=generator) < rate).float()
+    return spikes, torch.randint(C, (B,), generator=generator)
+
+
+def test_accuracy_counts_spikes() -> None:
+    spikes, targets = draw()
+    right = 0
+    for b in range(B):
+        counts = [int(spikes[:, b, c].sum()) for c in range(C)]
+        right += counts.index(max(counts)) == int(targets[b])
+    assert metrics.accuracy(spikes, targets).item() == pytest.approx(right / B)
+    assert 0 < right < B
+    assert metrics.accuracy(spikes.bool(), targets).item() == pytest.approx(right / B)
+    assert metrics.accuracy(spikes.half(), targets).item() == pytest.approx(right / B)
+
+
+def test_accuracy_of_populations() -> None:
+    spikes, targets = draw()
+    targets = targets % 3
+    wanted = metrics.accuracy(spikes.unflatten(2, (3, 2)).sum(3), targets)
+    assert torch.equal(metrics.accuracy(spikes, targets, num_classes=3), wanted)
+    with pytest.raises(ParameterError, match="6 neurons are no population code of 4 classes"):
+        metrics.accuracy(spikes, targets, num_classes=4)
+
+
+def test_first_spikes() -> None:
+    spikes, targets = draw(0.1)
+    times = metrics.time_to_first_spike(spikes)
+    right = 0
+    for b in range(B):
+        each = [next((t for t in range(T) if spikes[t, b, c]), T) for c in range(C)]
+        assert times[b].tolist() == each
+        right += min(each) < T and each.index(min(each)) == int(targets[b])
+    assert metrics.first_spike_accuracy(spikes, targets).item() == pytest.approx(right / B)
+    assert 0 < right < B
+    assert metrics.first_spike_accuracy(torch.zeros(3, 2, 4), torch.zeros(2, dtype=torch.long)).item() == 0
+    assert metrics.time_to_first_spike(-spikes).tolist() == times.tolist()
+
+
+def test_snntorchs_agree() -> None:
+    theirs: Any = pytest.importorskip("snntorch.functional.acc")
+    spikes, targets = draw()
+    assert metrics.accuracy(spikes, targets).item() == pytest.approx(theirs.accuracy_rate(spikes, targets))
+    targets = targets % 3
+    assert metrics.accuracy(spikes, targets, num_classes=3).item() == pytest.approx(
+        theirs.accuracy_rate(spikes, targets, population_code=True, num_classes=3)
+    )
+    # Theirs counts a silent neuron as one that spikes in the last step: compared where none is.
+    spikes[-1] = 1
+    assert metrics.first_spike_accuracy(spikes, targets).item() == pytest.approx(
+        theirs.accuracy_temporal(spikes.clone(), targets)
+    )
+
+
+@pytest.mark.parametrize("shape", [(T, B), (T, B + 1, C), (0, B, C), (T, B, 0)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    _, targets = draw()
+    for metric in (metrics.accuracy, metrics.first_spike_accuracy):
+        with pytest.raises(ParameterError, match=r"wanted \[T, B, C\] and \[B\]"):
+            metric(torch.zeros(shape), targets)
+    with pytest.raises(ParameterError, match="T >= 1"):
+        metrics.time_to_first_spike(torch.zeros(0, 3))
