@@ -143,8 +143,21 @@ def test_what_is_kept_for_the_backward() -> None:
 
 def test_what_layout_costs() -> None:
     strided, dense = ones(5, 4, 6).transpose(1, 2), ones(5, 6, 4)
-    assert "copies for layout: none of the inputs;" in neuron().explain(dense)
-    assert "copies for layout: none of the inputs (input 0 read with strides)" in neuron().explain(strided)
+    for x, told in (
+        (dense, "outputs and states are contiguous\n"),
+        (strided, "outputs and states have the dimensions T, step[1], step[0] in memory, the outermost first\n"),
+        (dense.transpose(0, 1), "the dimensions step[0], T, step[1] in memory"),
+        (ones(10, 6, 4)[::2], "outputs and states are contiguous; input 0, which lies otherwise, is read with strides"),
+    ):
+        assert told in neuron().explain(x)
+        assert "copies for layout: none" in neuron().explain(x)
+    two = FlexSN(lambda x, y, v: (x + y + v, v), 2, 1, 1)
+    assert "input 1, which lies otherwise, is read with strides" in two.explain(strided, dense)
+    negated = torch.complex(dense, dense).conj().imag
+    assert "copies for layout: input 0, which is negated lazily (480 B)" in neuron().explain(negated)
+    weight = ones(4, 6).t()
+    captured = FlexSN(lambda x, v: (x * weight + v, v), 1, 1, 1)
+    assert "copies for layout: captured [6, 4] (96 B)" in captured.explain(dense)
     expanded = ones(1, 20, 10).expand(50, 20, 10)
     assert "reads input 0 (800 B)" in neuron().explain(expanded)
 

@@ -171,7 +171,7 @@ def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
         assert f"chunks = T // {steps}\n" in source
         assert "left" not in source
-        assert ", T" not in source.split("\n    chunks", 1)[1]
+        assert ", T)" not in source.split("\n    chunks", 1)[1]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+from ._formats import copy_in_order, sequence_order, split_steps, stack_in_order, state_order
 from ._layout import ScanLayout
 from .errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
 
@@ -19,7 +20,8 @@ __all__ = [
     "empty_scan",
     "plain_scan",
     "run_steps",
-    "stack_steps",
+    "stack_values",
+    "state_copies",
     "step_values",
 ]
 
@@ -53,7 +55,10 @@ def eager_scan(
 
     Returns:
         ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``; a state sequence holds
-        the state after each step. For ``T == 0`` the core is not called and all are empty.
+        the state after each step. For ``T == 0`` the core is not called and all are empty. In
+        memory they lie as if they were elementwise in the input sequences, and in the states where
+        those say nothing: channels-last inputs give channels-last outputs. A gradient lies as that
+        of which it is the gradient.
 
     Raises:
         ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
@@ -125,13 +130,27 @@ def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
         outputs.append(torch.empty((0, *spec[0]), dtype=spec[1], device=device))
     _, states, _ = call.split()
     if call.layout.final_state:
-        return (*outputs, *[contiguous_copy(state) for state in states])
+        return (*outputs, *state_copies(call, states))
     return (*outputs, *[state.new_empty((0, *state.shape)) for state in states])
 
 
 def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     """What shares memory with nothing, and has the same strides whatever those of ``tensor``."""
     return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def state_copies(call: ScanCall, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Final states that share memory with nothing, in the format of the results."""
+    inputs, states, _ = call.split()
+    return [copy_in_order(value, state_order(value.shape, inputs, states)) for value in values]
+
+
+def stack_values(call: ScanCall, by_step: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    """One ``[T, *shape]`` per value in the format of the results, from T tuples of values."""
+    inputs, states, _ = call.split()
+    return [
+        stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
+    ]
 
 
 def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
@@ -181,11 +200,11 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     last = call.steps - 1
     kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
     outputs_by_step, states_after = run_steps(call.core, inputs, states, lifted, call.layout.num_outputs, kept)
-    outputs = stack_steps(outputs_by_step)
+    outputs = stack_values(call, outputs_by_step)
     if not call.layout.final_state:
-        return (*outputs, *stack_steps(list(states_after.values())))
+        return (*outputs, *stack_values(call, list(states_after.values())))
     # A core may pass a state through; the copy keeps the result apart from the argument.
-    return (*outputs, *[contiguous_copy(state) for state in states_after[last]])
+    return (*outputs, *state_copies(call, states_after[last]))
 
 
 def run_steps(
@@ -200,7 +219,9 @@ def run_steps(
     outputs_by_step: list[tuple[torch.Tensor, ...]] = []
     states_after: dict[int, tuple[torch.Tensor, ...]] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
-    slices_by_step = zip(*[sequence.unbind(0) for sequence in inputs], strict=True)
+    # As sequences of one step, initial states have gradients in their own format, too.
+    states = [split_steps(state.unsqueeze(0))[0] if state.requires_grad else state for state in states]
+    slices_by_step = zip(*[split_steps(sequence) for sequence in inputs], strict=True)
     for step, slices in enumerate(slices_by_step):
         returned = core_fn(*slices, *states, *lifted)
         outputs, new_states = check_step(returned, states, num_outputs, step)
@@ -216,11 +237,6 @@ def run_steps(
             states_after[step] = new_states
         states = new_states
     return outputs_by_step, states_after
-
-
-def stack_steps(by_step: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
-    """One ``[T, *shape]`` per value, from T tuples of values."""
-    return tuple(torch.stack(values) for values in zip(*by_step, strict=True))
 
 
 def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -65,8 +65,8 @@ class BackwardLayout:
     Its arguments are those of the forward operator but for states that are known to be zeros, then
     the saved states of ``scan`` (checkpoints with ``saved_interval`` K, or more of them than
     needed), then the gradients that exist: of the output sequences, then of the state results. Its
-    results are the gradients of the arguments for which ``needs`` is true, contiguous and in their
-    order.
+    results are the gradients of the arguments for which ``needs`` is true, in their order, each in
+    the memory format of its argument.
 
     Attributes:
         scan: The forward operator's layout.

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from ._arguments import StepFunction
-from ._eager import contiguous_copy, run_steps, stack_steps, step_values
+from ._arguments import ScanCall, StepFunction
+from ._eager import run_steps, stack_values, state_copies, step_values
+from ._formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
 from ._layout import BackwardLayout, ScanLayout, num_checkpoints
 
 __all__ = [
@@ -37,18 +38,21 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
     before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
     asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
     outputs_by_step, states_after = run_steps(core, inputs, states, lifted, layout.num_outputs, asked)
-    outputs = stack_steps(outputs_by_step)
+    call = ScanCall(core, layout, flat_args)
+    outputs = stack_values(call, outputs_by_step)
     if layout.final_state:
-        state_results = tuple(contiguous_copy(state) for state in states_after[steps - 1])
+        state_results = state_copies(call, states_after[steps - 1])
     else:
-        state_results = stack_steps(list(states_after.values()))
+        state_results = stack_values(call, list(states_after.values()))
     if not interval:
         return (*outputs, *state_results)
     checkpoints = []
     for index, state in enumerate(states):
         rows = [states_after[step][index] for step in before_segments]
-        spare = state.new_zeros((layout.spare_checkpoints, *state.shape))
-        checkpoints.append(torch.cat([torch.stack(rows), spare]) if rows else spare)
+        rows += [torch.zeros_like(state)] * layout.spare_checkpoints
+        order = _checkpoint_order(state_order(state.shape, inputs, states))
+        empty = state.new_empty((0, *state.shape))
+        checkpoints.append(stack_in_order(rows, order) if rows else empty)
     return (*outputs, *state_results, *checkpoints)
 
 
@@ -60,15 +64,27 @@ def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[A
     new_states = states_after[0]
     steps = inputs[0].shape[0]
 
-    def over_time(length: Any, value: torch.Tensor) -> torch.Tensor:
-        return value.new_empty((length, *value.shape))
+    def over_time(value: torch.Tensor) -> torch.Tensor:
+        return _empty(value, (steps, *value.shape), sequence_order(value.shape, inputs, states))
 
-    results = [over_time(steps, output) for output in outputs]
-    results += [state.new_empty(state.shape) if layout.final_state else over_time(steps, state) for state in new_states]
+    results = [over_time(output) for output in outputs]
+    orders = [state_order(state.shape, inputs, states) for state in new_states]
+    for state, order in zip(new_states, orders, strict=True):
+        results.append(_empty(state, state.shape, order) if layout.final_state else over_time(state))
     if layout.checkpoint_interval:
         rows = num_checkpoints(steps, layout.checkpoint_interval) + layout.spare_checkpoints
-        results += [over_time(rows, state) for state in new_states]
+        for state, order in zip(new_states, orders, strict=True):
+            results.append(_empty(state, (rows, *state.shape), _checkpoint_order(order)))
     return tuple(results)
+
+
+def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> torch.Tensor:
+    return like.new_empty_strided(tuple(shape), dense_strides(shape, tuple(order)))
+
+
+def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
+    """Of rows of states that have this order: a row's elements are together."""
+    return (0, *(d + 1 for d in step))
 
 
 def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -129,25 +145,37 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
                 else tuple(a + b for a, b in zip(lifted_grads, step_lifted, strict=True))
             )
     assert lifted_grads is not None  # the operators are never called with T == 0
+    sequences = list(zip(*input_grads[::-1], strict=True))
+    carried = [cotangents[i] for i in _needed_carried(layout)]
+    orders = iter([order_like(argument) for argument in _differentiated(layout, flat_args)])
     return (
-        *stack_steps(input_grads[::-1]),
-        *(contiguous_copy(cotangents[i]) for i in _needed_carried(layout)),
-        *(contiguous_copy(gradient) for gradient in lifted_grads),
+        *[stack_in_order(gradients, next(orders)) for gradients in sequences],
+        *[copy_in_order(gradient, next(orders)) for gradient in (*carried, *lifted_grads)],
     )
 
 
 def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
     """Tensors like the backward operator's results, from one call of the step's VJP."""
-    steps = args[0].shape[0]
+    flat_args, *_ = layout.split(args)
     gradients = tuple(vjp(*samples))
     num_inputs = sum(layout.needs[: layout.scan.num_inputs])
     num_carried = sum(layout.active_states)
     carried = gradients[num_inputs : num_inputs + num_carried]
-    return (
-        *(g.new_empty((steps, *g.shape)) for g in gradients[:num_inputs]),
-        *(carried[i].new_empty(carried[i].shape) for i in _needed_carried(layout)),
-        *(g.new_empty(g.shape) for g in gradients[num_inputs + num_carried :]),
+    wanted = (
+        *gradients[:num_inputs],
+        *(carried[i] for i in _needed_carried(layout)),
+        *gradients[num_inputs + num_carried :],
     )
+    arguments = _differentiated(layout, flat_args)
+    return tuple(
+        _empty(gradient, argument.shape, order_like(argument))
+        for gradient, argument in zip(wanted, arguments, strict=True)
+    )
+
+
+def _differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
+    """The arguments whose gradients are the results, in their order."""
+    return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
 def _needed_carried(layout: BackwardLayout) -> list[int]:

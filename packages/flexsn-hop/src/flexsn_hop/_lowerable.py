@@ -13,6 +13,7 @@ import torch
 
 from ._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
 from ._eager import check_step, contiguous_copy, empty_scan
+from ._formats import copy_in_order, sequence_order, state_order
 from ._layout import ScanLayout
 from ._torch_private import builtin_scan, builtin_while_loop
 from .errors import LoweringError, LoweringGradientError
@@ -137,7 +138,7 @@ def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
         return next_carry, [contiguous_copy(value) for value in kept]
 
     last, sequences = builtin_scan(combine, carried, list(inputs))
-    results = (*sequences, *last[: layout.num_states]) if layout.final_state else tuple(sequences)
+    results = _in_format(call, sequences, last[: layout.num_states] if layout.final_state else ())
     if any(result.requires_grad for result in results) and not all(
         state.requires_grad for state in carried if state.dtype.is_floating_point
     ):
@@ -191,7 +192,20 @@ def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
 
     results = builtin_while_loop(unfinished, body, (step, *first_states, *buffers))
     last, sequences = results[1 : 1 + layout.num_states], results[1 + layout.num_states :]
-    return (*sequences, *last) if layout.final_state else tuple(sequences)
+    return _in_format(call, sequences, last if layout.final_state else ())
+
+
+def _in_format(
+    call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The results, which the operators give contiguous, as the eager scan gives them."""
+    inputs, states, _ = call.split()
+    orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
+    orders += [state_order(final.shape, inputs, states) for final in finals]
+    return tuple(
+        value if order == tuple(range(value.dim())) else copy_in_order(value, order)
+        for value, order in zip((*sequences, *finals), orders, strict=True)
+    )
 
 
 def _check(call: ScanCall) -> None:

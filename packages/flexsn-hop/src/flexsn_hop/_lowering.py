@@ -23,7 +23,7 @@ __all__ = [
 LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 
-CODE_VERSION = 2
+CODE_VERSION = 3
 """Raised whenever the code that the loop lowering generates changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
@@ -70,7 +70,8 @@ class ScanLowering(Protocol):
     ) -> Sequence[torch.Tensor]:
         """The forward operator, ``core`` being the ATen graph of one step.
 
-        Its results, given by ``layout``, are contiguous and share memory with nothing.
+        Its results, given by ``layout``, lie in memory as :func:`eager_scan` says, and share it with
+        nothing. Rows of checkpoints lie like the state, one after the other.
         """
         ...
 

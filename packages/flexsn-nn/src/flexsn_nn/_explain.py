@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_runtime import ScanProgram
+from flexsn_runtime import ScanProgram, Specialization
 
 
 def kernels(program: ScanProgram) -> list[str]:
@@ -61,15 +61,39 @@ def traffic(
         f"  forward reads {_list(read)}; writes {_list(written)}: {_streams(_sum(read, written), stream)}",
         f"  training writes {writes}, and backward reads {reads} and the outputs' gradients, and writes the inputs' "
         f"gradients: {_streams(outputs + gradients + moved, stream)} more",
+        f"  memory format: {_format(step, inputs, states)}",
         f"  copies for layout: {_copies(inputs, captured)}",
     ]
 
 
+def _format(step: Specialization, inputs: Sequence[Tensor], states: Sequence[Tensor] | None) -> str:
+    """How results lie in memory, and what lies otherwise."""
+    form = step.format(inputs, states or ())
+    shape = step.trace.step_shape
+    dims = sorted(range(len(shape) + 1), key=lambda d: -form.sequence[d])
+    names = ["T", *(f"step[{d}]" for d in range(len(shape)))]
+    usual = dims == sorted(dims)
+    told = "outputs and states are contiguous" if usual else f"outputs and states have {_names(names, dims)}"
+    others = [f"input {i}" for i, x in enumerate(inputs) if not _lies(x, (inputs[0].shape[0], *shape), form.sequence)]
+    others += [f"state {i}" for i, v in enumerate(states or ()) if not _lies(v, shape, form.step)]
+    return told + (f"; {', '.join(others)}, which lies otherwise, is read with strides" if others else "")
+
+
+def _names(names: Sequence[str], dims: Sequence[int]) -> str:
+    return f"the dimensions {', '.join(names[d] for d in dims)} in memory, the outermost first"
+
+
+def _lies(tensor: Tensor, shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor of this shape lies in memory by these strides."""
+    return tuple(tensor.shape) == tuple(shape) and all(
+        size == 1 or stride == wanted for size, stride, wanted in zip(shape, tensor.stride(), strides, strict=True)
+    )
+
+
 def _copies(inputs: Sequence[Tensor], captured: Sequence[Tensor]) -> str:
-    strided = [f"input {i}" for i, x in enumerate(inputs) if not x.is_contiguous()]
-    copied = [f"captured {list(t.shape)}" for t in captured if not t.is_contiguous()]
-    told = f"none of the inputs ({', '.join(strided)} read with strides)" if strided else "none of the inputs"
-    return told + (f"; {', '.join(copied)}" if copied else "") + "; a gradient that comes in strided is copied"
+    negated = [f"input {i}, which is negated lazily ({_human(_bytes(x))})" for i, x in enumerate(inputs) if x.is_neg()]
+    strided = [f"captured {list(t.shape)} ({_human(_bytes(t))})" for t in captured if not t.is_contiguous()]
+    return ", ".join([*negated, *strided]) or "none, nor of gradients, in whatever format they come"
 
 
 def _size_in_memory(x: Tensor) -> int:

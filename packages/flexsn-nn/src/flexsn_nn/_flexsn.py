@@ -148,7 +148,8 @@ class FlexSN(nn.Module):
                 broadcast against each other behind T.
 
         Returns:
-            The output `[T, *step]` (`[*step]` in `"s"`); a list of them when there are several.
+            The output `[T, *step]` (`[*step]` in `"s"`); a list of them when there are several. Outputs, states and
+            gradients have the inputs' memory format, as after an elementwise operation.
 
         Raises:
             TypeError, InputCountError: not `num_inputs` tensors.
@@ -224,13 +225,21 @@ class FlexSN(nn.Module):
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
 
+        They have the memory format of the first input that has the step's shape.
+
         Args:
             num_states: how many.
             step_mode: whether `inputs` lead with time (`"m"`).
             inputs: as given to `forward`.
         """
         shape = _step_shape(inputs, step_mode)
-        return [inputs[0].new_zeros(shape, dtype=self._state_dtype(inputs)) for _ in range(num_states)]
+        dtype = self._state_dtype(inputs)
+        for x in inputs:
+            if step_mode == "s" and x.shape == shape:
+                return [torch.zeros_like(x, dtype=dtype) for _ in range(num_states)]
+            if step_mode == "m" and x.shape[1:] == shape and x.shape[0] > 0:
+                return [torch.zeros_like(x[0], dtype=dtype) for _ in range(num_states)]
+        return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
     def explain(self, *inputs: Tensor) -> str:
         """What runs and why, what was refused and why, and what each call moves through memory.

@@ -20,7 +20,7 @@ class FlexSNKernel:
         core, num_inputs, num_states, num_outputs, example_inputs, requires_grad, residuals: as in `FlexSN`.
 
     Calling it: `(*input_seqs, *init_states) -> (*output_seqs, *state_seqs)`, sequences `[T, *step]`, states
-    `[*step]`; differentiable.
+    `[*step]`; differentiable. Results have the inputs' memory format, as after an elementwise operation.
 
     Raises:
         TypeError: an argument is no tensor.

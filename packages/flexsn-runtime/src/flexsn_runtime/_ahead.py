@@ -30,7 +30,8 @@ def compiling_backward(
 ) -> AbstractContextManager[None]:
     """While `scan` is compiled and runs, compiles the backward that will follow it, if it is the step's first.
 
-    It is the one that most calls need: gradients come to the outputs alone. Another one is compiled when it is run.
+    It is the one that most calls need: gradients come to the outputs alone, in their format. Another one is compiled
+    when it is run.
 
     Args:
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
@@ -38,11 +39,12 @@ def compiling_backward(
     """
     if scan.is_compiled or step.backward_scans:
         return _NOTHING
-    return _beside(step, arguments, wanted, state_seqs, residuals)
+    return _beside(scan, step, arguments, wanted, state_seqs, residuals)
 
 
 @contextmanager
 def _beside(
+    scan: ForwardScan,
     step: Specialization,
     arguments: Arguments,
     wanted: Sequence[bool],
@@ -51,13 +53,14 @@ def _beside(
 ) -> Iterator[None]:
     trace = step.trace
     like = arguments.inputs[0]
+    results = scan.results()
+    outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
+    cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
     # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
-    outputs = tuple(like.new_empty(0, dtype=value.dtype) for value in trace.outputs)
-    kept = [like.new_empty(0, dtype=dtype) for _, dtype in step.kept(residuals)]
-    cotangents = Cotangents(outputs, (None,) * trace.num_states, state_seqs)
+    to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
     with ThreadPoolExecutor(1) as beside:
         # What is refused is refused when the backward runs, if it ever does.
         with suppress(Exception):
-            backward = BackwardScan(step, arguments, cotangents, wanted, residuals=residuals)
-            beside.submit(backward.compile, (*arguments.all, *kept, *cotangents.all))
+            backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
+            beside.submit(backward.compile, (*arguments.all, *to_come, *cotangents.states))
         yield

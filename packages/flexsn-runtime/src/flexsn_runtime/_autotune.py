@@ -106,8 +106,9 @@ def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: 
     results = forward.run(tensors)
     grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
     cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
-    backward = BackwardScan(step, arguments, cotangents, wanted, residuals=residuals, plan=plan)
-    given = (*tensors, *results[forward.first_kept :], *cotangents.all)
+    kept = results[forward.first_kept :]
+    backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, plan=plan)
+    given = (*tensors, *kept, *cotangents.all)
     return lambda: backward.run(given)
 
 

@@ -15,6 +15,7 @@ from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments, Operands
+from flexsn_runtime._order import in_order, order_of, strides_like
 from flexsn_runtime._program import Specialization
 
 
@@ -44,8 +45,11 @@ def split_cotangents(grads: Sequence[Tensor | None], num_outputs: int, *, state_
 class BackwardScan:
     """A backward scan, prepared for arguments and cotangents of one layout.
 
+    Each gradient has the format of what it is the gradient of.
+
     Args:
         arguments: as in the forward.
+        kept: checkpoints or residuals, as the forward returned them, or copies in another format.
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
         residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
@@ -55,6 +59,7 @@ class BackwardScan:
         self,
         step: Specialization,
         arguments: Arguments,
+        kept: Sequence[Tensor],
         cotangents: Cotangents,
         wanted: Sequence[bool],
         *,
@@ -84,7 +89,8 @@ class BackwardScan:
 
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
-        self._operands = operands = Operands(arguments, layouts, trace.step_shape)
+        form = step.format(arguments.inputs, arguments.states)
+        self._operands = operands = Operands(arguments, layouts, trace.step_shape, form.order)
         states_present = tuple(g is not None for g in cotangents.states)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
@@ -97,6 +103,44 @@ class BackwardScan:
         )
         summed_lifted = tuple(layout == 0 for layout in operands.lifted)
         self._summed = (*summed_inputs, *(False,) * num_states, *summed_lifted)
+        full, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
+        programs = -(-ncl // config.block)
+        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it.
+        sums = (arguments.num_steps, programs)
+        counted = form.order.shape(trace.step_shape)
+        described = [
+            *(
+                (sums, contiguous_strides(sums), _sum_dtype(x.dtype))
+                if summed
+                else (full, strides_like(x) if x.shape == full else (ncl, *form.step), x.dtype)
+                for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
+            ),
+            *(
+                (trace.step_shape, form.step if v is None else strides_like(v), value.dtype)
+                for v, value in zip(arguments.states, trace.states, strict=True)
+            ),
+            *(
+                (shape, contiguous_strides(shape), _sum_dtype(value.dtype))
+                for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
+                for shape in ((programs,) if summed else counted,)
+            ),
+        ]
+        self._written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
+        kept_params = [param for param, _ in step.kept(residuals)]
+        state_role = Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE
+        cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
+        came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
+        gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
+        strided = operands.strided(
+            [
+                *((param, t.shape, _strides_read(t)) for param, t in came if t is not None),
+                *(
+                    (param, one[0], one[1])
+                    for param, one, summed in zip(gradient_params, self._written, self._summed, strict=False)
+                    if one is not None and not summed
+                ),
+            ]
+        )
         spec = BackwardSpec(
             inputs=operands.inputs,
             states=operands.states,
@@ -117,47 +161,25 @@ class BackwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            strided=strided,
         )
         kernel = step.backward_kernel(spec, source)
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
-        full = (arguments.num_steps, *trace.step_shape)
-        programs = self._launch.programs
-        # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it.
-        described = [
-            *(
-                ((arguments.num_steps, programs), _sum_dtype(x.dtype)) if summed else (full, x.dtype)
-                for x, summed in zip(arguments.inputs, summed_inputs, strict=True)
-            ),
-            *((trace.step_shape, value.dtype) for value in trace.states),
-            *(
-                ((programs,) if summed else trace.step_shape, _sum_dtype(value.dtype))
-                for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
-            ),
-        ]
-        self._written = [
-            (shape, contiguous_strides(shape), dtype) if want else None
-            for (shape, dtype), want in zip(described, self._wanted, strict=True)
-        ]
-        self._layouts = layouts
-        kept = [param for param, _ in step.kept(residuals)]
-        first_grad = len(arguments.all) + len(kept)
-        self._copied = [
-            first_grad + i
-            for i, g in enumerate(cotangents.all)
-            if g is not None and (g.is_neg() or not g.is_contiguous())
-        ]
+        self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
+        # A kernel reads memory, which the negative bit of a lazily negated view is not in.
+        first_grad = len(arguments.all) + len(kept_params)
+        self._negated = [first_grad + i for i, g in enumerate(cotangents.all) if g is not None and g.is_neg()]
         places = [
             *operands.params,
-            *kept,
-            *_params(Role.GRAD_OUTPUT, cotangents.outputs),
-            *_params(Role.GRAD_STATE_SEQ if cotangents.state_seqs else Role.GRAD_FINAL_STATE, cotangents.states),
-            *_params(Role.GRAD_INPUT, wanted_inputs),
-            *_params(Role.GRAD_STATE, wanted_states),
+            *kept_params,
+            *cotangent_params,
+            *gradient_params,
             *_params(Role.GRAD_LIFTED, wanted_lifted),
         ]
         self._order = [places.index(param) for param in kernel.params]
         # Those whose gradients the kernel writes in another shape than theirs.
-        self._broadcast = [i for i, x in enumerate(arguments.inputs) if x.shape != full]
+        self._broadcast = {i: _unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
+        self._lifted_orders = [_unusual_order(tensor) for tensor in arguments.lifted]
 
     def __call__(
         self, arguments: Arguments, checkpoints: Sequence[Tensor], cotangents: Cotangents
@@ -182,11 +204,11 @@ class BackwardScan:
             for one in self._written
         ]
         self._launch(self._arguments_of(given, gradients))
-        for i in self._broadcast:
-            gradients[i] = _input_gradient(gradients[i], given[i], self._summed[i])
-        for i in range(self._first_lifted, len(gradients)):
+        for i, order in self._broadcast.items():
+            gradients[i] = in_order(_input_gradient(gradients[i], given[i], self._summed[i]), order)
+        for i, order in enumerate(self._lifted_orders, self._first_lifted):
             layout = self._layouts.get(i - self._first_lifted)
-            gradients[i] = _lifted_gradient(gradients[i], layout, given[i], self._summed[i])
+            gradients[i] = in_order(_lifted_gradient(gradients[i], layout, given[i], self._summed[i]), order)
         return gradients
 
     def compile(self, given: Sequence[Tensor | None]) -> None:
@@ -202,26 +224,36 @@ class BackwardScan:
         """The tensors that the kernel takes, in its order."""
         tensors = [*given, *gradients]
         self._operands.move(tensors)
-        for place in self._copied:
-            tensors[place] = _dense(tensors[place])
+        for place in self._negated:
+            tensors[place] = tensors[place].contiguous().resolve_neg()  # type: ignore[union-attr]
         return [tensors[place] for place in self._order]  # type: ignore[misc]
 
     def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Without a step, the final states are the initial ones, and so are their gradients."""
         gradients: list[Tensor | None] = [
-            primal.new_zeros(primal.shape) if want and primal is not None else None
+            _zeros_like(primal) if want and primal is not None else None
             for primal, want in zip(given, self._wanted, strict=False)
         ]
         if self._empty and not self._state_seqs:
             for i in range(self._first_state, self._first_lifted):
                 final = given[i - self._first_lifted]  # the last ones are the states'
-                if gradients[i] is not None and final is not None:
-                    gradients[i] = final.clone(memory_format=torch.contiguous_format)
+                if (zeros := gradients[i]) is not None and final is not None:
+                    gradients[i] = zeros.copy_(final)
         return gradients
 
 
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    return gradient if gradient is None else gradient.contiguous().resolve_neg()
+def _strides_read(tensor: Tensor) -> tuple[int, ...]:
+    return contiguous_strides(tensor.shape) if tensor.is_neg() else tensor.stride()
+
+
+def _zeros_like(tensor: Tensor) -> Tensor:
+    return tensor.new_zeros(tensor.shape).as_strided(tensor.shape, strides_like(tensor))
+
+
+def _unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
+    """The order of a tensor's dimensions in memory, unless it is the usual one."""
+    order = order_of(tensor)
+    return None if order == tuple(range(len(order))) else order
 
 
 def _lifted_gradient(
@@ -230,7 +262,8 @@ def _lifted_gradient(
     """Sums over the elements of the step that read the same element of the captured tensor.
 
     Args:
-        by_program: `partial_sums` is `[programs]`, otherwise `[*step]`.
+        by_program: `partial_sums` is `[programs]`, otherwise `[*step]`, in the order in which the kernel counts.
+        layout: how the step reads the tensor, in the same order.
     """
     if partial_sums is None or tensor is None:
         return None

@@ -13,7 +13,6 @@ from flexsn_codegen import ForwardSpec, Param, Role
 from flexsn_graph import Residuals, StepValue
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
-from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments, Operands
 from flexsn_runtime._program import Specialization
 
@@ -35,13 +34,17 @@ class ForwardResult(NamedTuple):
 class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
+    Outputs, state sequences and final states have the format that `ScanFormat` says; what is for the backward is
+    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements.
+
     Args:
         arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
         state_seqs: write the states after every step; otherwise the final ones alone.
         training: write what the backward needs: residuals, or else checkpoints to recompute from.
         residuals: as the step has them.
         spare_rows: rows of checkpoints to allocate beyond those that are written.
-        padding: give the checkpoints one dimension, and so many elements beyond those that are written.
+        padding: give the checkpoints one dimension, rows of contiguous steps, and so many elements beyond those that
+            are written.
         plan: how it is launched; `None`: as the step has it.
     """
 
@@ -61,18 +64,23 @@ class ForwardScan:
         shape = trace.step_shape
         self._device = arguments.device
         plan = step.plan(math.prod(shape)) if plan is None else plan
+        form = step.format(arguments.inputs, arguments.states)
         sequence = kept_shape = (num_steps, *shape)
         self._written = [
-            *_described(_values(Role.OUTPUT, trace.outputs), sequence),
-            *_described(_values(Role.STATE_SEQ, trace.states if state_seqs else ()), sequence),
-            *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape),
+            *_described(_values(Role.OUTPUT, trace.outputs), sequence, form.sequence),
+            *_described(_values(Role.STATE_SEQ, trace.states if state_seqs else ()), sequence, form.sequence),
+            *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape, form.step),
         ]
         checkpoints = training and residuals is None
+        ncl = math.prod(shape)
+        kept_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows
-            kept_shape = (rows, *shape) if padding is None else (rows * math.prod(shape) + padding,)
+            kept_shape = (rows, *shape)
+            if padding is not None:
+                kept_shape, kept_strides = (rows * ncl + padding,), (1,)
         if training:
-            self._written += _described(step.kept(residuals), kept_shape)
+            self._written += _described(step.kept(residuals), kept_shape, kept_strides)
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
         self._first_state = trace.num_inputs
@@ -82,7 +90,7 @@ class ForwardScan:
         config = plan.forward if training else plan.inference
         config, rest = step.chunks(config, num_steps, step.cost.num_ops)
         layouts = (trace if residuals is None else residuals).forward.layouts
-        self._operands = operands = Operands(arguments, layouts, shape)
+        self._operands = operands = Operands(arguments, layouts, shape, form.order)
         spec = ForwardSpec(
             inputs=operands.inputs,
             states=operands.states,
@@ -96,6 +104,7 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
+            strided=operands.strided((param, size, strides) for param, size, strides, _ in self._written),
         )
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
@@ -111,6 +120,13 @@ class ForwardScan:
     def is_compiled(self) -> bool:
         """Whether there is nothing to compile any more."""
         return self._launch is None or self._launch.is_compiled
+
+    def results(self) -> list[Tensor]:
+        """Tensors like those that `run` returns, without memory."""
+        return [
+            torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+            for _, shape, strides, dtype in self._written
+        ]
 
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs it on arguments of that layout."""
@@ -151,7 +167,6 @@ def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Param, torch.
 
 
 def _described(
-    values: Sequence[tuple[Param, torch.dtype]], shape: tuple[int, ...]
+    values: Sequence[tuple[Param, torch.dtype]], shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> list[tuple[Param, tuple[int, ...], tuple[int, ...], torch.dtype]]:
-    strides = contiguous_strides(shape)
     return [(param, shape, strides, dtype) for param, dtype in values]

@@ -16,7 +16,6 @@ from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp,
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
 from flexsn_runtime._layout import broadcast_shape
-from flexsn_runtime._order import StepOrder
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
@@ -85,16 +84,14 @@ class GraphSpecialization(Specialization):
     """Kernels of a `GraphStep`.
 
     Args:
-        order: of the step's elements, in which the tensors will come.
         segment: distance of the checkpoints; `None`: as the launch plan has it.
 
     Attributes:
         lifted: for each tensor that the step captures, its position among the step's arguments.
     """
 
-    def __init__(self, step: GraphStep, device: torch.device, order: StepOrder, segment: int | None) -> None:
+    def __init__(self, step: GraphStep, device: torch.device, segment: int | None) -> None:
         self._segment = segment
-        self._order = order
         self._assignments = [Assignment(step.sizes, 0)]
         if self._assignments[0].is_symbolic:
             self._assignments.append(Assignment(step.sizes, 1))
@@ -108,22 +105,20 @@ class GraphSpecialization(Specialization):
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
         # The trace has the numbers of an assignment, where its users want the symbols.
         sized = copy.copy(self.trace)
-        sized.step_shape = order.shape(self._step_shape(step))
+        sized.step_shape = self._step_shape(step)
         sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
         self.trace = sized
 
     @classmethod
-    def of(
-        cls, step: GraphStep, device: torch.device, order: StepOrder, segment: int | None
-    ) -> GraphSpecialization:
+    def of(cls, step: GraphStep, device: torch.device, segment: int | None) -> GraphSpecialization:
         """Made once for the layers of a network that are alike; the arguments are those of the class."""
         step_key = step.key
         if step_key is None:
-            return cls(step, device, order, segment)
-        key = (step_key, device, order, segment)
+            return cls(step, device, segment)
+        key = (step_key, device, segment)
         found = _made.get(key)
         if found is None:
-            found = _made[key] = cls(step, device, order, segment)
+            found = _made[key] = cls(step, device, segment)
         else:
             found.forget_plans()  # those on disk may be others now
         return found
@@ -154,9 +149,7 @@ class GraphSpecialization(Specialization):
 
     def _layouts(self, graphs: Sequence[StepGraph | StepVjp]) -> dict[int, LiftedLayout]:
         return {
-            i: self._order.layout(
-                symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
-            )
+            i: symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
             for i in graphs[0].layouts
         }
 

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import DENSE, InputLayout, Param, Role
+from flexsn_codegen import DENSE, InputLayout, Param, Role, StepLayout
 from flexsn_graph import LiftedLayout
-from flexsn_runtime._layout import Terms, broadcast_strides, step_terms
+from flexsn_runtime._layout import broadcast_strides, contiguous_strides, step_terms
+from flexsn_runtime._order import StepOrder
 
 
 class Arguments(NamedTuple):
@@ -74,18 +75,30 @@ class Operands:
         arguments: any that have the layout.
         layouts: how the step reads each lifted tensor; one that is missing is not read.
         shape: the step's.
+        order: in which the kernel counts the step's elements.
 
     Attributes:
         inputs, states, lifted: for the kernel's spec.
         sizes: the kernel's integer arguments by name.
     """
 
-    def __init__(self, arguments: Arguments, layouts: Mapping[int, LiftedLayout], shape: tuple[int, ...]) -> None:
-        ncl = math.prod(shape)
-        self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": ncl}
-        self.inputs = tuple(self._input(i, x, shape, ncl) for i, x in enumerate(arguments.inputs))
-        self.states = tuple(self._state(i, v, shape) for i, v in enumerate(arguments.states))
-        self.lifted = tuple(self._lifted(i, layouts.get(i), shape) for i in range(len(arguments.lifted)))
+    def __init__(
+        self,
+        arguments: Arguments,
+        layouts: Mapping[int, LiftedLayout],
+        shape: tuple[int, ...],
+        order: StepOrder,
+    ) -> None:
+        self._shape, self._order = shape, order
+        self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
+        self.inputs = tuple(
+            self._sequence(Param(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
+        )
+        self.states = tuple(
+            None if v is None else self._step(Param(Role.STATE, i), v.stride())
+            for i, v in enumerate(arguments.states)
+        )
+        self.lifted = tuple(self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted)))
         # The layouts count in elements of contiguous tensors on the kernel's device.
         self._moved = {
             i: layout.offset
@@ -114,32 +127,51 @@ class Operands:
             assert lifted is not None
             tensors[first_lifted + i] = lifted.detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
 
-    def _input(self, i: int, x: Tensor, shape: tuple[int, ...], ncl: int) -> InputLayout:
-        if x.is_contiguous() and tuple(x.shape[1:]) == shape:
-            return InputLayout()
-        param = Param(Role.INPUT, i)
-        strides = broadcast_strides(x.shape[1:], x.stride()[1:], shape)
-        terms = self._terms(param, step_terms(shape, strides))
-        strided_time = x.stride(0) != ncl
+    def strided(
+        self, tensors: Iterable[tuple[Param, Sequence[int], Sequence[int]]]
+    ) -> tuple[tuple[Param, InputLayout], ...]:
+        """For the kernel's spec: the layouts of those that are not dense in its order of elements.
+
+        Args:
+            tensors: what it takes besides the arguments, and their shapes and strides: sequences `[T, *step]` or
+                `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
+        """
+        found = []
+        for param, shape, strides in tensors:
+            if param.role in _STEPS:
+                layout = InputLayout(self._step(param, strides))
+            elif len(shape) == len(self._shape) + 1:
+                layout = self._sequence(param, shape, strides)
+            else:
+                layout = InputLayout(self._step(param, contiguous_strides(self._shape)))
+            if layout != _DENSE:
+                found.append((param, layout))
+        return tuple(found)
+
+    def _sequence(self, param: Param, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
+        layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
+        # The distance between steps counts where there is a second one.
+        strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
         if strided_time:
-            self.sizes[f"{param.name}_time"] = x.stride(0)
-        return InputLayout(terms.layout, strided_time)
+            self.sizes[f"{param.name}_time"] = strides[0]
+        return InputLayout(layout, strided_time)
 
-    def _state(self, i: int, state: Tensor | None, shape: tuple[int, ...]) -> int | None:
-        if state is None:
-            return None
-        return self._terms(Param(Role.STATE, i), step_terms(shape, state.stride())).layout
-
-    def _lifted(self, i: int, layout: LiftedLayout | None, shape: tuple[int, ...]) -> int:
+    def _lifted(self, i: int, layout: LiftedLayout | None) -> StepLayout:
         if layout is None:
             return DENSE  # never read
-        return self._terms(Param(Role.LIFTED, i), step_terms(shape, layout.strides)).layout
+        return self._step(Param(Role.LIFTED, i), layout.strides)
 
-    def _terms(self, param: Param, terms: Terms) -> Terms:
+    def _step(self, param: Param, strides: Sequence[int]) -> StepLayout:
+        """How a tensor over a step is laid out, by its stride along each dimension of the step."""
+        terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):
             kind = ("inner", "size", "stride")[i % 3]
             self.sizes[f"{param.name}_{kind}{i // 3}"] = number
-        return terms
+        return terms.layout
+
+
+_DENSE = InputLayout()
+_STEPS = frozenset({Role.FINAL_STATE, Role.GRAD_FINAL_STATE, Role.GRAD_STATE})
 
 
 def _is_plain(tensor: Tensor, device: torch.device) -> bool:

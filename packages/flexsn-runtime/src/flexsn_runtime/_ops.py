@@ -24,6 +24,7 @@ from flexsn_runtime._handles import (
     retain_flexsn_kernel_handle,
 )
 from flexsn_runtime._kernels import ScanKernel
+from flexsn_runtime._order import ScanFormat, strides_like
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TensorCountError, UnknownHandleError
@@ -57,17 +58,20 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
 def _fake(
     kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool
 ) -> list[Tensor]:
-    """Shapes and dtypes of the results, for sizes that may be symbols."""
+    """Tensors like the results, for sizes that may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
     num_steps = inputs[0].shape[0]
     shape = torch.broadcast_shapes(*(x.shape[1:] for x in inputs), *(v.shape for v in states or ()))
 
-    def allocate(values: Sequence[StepValue], *lead: int) -> list[Tensor]:
-        return [inputs[0].new_empty((*lead, *shape), dtype=v.dtype) for v in values]
+    form = ScanFormat.of(shape, inputs, states or (), guarded=True)
+    sequence = (num_steps, *shape)
 
-    results = allocate(step.trace.outputs, num_steps)
-    results += allocate(step.trace.states, *((num_steps,) if state_seqs else ()))
+    def allocate(values: Sequence[StepValue], sizes: Sequence[int], strides: Sequence[int]) -> list[Tensor]:
+        return [inputs[0].new_empty_strided(sizes, strides, dtype=v.dtype) for v in values]
+
+    results = allocate(step.trace.outputs, sequence, form.sequence)
+    results += allocate(step.trace.states, *((sequence, form.sequence) if state_seqs else (shape, form.step)))
     if checkpoints:
         ncl = math.prod(shape)
         size = checkpoint_rows(num_steps, step.plan(ncl).backward.chunk) * ncl + _PADDING
@@ -178,7 +182,11 @@ def _(
     state_seqs: bool = True,
 ) -> list[Tensor]:
     _, flat, _ = _split_backward(handle, flat_args, len(wanted))
-    return [t.new_empty(t.shape) for t, want in zip(flat, wanted, strict=True) if want]
+    return [
+        t.new_empty_strided(t.shape, strides_like(t, guarded=True))
+        for t, want in zip(flat, wanted, strict=True)
+        if want
+    ]
 
 
 def _split_backward(

@@ -43,6 +43,7 @@ from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, one_chunk, size_class
 from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
+from flexsn_runtime._order import ScanFormat
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
 from flexsn_runtime._torch_private import as_outside
@@ -150,6 +151,10 @@ class Specialization:
     def captured_now(self) -> tuple[Tensor, ...] | None:
         """The captured tensors as they are now; `None`: the step has to be traced again."""
         return self._captured.fetch()
+
+    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
+        """How the results of a scan over these sequences and initial states lie in memory."""
+        return ScanFormat.of(self.trace.step_shape, inputs, states)
 
     def captured(self) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""

@@ -97,9 +97,12 @@ def backward_scan(
     if scan is None:
         trace = step.trace
         arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        grads = tensors[len(arguments.all) + len(step.kept(residuals)) :]
+        first_kept = len(arguments.all)
+        first_grad = first_kept + len(step.kept(residuals))
+        kept = [t for t in tensors[first_kept:first_grad] if t is not None]
+        grads = tensors[first_grad:]
         cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
         scan = step.backward_scans[key] = BackwardScan(
-            step, arguments, cotangents, wanted, residuals=residuals
+            step, arguments, kept, cotangents, wanted, residuals=residuals
         )
     return scan

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, fx
 
 import flexsn_codegen
@@ -25,7 +26,6 @@ from flexsn_runtime._buckets import StepCost, launch_plan
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime._operands import Arguments
-from flexsn_runtime._order import StepOrder
 from flexsn_runtime._symbols import Size
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
@@ -113,9 +113,8 @@ class KernelLowering:
         interval = layout.checkpoint_interval
         graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
         with _refusals():
-            order = _order(graph, flat_args)
-            step = GraphSpecialization.of(graph, flat_args[0].device, order, interval or None)
-            arguments = _arguments(step, order, flat_args, layout)
+            step = GraphSpecialization.of(graph, flat_args[0].device, interval or None)
+            arguments = _arguments(step, flat_args, layout)
             result = ForwardScan(
                 step,
                 arguments,
@@ -123,7 +122,7 @@ class KernelLowering:
                 training=interval > 0,
                 spare_rows=layout.spare_checkpoints,
             )(arguments)
-        return [order.back(tensor) for tensor in (*result.returned, *result.checkpoints)]
+        return [*result.returned, *result.checkpoints]
 
     def backward(
         self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
@@ -138,21 +137,20 @@ class KernelLowering:
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
         with _refusals():
-            order = _order(graphs, flat_args)
-            step = GraphSpecialization.of(graphs, flat_args[0].device, order, layout.saved_interval)
-            arguments = _arguments(step, order, flat_args, scan)
-            came = iter([*map(order.sequence, output_grads), *map(order.either, state_grads)])
+            step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval)
+            arguments = _arguments(step, flat_args, scan)
+            came = iter([*output_grads, *state_grads])
             gradients = [next(came) if present else None for present in (*layout.output_grads, *layout.state_grads)]
             cotangents = split_cotangents(gradients, scan.num_outputs, state_seqs=not scan.final_state)
             positions = (*range(graphs.num_primals), *step.lifted)
             wanted = [layout.needs[position] for position in positions]
-            checkpoints = [order.sequence(tensor).contiguous() for tensor in saved]
-            found = BackwardScan(step, arguments, cotangents, wanted)(arguments, checkpoints, cotangents)
+            found = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
         results = []
         for position, need in enumerate(layout.needs):
             if need:
                 gradient = found[positions.index(position)] if position in positions else None
-                results.append(_like_argument(flat_args[position], gradient, order, position < graphs.num_primals))
+                # Without a position, the step does not read the tensor that it captures.
+                results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
         return results
 
 
@@ -168,30 +166,15 @@ def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue |
     ]
 
 
-def _order(step: GraphStep, flat_args: Sequence[Any]) -> StepOrder:
-    """The order of the elements of the first input that has all dimensions of a step."""
-    inputs = flat_args[: step.num_inputs]
-    return StepOrder.of(max(inputs, key=lambda x: size_hint(x.numel()) or 0))
-
-
-def _arguments(
-    step: GraphSpecialization, order: StepOrder, flat_args: Sequence[Any], layout: ForwardLayout
-) -> Arguments:
+def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ForwardLayout) -> Arguments:
     num_inputs, num_states = layout.num_inputs, layout.num_states
     states = flat_args[num_inputs : num_inputs + num_states]
     zeros = layout.zero_states or (False,) * num_states
     return Arguments(
-        tuple(order.sequence(x) for x in flat_args[:num_inputs]),
-        tuple(None if zero else order.step(state) for state, zero in zip(states, zeros, strict=True)),
+        tuple(flat_args[:num_inputs]),
+        tuple(None if zero else state for state, zero in zip(states, zeros, strict=True)),
         tuple(flat_args[position] for position in step.lifted),
     )
-
-
-def _like_argument(argument: Tensor, gradient: Tensor | None, order: StepOrder, is_primal: bool) -> Tensor:
-    """The gradient of an argument, with its shape, in the usual order."""
-    if gradient is None:  # the step does not read the tensor that it captures
-        return argument.new_zeros(argument.shape)
-    return order.back(gradient).reshape(argument.shape) if is_primal else gradient
 
 
 @contextlib.contextmanager

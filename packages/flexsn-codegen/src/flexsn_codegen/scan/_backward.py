@@ -30,7 +30,7 @@ class _Backward:
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
         self._spec = spec
-        self._writer = ScanWriter()
+        self._writer = ScanWriter(spec.strided)
         self._num_states = len(spec.states)
         takes_states = any(f"state_{i}" in vjp.arguments for i in range(self._num_states))
         self._core = core if takes_states else None
@@ -123,7 +123,7 @@ class _Backward:
         w = self._writer
         for i in self._needed_states:
             param = self._checkpoints[i]
-            row = f"{param.name}_ptr + (tl.cast({number}, tl.int64) - 1) * step"
+            row = f"{param.name}_ptr + (tl.cast({number}, tl.int64) - 1) * {w.time_of(param)}"
             w.load(f"state_{i}_0", param, row, f"{number} > 0")  # else 0
             if i in self._states:
                 w.line(f"state_{i}_0 = tl.where({number} > 0, state_{i}_0, initial_{i})")

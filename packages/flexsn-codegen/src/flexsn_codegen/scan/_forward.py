@@ -30,7 +30,7 @@ class _Forward:
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
-        self._writer = ScanWriter()
+        self._writer = ScanWriter(spec.strided)
         self._used = set(core.arguments)
 
     def write(self, name: str) -> KernelSource:
@@ -105,7 +105,8 @@ class _Forward:
         """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
         w = self._writer
         for i, param in enumerate(self._checkpoints):
-            w.store(param, f"state_{i}", f"{param.name}_ptr + tl.cast({row}, tl.int64) * step", begins)
+            at = f"{param.name}_ptr + tl.cast({row}, tl.int64) * {w.time_of(param)}"
+            w.store(param, f"state_{i}", at, begins)
 
     def _step(self, k: int) -> None:
         w, spec = self._writer, self._spec

@@ -51,6 +51,10 @@ class InputLayout:
     strided_time: bool = False
 
 
+Strided = tuple[tuple[Param, InputLayout], ...]
+"""Layouts of tensors that are not dense in the order in which the kernel counts elements."""
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardSpec:
     """A forward scan.
@@ -68,6 +72,7 @@ class ForwardSpec:
         stages: chunks in flight: while one is computed, the next `stages - 1` are copied to shared memory. Pays
             where few warps run. 1: none.
         rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
+        strided: layouts of what is written; what is not in it is dense.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -82,6 +87,7 @@ class ForwardSpec:
     chunk: int = 8
     stages: int = 1
     rest: bool = True
+    strided: Strided = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +109,8 @@ class BackwardSpec:
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
         rest: as in the forward.
+        strided: layouts of what the forward kept, of the gradients that come in, and of those that are written; what
+            is not in it is dense.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -124,6 +132,7 @@ class BackwardSpec:
     summed_inputs: tuple[bool, ...] = ()
     summed_lifted: tuple[bool, ...] = ()
     rest: bool = True
+    strided: Strided = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from flexsn_codegen._core import HEADER, CoreSource, identifier
-from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, Param, Role, StepLayout
+from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, Param, Role, StepLayout, Strided
 
 
 def _mask(exists: str | None) -> str:
@@ -19,9 +19,13 @@ class ScanWriter:
 
     In the source, `off` is the element's number in the step, `mask` guards the last block, `step` is `NCL`
     in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
+
+    Args:
+        strided: layouts of operands that are declared without one, and are not dense.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strided: Strided = ()) -> None:
+        self._strided = dict(strided)
         self._lines: list[str] = []
         self._indent = 1
         self._params: list[Param] = []
@@ -62,6 +66,9 @@ class ScanWriter:
     def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Param:
         """Declares a tensor argument and its offset within a step."""
         param = Param(role, index)
+        known = self._strided.get(param)
+        if known is not None:
+            layout, strided_time = known.step, known.strided_time
         self._params.append(param)
         self._times[param] = "step"
         if strided_time:
@@ -96,7 +103,7 @@ class ScanWriter:
     def add_present(
         self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()
     ) -> dict[int, Param]:
-        """Declares dense tensors of one role, by number, where they are present.
+        """Declares the tensors of one role, by number, that are present.
 
         Args:
             summed: of which each program writes one number; empty: of none.

@@ -131,8 +131,8 @@ class LowersItself:
     """Mixin of an operator that Inductor calls, with its own values, to have it lowered.
 
     Inductor calls a target that has the attribute ``_inductor_lowering_function`` instead of
-    looking for a registered lowering, and leaves its fake tensors alone. The latter is right for a
-    scan: its results have the same shapes and strides whatever the strides of its arguments.
+    looking for a registered lowering, and leaves its fake tensors alone: it lays out the results as
+    the lowering says, and copies where a caller was promised the strides of eager mode.
     """
 
     _inductor_lowering_function = True

@@ -1,0 +1,198 @@
+"""How results lie in memory: as if they were elementwise in the input sequences and the initial states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+__all__ = [
+    "copy_in_order",
+    "dense_strides",
+    "memory_order",
+    "order_like",
+    "sequence_order",
+    "split_steps",
+    "stack_in_order",
+    "state_order",
+]
+
+Operand = tuple[Sequence[Any], Sequence[Any]]
+"""Sizes and strides of a tensor, with as many dimensions as the result; sizes of 1 where it broadcasts."""
+
+Order = tuple[int, ...]
+"""The dimensions of a tensor, the outermost in memory first."""
+
+
+def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> Order:
+    """The order of what an elementwise operation returns.
+
+    This is the rule of PyTorch's ``TensorIterator``: tensors that are all contiguous, or all
+    channels-last, give a result that is, too. Otherwise dimensions are sorted by the strides of the
+    first operand that tells two of them apart. An operand says nothing of a dimension in which its
+    stride is 0. Where ``operands`` say nothing, those in ``also`` are asked.
+    """
+    usual = tuple(range(len(shape)))
+    if any(type(size) is int and size == 0 for size in shape):
+        return usual
+    if all(_is_dense(shape, operand, usual) for operand in operands):
+        return usual if operands else _sorted(shape, also)
+    if len(shape) in (4, 5):
+        channels_last = (0, *usual[2:], 1)
+        if all(_is_dense(shape, operand, channels_last) for operand in operands):
+            return channels_last
+    return _sorted(shape, [*operands, *also])
+
+
+def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
+    rows = [
+        [0 if size == 1 and whole != 1 else stride for whole, size, stride in zip(shape, sizes, strides, strict=True)]
+        for sizes, strides in operands
+    ]
+    order = list(range(len(shape)))[::-1]  # the innermost first
+    for i in range(1, len(order)):
+        place = i
+        for before in range(i - 1, -1, -1):
+            verdict = _compare(shape, rows, order[before], order[place])
+            if verdict < 0:
+                break
+            if verdict > 0:
+                order[before], order[place] = order[place], order[before]
+                place = before
+    return tuple(order[::-1])
+
+
+def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, outer: int) -> int:
+    """1: the two dimensions should change places, -1: they should not, 0: nobody says."""
+    for strides in rows:
+        first, second = strides[inner], strides[outer]
+        if first == 0 or second == 0:
+            continue
+        if first != second:
+            return 1 if first > second else -1
+        if shape[inner] > shape[outer]:
+            return 1
+    return 0
+
+
+def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
+    """Whether a tensor has all of the shape, and memory without holes in this order."""
+    sizes, strides = operand
+    unit = 1
+    for d in order[::-1]:
+        if sizes[d] != shape[d] or (strides[d] != unit and shape[d] != 1):
+            return False
+        unit = unit * shape[d]
+    return True
+
+
+def dense_strides(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
+    """The strides of memory without holes, in which dimensions have this order."""
+    strides: list[Any] = [1] * len(shape)
+    unit = 1
+    for d in order[::-1]:
+        strides[d] = unit
+        unit = unit * shape[d]
+    return tuple(strides)
+
+
+def order_like(tensor: torch.Tensor) -> Order:
+    """The order of a new tensor in the format of this one."""
+    if tensor.layout is not torch.strided:
+        return tuple(range(tensor.dim()))
+    return memory_order(tensor.shape, [(tensor.shape, tensor.stride())])
+
+
+def sequence_order(
+    shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
+) -> Order:
+    """The order of a sequence ``[T, *shape]``: that of the inputs, and of states where those say nothing.
+
+    Tensors that do not broadcast to it have no say: a core need not be elementwise.
+    """
+    whole = (inputs[0].shape[0], *shape)
+    given = [_over_time(whole, x.shape[0], x.shape[1:], x.stride(0), x.stride()[1:]) for x in _strided(inputs)]
+    also = [_over_time(whole, 1, v.shape, 0, v.stride()) for v in _strided(states)]
+    return memory_order(whole, [x for x in given if x is not None], [v for v in also if v is not None])
+
+
+def state_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
+    """The order of a state ``[*shape]``, by the same rule."""
+    given = [_aligned(shape, x.shape[1:], x.stride()[1:]) for x in _strided(inputs)]
+    also = [_aligned(shape, v.shape, v.stride()) for v in _strided(states)]
+    return memory_order(shape, [x for x in given if x is not None], [v for v in also if v is not None])
+
+
+def _strided(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor.layout is torch.strided]
+
+
+def _over_time(
+    whole: Sequence[Any], steps: Any, shape: Sequence[Any], time: Any, strides: Sequence[Any]
+) -> Operand | None:
+    step = _aligned(whole[1:], shape, strides)
+    return None if step is None else ((steps, *step[0]), (time, *step[1]))
+
+
+def _aligned(whole: Sequence[Any], shape: Sequence[Any], strides: Sequence[Any]) -> Operand | None:
+    """A tensor with all dimensions of ``whole``; None if it does not broadcast to that."""
+    missing = len(whole) - len(shape)
+    if missing < 0:
+        return None
+    sizes = (*[1] * missing, *shape)
+    if any(size != 1 and size != full for size, full in zip(sizes, whole, strict=True)):
+        return None
+    return sizes, (*[0] * missing, *strides)
+
+
+_MOST_WITH_NAMES = 5
+"""Of so many dimensions, and one fewer, PyTorch knows channels-last formats."""
+
+
+def _guarded_dims(dims: int) -> int:
+    """How many dimensions more a sequence needs, so that stacking steps of any format gives a contiguous one."""
+    return _MOST_WITH_NAMES + 1 - dims if dims in (_MOST_WITH_NAMES - 1, _MOST_WITH_NAMES) else 0
+
+
+def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
+    """``sequence.unbind(0)``, whose gradient has the format of the sequence."""
+    order = order_like(sequence)
+    dims = len(order)
+    spare = _guarded_dims(dims) if sequence.requires_grad else 0
+    if spare == 0 and order == tuple(range(dims)):
+        return sequence.unbind(0)
+    in_memory = sequence.permute(order)[(None,) * spare]
+    inverse = _inverse([d - 1 for d in order if d > 0])
+    steps = in_memory.unbind(spare + order.index(0))
+    if spare:
+        steps = tuple(step.flatten(0, spare) for step in steps)
+    return steps if inverse == list(range(dims - 1)) else tuple(step.permute(inverse) for step in steps)
+
+
+def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
+    """``torch.stack(steps)``, without holes in memory and with its dimensions in this order."""
+    dims = len(order)
+    usual = order == tuple(range(dims))
+    if usual and all(step.is_contiguous() for step in steps):
+        return torch.stack(list(steps))
+    within = [d - 1 for d in order if d > 0]
+    spare = _guarded_dims(dims)
+    values = [step.permute(within)[(None,) * spare] for step in steps]
+    stacked = torch.stack(values, spare + order.index(0))
+    if spare:
+        stacked = stacked.flatten(0, spare)
+    return stacked.permute(_inverse(order))
+
+
+def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
+    """A copy that shares memory with nothing, without holes in memory and with its dimensions in this order."""
+    in_memory = tensor.permute(order).clone(memory_format=torch.contiguous_format)
+    return in_memory.permute(_inverse(order))
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    places = [0] * len(order)
+    for place, d in enumerate(order):
+        places[d] = place
+    return places

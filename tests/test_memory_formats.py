@@ -1,0 +1,281 @@
+"""Memory formats are kept: on every backend, strides are those of elementwise operations, values those of the loop."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+from flexsn_hop import _formats as hop_formats
+from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn import FlexSN, FlexSNKernel
+from flexsn_runtime import _order as runtime_order
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+BACKENDS = ["torch", "hop", "triton"]
+STEP = (2, 3, 4, 5)
+
+Layout = Callable[[int], Tensor]
+
+
+def values(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+LAYOUTS: dict[str, Layout] = {
+    "contiguous": lambda t: values(t, *STEP),
+    "channels_last_frames": lambda t: (
+        values(t * 2, 3, 4, 5).contiguous(memory_format=torch.channels_last).unflatten(0, (t, 2))
+    ),
+    "permuted": lambda t: values(t, 5, 2, 4, 3).permute(0, 2, 4, 3, 1),
+    "batch_first": lambda t: values(2, t, 3, 4, 5).transpose(0, 1),
+    "batch_first_channels_last": lambda t: values(2, t, 4, 5, 3).permute(1, 0, 4, 2, 3),
+    "time_last": lambda t: values(2, 3, 4, 5, t).movedim(-1, 0),
+    "sliced": lambda t: values(t, 2, 4, 5, 6).permute(0, 1, 4, 2, 3)[:, :, ::2],
+    "expanded_over_time": lambda t: values(2, 4, 5, 3).permute(0, 3, 1, 2).expand(t, *STEP),
+    "expanded_over_channels": lambda t: values(t, 2, 5, 4).transpose(2, 3).unsqueeze(2).expand(t, *STEP),
+}
+
+
+def significant(tensor: Tensor) -> list[int | None]:
+    """The strides of dimensions of more than one element; they say nothing where there is no element."""
+    if not tensor.numel():
+        return []
+    return [stride if size > 1 else None for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+
+
+def make_core(weight: Tensor) -> Callable[..., tuple[Tensor, Tensor]]:
+    def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) * weight
+        s = (h - 0.25).clamp(0.0, 1.0)
+        return s, h * (1.0 - s)
+
+    return lif
+
+
+def weight_of(x: Tensor) -> Tensor:
+    return torch.linspace(0.25, 0.75, 3, device=x.device).view(3, 1, 1).requires_grad_()
+
+
+def run(backend: str, x: Tensor, v: Tensor | None, weight: Tensor, *, keep: bool = False) -> tuple[Tensor, ...]:
+    """`(output, state sequence or final state)`."""
+    neuron = FlexSN(
+        make_core(weight), 1, 1, 1, backend=backend, store_state_seqs=keep, example_outputs=[x.new_empty(STEP)]
+    )
+    if v is not None:
+        neuron.states = [v]
+    output = neuron(x)
+    assert isinstance(output, Tensor)
+    return output, *(neuron.state_seqs if keep else neuron.states)
+
+
+@pytest.mark.filterwarnings("ignore:the core captures parameters")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("name", list(LAYOUTS))
+def test_results_and_gradients(name: str, steps: int, device: str) -> None:
+    x = LAYOUTS[name](steps).to(device).detach()
+    x = x if x.stride() == LAYOUTS[name](steps).stride() else LAYOUTS[name](steps).to(device)
+    like_sequence = x.neg()
+    like_state = x[0].neg() if steps else None
+    plain = x.contiguous()
+    for keep in (False, True):
+        found = []
+        for backend in BACKENDS:
+            leaf, weight = x.detach().requires_grad_(), weight_of(x)
+            output, state = run(backend, leaf, None, weight, keep=keep)
+            assert significant(output) == significant(like_sequence), backend
+            if keep:
+                assert significant(state) == significant(like_sequence), backend
+            elif like_state is not None:
+                assert significant(state) == significant(like_state), backend
+            weights = values(*output.shape, seed=1).to(device), values(*state.shape, seed=2).to(device)
+            if steps:
+                gradients = torch.autograd.grad([output, state], [leaf, weight], weights)
+                assert significant(gradients[0]) == significant(like_sequence), backend
+                assert significant(gradients[1]) == significant(weight)
+            else:
+                gradients = ()
+            found.append((output, state, gradients))
+        reference = run("torch", plain, None, weight_of(x), keep=keep)
+        for output, state, gradients in found:
+            assert torch.equal(output, reference[0])
+            assert torch.equal(state, reference[1])
+            for gradient, other in zip(gradients, found[0][2], strict=True):
+                torch.testing.assert_close(gradient, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gradients_do_not_depend_on_the_format(device: str) -> None:
+    """To the bit; but for those of captured tensors, which are summed over elements in another order."""
+    weights, state_weights = values(5, *STEP, seed=1).to(device), values(*STEP, seed=2).to(device)
+    reference = None
+    for name in ("contiguous", "channels_last_frames", "permuted", "batch_first"):
+        like = LAYOUTS[name](5)
+        x = torch.empty_strided(like.shape, like.stride(), device=device).copy_(values(5, *STEP, seed=3).to(device))
+        leaf, weight = x.requires_grad_(), weight_of(x)
+        v = torch.zeros_like(x[0]).requires_grad_()
+        output, state = run("triton", leaf, v, weight)
+        found = torch.autograd.grad([output, state], [leaf, v, weight], [weights, state_weights])
+        reference = found if reference is None else reference
+        assert torch.equal(found[0], reference[0])
+        assert torch.equal(found[1], reference[1])
+        assert significant(found[1]) == significant(v)
+        torch.testing.assert_close(found[2], reference[2])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_mixed_formats(backend: str, device: str) -> None:
+    """Two inputs and a state: as `TensorIterator` decides for the three."""
+
+    def core(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x * y
+        return h + 1.0, h
+
+    draw = random.Random(1)
+    names = list(LAYOUTS)
+    for _ in range(12):
+        first, second = (LAYOUTS[draw.choice(names)](4).to(device).detach() for _ in range(2))
+        if draw.random() < 0.4:
+            first = first[:, :, :1]
+        if draw.random() < 0.4:
+            second = second[:, :1, :, :1]
+        step = torch.broadcast_shapes(first.shape[1:], second.shape[1:])
+        v = values(*reversed(step), seed=5).to(device).permute(*reversed(range(4)))
+        x, y, v = (t.detach().requires_grad_() for t in (first, second, v))
+        neuron = FlexSN(core, 2, 1, 1, backend=backend)
+        neuron.states = [v]
+        output = neuron(x, y)
+        assert isinstance(output, Tensor)
+        assert significant(output) == significant(torch.addcmul(x, y, v.expand(4, *step)))
+        assert significant(neuron.states[0]) == significant(torch.addcmul(x[0], y[0], v))
+        gradients = torch.autograd.grad(output.square().sum() + neuron.states[0].sum(), [x, y, v])
+        for gradient, leaf in zip(gradients, (x, y, v), strict=True):
+            assert significant(gradient) == significant(leaf.detach().neg())
+        loop = FlexSN(core, 2, 1, 1, backend="torch")
+        loop.states = [v]
+        expected = loop(x, y)
+        assert isinstance(expected, Tensor)
+        assert torch.equal(output, expected)
+        wanted = torch.autograd.grad(expected.square().sum() + loop.states[0].sum(), [x, y, v])
+        torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_in_another_format_than_the_output(backend: str, device: str) -> None:
+    weights = {name: torch.empty_strided(w.shape, w.stride(), device=device) for name, w in (
+        (name, LAYOUTS[name](4)) for name in ("contiguous", "channels_last_frames", "batch_first", "time_last")
+    )}
+    dense = values(4, *STEP, seed=7).to(device)
+    x = LAYOUTS["channels_last_frames"](4).to(device).requires_grad_()
+    found = []
+    for arriving in weights.values():
+        output, _ = run(backend, x, None, weight_of(x))
+        found.append(torch.autograd.grad(output, x, arriving.copy_(dense))[0])
+        assert found[-1].stride() == x.stride()
+    assert all(torch.equal(gradient, found[0]) for gradient in found)
+    # Of three dimensions, steps of a gradient look like images whose channels come last.
+    flat = values(4, 3, 4, 5).to(device).requires_grad_()
+    output = FlexSN(lambda x, v: (x * x + v, x + v), 1, 1, 1, backend=backend)(flat)
+    assert isinstance(output, Tensor)
+    channels_last = torch.ones_like(output).contiguous(memory_format=torch.channels_last)
+    assert torch.autograd.grad(output, flat, channels_last)[0].stride() == flat.stride()
+
+
+def test_a_kernel_object() -> None:
+    x = LAYOUTS["batch_first_channels_last"](4).requires_grad_()
+    v = torch.zeros_like(x[0].detach()).requires_grad_()
+    results = FlexSNKernel(make_core(torch.ones(())), 1, 1, 1)(x, v)
+    assert all(significant(result) == significant(x.detach().neg()) for result in results)
+    gradients = torch.autograd.grad(results[0].sum(), [x, v])
+    assert significant(gradients[0]) == significant(x)
+    assert gradients[1].stride() == v.stride()
+
+
+def test_one_kernel_for_all_orders() -> None:
+    """A permutation of the dimensions is the same kernel: it counts elements in the order of memory."""
+    neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="triton")
+    program = neuron._get_program()
+    for name in ("contiguous", "channels_last_frames", "permuted"):
+        neuron.reset()
+        x = LAYOUTS[name](5).requires_grad_()
+        output = neuron(x)
+        assert isinstance(output, Tensor)
+        output.backward(torch.ones_like(output))
+        (step,) = program.specializations
+        assert len(step.kernel_names) == 2, name
+
+
+def test_single_steps() -> None:
+    x = LAYOUTS["channels_last_frames"](1)[0]
+    neuron = FlexSN(make_core(torch.ones(())), 1, 1, 1, step_mode="s")
+    output = neuron(x)
+    assert isinstance(output, Tensor)
+    assert output.stride() == neuron.states[0].stride() == x.stride()
+
+
+@pytest.mark.parametrize("final", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", ["channels_last_frames", "permuted", "batch_first"])
+def test_traced_graphs(name: str, dynamic: bool, final: bool) -> None:
+    """Strides of fake tensors, forward and backward, are those of the results."""
+    weight = weight_of(torch.empty(()))
+    scan: Any = flex_sn_scan_final_state if final else flex_sn_scan
+    seen: list[list[list[int]]] = []
+
+    def watch(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        node = next(iter(graph.graph.find_nodes(op="output")))
+        values = [value.meta["val"] for value in node.args[0] if isinstance(value, torch.fx.Node)]
+        seen.append([list(map(int, value.stride())) for value in values if isinstance(value, Tensor)])
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x, v: scan(make_core(weight), 1, 1, 1, x, v),
+        backend=aot_autograd(fw_compiler=watch, bw_compiler=watch),
+        fullgraph=True,
+        dynamic=dynamic,
+    )
+    x = LAYOUTS[name](5).requires_grad_()
+    v = torch.zeros_like(x[0].detach()).requires_grad_()
+    results = compiled(x, v)
+    assert significant(results[0]) == significant(x.detach().neg())
+    assert significant(results[1]) == significant(v if final else x)
+    gradients = torch.autograd.grad(sum(r.square().sum() for r in results), [x, v])
+    assert significant(gradients[0]) == significant(x)
+    assert gradients[1].stride() == v.stride()
+    assert seen[0][:2] == [list(r.stride()) for r in results]
+    assert list(x.stride()) in seen[1]
+
+
+def test_export() -> None:
+    neuron = FlexSN(make_core(torch.tensor(0.5)), 1, 1, 1, backend="hop")
+    x = LAYOUTS["channels_last_frames"](4)
+    exported = torch.export.export(neuron, (x,))
+    assert exported.module()(x).stride() == x.stride()
+
+
+def test_both_packages_have_one_rule() -> None:
+    draw = random.Random(3)
+    for _ in range(500):
+        dims = draw.randint(0, 6)
+        shape = [draw.choice((0, 1, 2, 3, 5) if draw.random() < 0.1 else (1, 2, 3, 5)) for _ in range(dims)]
+        operands = []
+        for _ in range(draw.randint(1, 3)):
+            sizes = [1 if draw.random() < 0.2 else size for size in shape]
+            order = draw.sample(range(dims), dims)
+            strides = hop_formats.dense_strides(sizes, tuple(order))
+            strides = tuple(0 if draw.random() < 0.1 else s * draw.choice((1, 1, 2)) for s in strides)
+            operands.append((sizes, strides))
+        arguments = (shape, operands[:2], operands[2:])
+        found = hop_formats.memory_order(*arguments)
+        assert found == runtime_order.memory_order(*arguments)
+        assert hop_formats.dense_strides(shape, found) == runtime_order.dense_strides(shape, found)
