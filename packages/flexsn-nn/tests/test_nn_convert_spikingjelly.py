@@ -337,6 +337,32 @@ def test_liaf_keeps_its_activation_in_sequences() -> None:
     assert set(before(x).unique().tolist()) <= {0.0, 1.0}
 
 
+def test_a_published_network() -> None:
+    """Spikformer, from SpikingJelly's own collection: outputs and all gradients to the bit."""
+    models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")
+    torch.manual_seed(0)
+    before = models.spikformer_cifar10(num_classes=10)
+    theirs.set_step_mode(before, "m")
+    conversion = convert(copy.deepcopy(before))
+    assert conversion.left == []
+    x = 3 * torch.rand(2, 2, 3, 32, 32)
+    outputs = []
+    for net in (before, conversion.model):
+        torch.manual_seed(1)
+        output = net(x)
+        assert output.abs().mean() > 0.01
+        output.square().sum().backward()
+        outputs.append(output)
+    assert torch.equal(*outputs)
+    learned = dict(conversion.model.named_parameters())
+    for key, parameter in before.named_parameters():
+        place = conversion.moved.get(key)
+        gradient = learned[key if place is None else place.key].grad
+        assert (parameter.grad is None) == (gradient is None)
+        if gradient is not None:
+            assert torch.equal(gradient, parameter.grad), key
+
+
 def test_a_network_needs_spikingjelly_no_more() -> None:
     for name in ("lif", "norms", "gated", "masked"):
         _, conversion = build(name)
@@ -401,6 +427,7 @@ def own(**options: Any) -> nn.Module:
         (lambda: neuron.OTTTLIFNode(), "no counterpart"),
         (lambda: neuron.MaskedPSN(k=2, T=4), "number of the step"),
         (lambda: layer.SynapseFilter(), "runs as it is"),
+        (lambda: neuron.FlexSN(lambda x, v: (x + v, x + v), 1), "a step function already"),
         (lambda: layer.MaxPool2d(2, return_indices=True, step_mode="m"), "indices"),
     ],
 )

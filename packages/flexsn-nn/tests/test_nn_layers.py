@@ -9,7 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import IF, LIF, OverTime, ParameterError, StateError, UnknownNameError, functional
+from flexsn_nn import (
+    IF,
+    LIF,
+    OverTime,
+    ParameterError,
+    SlidingPSN,
+    StateError,
+    StochasticLIF,
+    UnknownNameError,
+    functional,
+)
 from flexsn_nn.layer import (
     Delay,
     MSBlock,
@@ -161,6 +171,27 @@ def test_a_dropout_drops_the_same_at_every_step(channels: bool) -> None:
     assert layer(x) is x
     with pytest.raises(ParameterError, match="p is 1"):
         SharedDropout(1.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Delay(1.5),
+        lambda: Delay(torch.tensor([0.5, 1.0, 2.0]), learn=True),
+        lambda: SharedDropout(0.3),
+        lambda: SlidingPSN(3),
+        lambda: StochasticLIF(),
+    ],
+)
+def test_under_torch_compile(make: Callable[[], nn.Module]) -> None:
+    layer, x = make(), draw(5, 2, 3).float()
+    torch.manual_seed(0)
+    wanted = layer(x)
+    functional.reset_net(layer)
+    torch.manual_seed(0)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), wanted)
 
 
 NORMS = [

@@ -39,6 +39,10 @@ PACKAGE = "spikingjelly"
 # What all neurons there are derived from.
 NEURONS = ("BaseNode", "SimpleBaseNode", "NonSpikingBaseNode", "NoisyBaseNode", "NoisyNonSpikingBaseNode")
 NO_COUNTERPART = "it has no counterpart here. Write its step: FlexSN(core, ...)."
+FLEXSN = (
+    "its core is a step function already: flexsn_nn.FlexSN(core, num_inputs, num_states, num_outputs), with tensors "
+    "that the core captures in the place of static inputs."
+)
 RUNS_AS_IT_IS = "it runs as it is, in SpikingJelly's code; SpikingJelly's set_step_mode and reset_net reach it."
 
 
@@ -59,6 +63,8 @@ def rule_of(module: nn.Module) -> Rule | None:
         return Rule(RULES[kind.__name__])
     if neuron:
         return stays(NO_COUNTERPART)
+    if kind.__name__ == "FlexSN":
+        return stays(FLEXSN)
     if stateful:
         return stays(RUNS_AS_IT_IS, descend=True)
     if derived_from(module, PACKAGE, "SurrogateFunctionBase"):
