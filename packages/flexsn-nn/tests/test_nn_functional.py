@@ -98,3 +98,21 @@ def test_states_out_and_in() -> None:
     assert torch.equal(net(X[3:]), wanted)
     with pytest.raises(UnknownNameError, match=r"neuron '2\.2'.*Did you mean '2\.1'"):
         functional.set_states(net, {"2.2": []})
+
+
+def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
+    shared = IF()
+    net = nn.Sequential(nn.Sequential(shared, nn.ModuleDict({"a": shared})), IF())
+    x = torch.ones(2, 3)
+    for replaced in (False, True):
+        if replaced:
+            net[1] = IF()
+            net.register_module("nothing", None)
+            net.append(nn.Sequential(IF()))
+        found = [neuron for _, neuron in functional.neurons(net)]
+        assert len(found) == 2 + replaced
+        for neuron in found:
+            neuron(x)
+            assert neuron.states
+        functional.reset_net(net)
+        assert not any(neuron.states for neuron in found)

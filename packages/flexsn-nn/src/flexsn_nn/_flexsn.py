@@ -213,9 +213,10 @@ class FlexSN(nn.Module):
 
     def reset(self) -> None:
         """Forgets the state: the next call starts from the initial one."""
-        self._keep([], [])
-        if not torch.compiler.is_compiling():
-            self.__dict__["_reset_in"] = recomputation()  # as in _keep
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs = [], []
+        else:  # as in _keep
+            self.__dict__.update(states=[], state_seqs=[], _reset_in=recomputation())
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""

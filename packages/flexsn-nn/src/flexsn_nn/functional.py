@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
+import torch
 from torch import Tensor, nn
 
 from flexsn_nn._backends import check_backend, check_step_mode
@@ -40,8 +42,31 @@ def reset_net(net: nn.Module) -> None:
         >>> net[1].states
         []
     """
-    for _, module in _with_state(net):
-        module.reset()
+    if torch.compiler.is_compiling():  # Dynamo knows named_modules, and no other way through a network
+        for _, module in _with_state(net):
+            module.reset()
+    else:
+        for module in _all_with_state(net):
+            module.reset()
+
+
+def _all_with_state(net: nn.Module) -> list[FlexSN | Stateful]:
+    """The modules of `_with_state(net)`, without their names, which take most of the time to make."""
+    found: list[FlexSN | Stateful] = []
+    kinds: dict[type, bool] = {}
+    seen, waiting = {net}, [net]
+    while waiting:
+        module = waiting.pop()
+        kind = type(module)
+        if kind not in kinds:
+            kinds[kind] = issubclass(kind, FlexSN | Stateful)
+        if kinds[kind]:
+            found.append(cast("FlexSN | Stateful", module))
+        for child in module._modules.values():
+            if child is not None and child not in seen:
+                seen.add(child)
+                waiting.append(child)
+    return found
 
 
 def detach_net(net: nn.Module) -> None:
