@@ -150,13 +150,13 @@ def test_a_parameter_that_was_replaced_is_reported() -> None:
         trace.vjp([True, True], [True] * 3)
 
 
-def test_freezing_after_tracing_is_honoured() -> None:
+def test_a_trace_is_for_what_required_a_gradient_then() -> None:
     core = PLIF(torch.zeros(4, dtype=torch.float64))
     trace = trace_step(core, 1, 1, 1, arguments())
     core.w.requires_grad_(False)
-    assert trace.vjp([True, True], [True] * 3).gradients[2] is None
-    core.w.requires_grad_(True)
     assert trace.vjp([True, True], [True] * 3).gradients[2] is not None
+    assert trace.vjp([True, True], [True, True, False]).gradients[2] is None
+    assert not core.w.requires_grad
 
 
 def test_gradient_hooks_are_left_for_the_real_gradient() -> None:

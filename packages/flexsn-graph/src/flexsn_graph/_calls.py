@@ -2,41 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from flexsn_graph._capture import CaptureMode
+from flexsn_graph._capture import CaptureMode, WriteError
 from flexsn_graph._location import user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
-from flexsn_graph._refusals import VALUE_READS, reads_value
+from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now
 
 
-class CoreCalls(TorchFunctionMode):
-    """Replaces the result of a call on captured tensors alone by a new variable, if no step can do the call.
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor of the core's that was computed from captured tensors alone, as it was when that was seen.
 
-    A variable of its own for autograd, too: the gradient of the step ends there, and goes on outside, through
-    the call that is made before the loop.
+    Attributes:
+        number: of the value that it holds, with its history for autograd.
+        replaced: whether a call that also takes something else is to get the value that was computed before the loop.
+    """
+
+    number: int
+    tensor: Tensor
+    version: int
+    storage: int
+    requires_grad: bool
+    node: Any
+    replaced: bool
+
+    @classmethod
+    def of(cls, number: int, tensor: Tensor, *, replaced: bool) -> _Known:
+        storage = storage_of(tensor)
+        return cls(number, tensor, tensor._version, storage, tensor.requires_grad, tensor.grad_fn, replaced)
+
+    def holds(self) -> bool:
+        """Whether the tensor still has that value."""
+        return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
+
+    def is_same(self) -> bool:
+        """Whether it has that history, too."""
+        tensor = self.tensor
+        return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
+
+
+class CoreCalls(TorchFunctionMode):
+    """Gives the core, for what it computes from captured tensors alone and no step can, new variables.
+
+    Variables of their own for autograd, too: the gradient of the step ends there, and goes on outside, through what
+    is computed before the loop.
 
     Args:
         mode: the dispatch mode that the core runs under.
         hoists: which calls are replaced.
+        keep_views: a view of what the core has computed is not replaced where the core gets it, but where it is used
+            together with something else. An in-place op on it changes all views, then; otherwise it is refused.
+        whole: nothing is replaced: the core runs as it is, and what it computes is kept in `computed`.
+        arguments: the core's, which nothing that is computed before the loop depends on; `None` in a backward pass.
 
     Attributes:
         variables: those that have a gradient, by the number of the value that they stand for.
+        computed: by number, the lifted values, with the history that they have.
     """
 
-    def __init__(self, mode: CaptureMode, hoists: Hoists) -> None:
+    def __init__(
+        self,
+        mode: CaptureMode,
+        hoists: Hoists,
+        *,
+        keep_views: bool = False,
+        whole: bool = False,
+        arguments: Sequence[Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.variables: dict[int, Tensor] = {}
+        self.computed: dict[int, Tensor] = {}
         self._mode = mode
         self._captures = mode.captures
         self._hoists = hoists
-        # Id of a computed tensor to its value's number. The tensors are kept, so that their ids are theirs.
-        self._known: dict[int, tuple[int, Tensor, int]] = {}
+        self._keep_views = keep_views
+        self._whole = whole
+        self._arguments = arguments
+        # By id. The tensors are kept, so that their ids and their memory are theirs.
+        self._known: dict[int, _Known] = {}
+        self._nodes: dict[Any, int] = {}
+        self._fixed_nodes: dict[Any, bool] = {}
 
     def __torch_function__(
         self,
@@ -48,89 +101,250 @@ class CoreCalls(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
-        if not self._on_captured_alone(args, kwargs):
+        if self._hoists is Hoists.NOTHING:
             return func(*args, **kwargs)
-        versions = self._versions(args, kwargs)
-        with self._mode.apart() as ops:
+        tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+        known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
+        if known and func in HOOKS and known[0]:
+            raise adds_hook(func.__name__, user_location())
+        if all(known) and (known or func in _FACTORIES):
+            return self._on_captured_alone(func, args, kwargs, tensors)
+        if any(known):
+            args, kwargs = pytree.tree_map_only(Tensor, self._standing, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results of the core, with what is computed before the loop replaced."""
+        if self._hoists is not Hoists.NOTHING:
+            for tensor in results:
+                self._find(tensor)
+        return tuple(self._standing(t) for t in results)
+
+    def _on_captured_alone(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> Any:
+        refs = pytree.tree_map_only(Tensor, self._ref, (args, kwargs))
+        autocast = autocast_now()
+        key = (func, repr(refs), self._captures.identities(refs), autocast, torch.is_grad_enabled())
+        decided = self._captures.decided
+        if key not in decided:
+            if not self._mode.may_add:
+                return func(*args, **kwargs)
+            own = {storage_of(t) for t in tensors if not self._captures.is_captured(t)}
+            try:
+                with self._mode.on_trial(own) as ops:
+                    result = func(*args, **kwargs)
+            except WriteError:
+                return self._write(func, args, kwargs, tensors, refs, key)
+            if not ops:  # it computes nothing
+                given = {id(t) for t in tensors}
+                made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and id(t) not in given]
+                self._captures.note_passing([t for t in made if self._captures.is_captured(t)])
+                return result
+            decided[key] = self._new_call(func, refs, ops, result, own)
+        call = decided[key]
+        if call.writes:
+            return self._write(func, args, kwargs, tensors, refs, key)
+        in_step = call.stays or self._whole or (call.is_view and self._keep_views)
+        roots = self._roots(tensors)
+        with self._mode.apart(recorded=in_step and self._is_recorded(roots)):
             result = func(*args, **kwargs)
-        if not ops or self._versions(args, kwargs) != versions:
-            return func(*args, **kwargs)  # it computes nothing new
-        call = self._decide(func, args, kwargs, ops, result)
-        if call is None:
-            return func(*args, **kwargs)
-        if call.stays:
-            roots = self._captures.roots(call.reads())
-            with self._mode.apart(recorded=self._is_recorded(roots)):
-                result = func(*args, **kwargs)
         leaves, structure = pytree.tree_flatten(result)
         for i, number in enumerate(call.results):
             if number is not None:
-                if call.stays:
+                if in_step:
                     self._mode.defer(leaves[i], roots)
                 else:
-                    leaves[i] = self._variable(number, leaves[i].requires_grad)
-                self._known[id(leaves[i])] = number, leaves[i], leaves[i]._version
+                    if call.is_view:
+                        self._mode.tie([leaves[i], *(t for t in tensors if not self._captures.is_captured(t))])
+                    leaves[i] = self._variable(number, leaves[i])
+                    if call.is_view:
+                        self._mode.tie([leaves[i]])
+                self._know(number, leaves[i], replaced=call.is_view and not call.stays)
         return pytree.tree_unflatten(leaves, structure)
 
-    def _versions(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-        # Of what the core computed only: a captured tensor may not be changed, and need not have a version.
-        return [a._version for a in pytree.tree_leaves((args, kwargs)) if id(a) in self._known]
+    def _new_call(
+        self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
+    ) -> Call:
+        """What to do with a call, decided once, when it is met first."""
+        leaves = pytree.tree_leaves(result)
+        new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
+        has_gradient = any(t.requires_grad for t in new)
+        return Call(
+            getattr(func, "__name__", str(func)),
+            tuple(self._mode.add_value(t) if any(t is n for n in new) else None for t in leaves),
+            _numbers(refs),
+            stays=all(stays(called, self._hoists, has_gradient=has_gradient) for called in ops),
+            is_view=any(storage_of(t) in own for t in new),
+            location=user_location(),
+        )
 
-    def _is_recorded(self, numbers: set[int]) -> bool:
-        """Whether the step has arguments for these values. Others are there for calls before the loop alone."""
-        return self._captures.lifted is None or numbers <= set(self._captures.lifted)
-
-    def _on_captured_alone(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        if self._hoists is Hoists.NOTHING:
-            return False
-        tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
-        return bool(tensors) and all(self._captures.is_captured(t) or self._is_known(t) for t in tensors)
-
-    def _is_known(self, tensor: Tensor) -> bool:
-        # The version: it may have been changed in place meanwhile, by what depends on an input.
-        return id(tensor) in self._known and self._known[id(tensor)][2] == tensor._version
-
-    def _decide(
+    def _write(
         self,
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        ops: Sequence[CalledOp],
-        result: Any,
-    ) -> Call | None:
-        """What to do with a call, decided once, when it is met first. `None`: it was not met then."""
-        args, kwargs = pytree.tree_map_only(Tensor, lambda t: Ref(self._number(t)), (args, kwargs))
-        autocast = autocast_now()
-        key = (func, repr(args), repr(kwargs), autocast)
+        tensors: Sequence[Tensor],
+        refs: Any,
+        key: Hashable,
+    ) -> Any:
+        """A call that writes to what the core computed from captured tensors alone. All of its views change."""
+        before = [known for known in self._known.values() if self._is_same(known)]
+        roots = self._roots(tensors)
+        with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
+            result = func(*args, **kwargs)
         decided = self._captures.decided
-        if key not in decided and self._mode.may_add:
-            leaves = pytree.tree_leaves(result)
-            read = [a.value for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Ref)]
-            has_gradient = any(self._captures.has_gradient(number) for number in read)
-            decided[key] = Call(
-                func,
-                args,
-                kwargs,
-                tuple(self._mode.add_value(t) if isinstance(t, Tensor) else None for t in leaves),
-                stays=all(stays(called, self._hoists, has_gradient=has_gradient) for called in ops),
-                has_gradient=has_gradient,
-                autocast=autocast,
-                location=user_location(),
+        if key not in decided:
+            # Not of a part of what it is a view of.
+            into = {s for called in ops for s in called.writes}
+            can = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
+                self._captures.stays(known.number)
+                for known in before
+                if known.storage in into and any(known.tensor is t for t in tensors)
             )
-        return decided.get(key)
+            name, location = getattr(func, "__name__", str(func)), user_location()
+            decided[key] = Call(name, (), _numbers(refs), can, writes=True, is_plain=False, location=location)
+        call = decided[key]
+        written = frozenset[int]().union(*(called.writes for called in ops))
+        for known in before:
+            if known.storage not in written:
+                continue
+            self._mode.defer(known.tensor, roots)
+            after = ("written", key, known.number)
+            if after not in decided:
+                if not self._mode.may_add:
+                    continue
+                number = self._mode.add_value(known.tensor)
+                can = call.stays and self._captures.stays(known.number)
+                reads = call.reads | {known.number}
+                decided[after] = Call(call.name, (number,), reads, stays=can, is_view=True, location=call.location)
+            (written_number,) = decided[after].results
+            assert written_number is not None
+            self._know(written_number, known.tensor, replaced=not decided[after].stays)
+        return result
 
-    def _number(self, tensor: Tensor) -> int:
-        if id(tensor) in self._known:
-            return self._known[id(tensor)][0]
-        number = self._captures.find(tensor)
-        assert number is not None, "the call has just been made with it"
-        return number
+    # -- what is known -----------------------------------------------------------------------------------
 
-    def _variable(self, number: int, requires_grad: bool) -> Tensor:
-        if requires_grad and number in self.variables:
+    def _know(self, number: int, tensor: Tensor, *, replaced: bool) -> None:
+        with self._mode.on_trial():
+            self._known[id(tensor)] = _Known.of(number, tensor, replaced=replaced)
+        lifted = self._captures.lifted
+        if self._whole and lifted is not None and number in lifted and number not in self.computed:
+            self.computed[number] = tensor.clone()  # it may be written to later
+
+    def _find(self, tensor: Tensor) -> _Known | None:
+        """What is known of a tensor of the core's, if it was computed from captured tensors alone."""
+        known = self._known.get(id(tensor))
+        if known is not None and self._is_same(known):
+            return known
+        if self._arguments is None or self._captures.is_captured(tensor):
+            return None
+        old = known.number if known is not None and known.holds() else self._number_of_alias(tensor)
+        return None if old is None else self._know_history(old, tensor)
+
+    def _is_same(self, known: _Known) -> bool:
+        with self._mode.on_trial():  # torch makes a view's history again, once its memory was written to
+            return known.is_same()
+
+    def _number_of_alias(self, tensor: Tensor) -> int | None:
+        """The number of a value that is the same memory: a custom function may return what it was given."""
+        storage = storage_of(tensor)
+        place = _place(tensor)
+        for known in self._known.values():
+            if known.storage == storage and known.holds() and _place(known.tensor) == place:
+                return known.number
+        number = self._captures.number_of(storage)
+        return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
+
+    def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
+        """Of a known value that has another history: a custom `autograd.Function` gave it one."""
+        with self._mode.on_trial():
+            node = tensor.grad_fn
+        if (node is None and tensor.requires_grad) or not self._is_fixed(node):
+            return None
+        ordinal = self._nodes.setdefault(node, len(self._nodes))
+        key = ("history", old, node is not None and ordinal, tensor.output_nr)
+        decided = self._captures.decided
+        if key not in decided:
+            if not self._mode.may_add:
+                return None
+            number = self._mode.add_value(tensor)
+            can = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
+            name = "autograd.Function" if node is None else str(node.name())
+            location = user_location()
+            decided[key] = Call(name, (number,), {old}, can, is_view=True, is_plain=False, location=location)
+        (new,) = decided[key].results
+        assert new is not None
+        self._mode.defer(tensor, self._mode.behind(tensor))
+        self._know(new, tensor, replaced=not decided[key].stays)
+        return self._known[id(tensor)]
+
+    def _is_fixed(self, node: Any) -> bool:
+        """Whether a gradient that goes on from here reaches captured tensors and variables alone."""
+        assert self._arguments is not None
+        arguments = {id(t) for t in self._arguments}
+        ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
+        waiting, seen = [node], {None, *ends}
+        while waiting:
+            one = waiting.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            if id(getattr(one, "variable", None)) in arguments:
+                return False
+            waiting += [following for following, _ in one.next_functions]
+        return True
+
+    def _ref(self, tensor: Tensor) -> Ref:
+        known = self._known.get(id(tensor))
+        if known is not None:
+            return Ref(known.number, tensor.requires_grad)
+        return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
+
+    def _roots(self, tensors: Sequence[Tensor]) -> set[int]:
+        """What a step has to be given that computes with these."""
+        return set[int]().union(*(self._mode.behind(t) for t in tensors))
+
+    def _is_recorded(self, numbers: set[int]) -> bool:
+        """Whether the step has arguments for these values. Others are there for calls before the loop alone."""
+        return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
+
+    # -- what stands for values that are computed before the loop ----------------------------------------
+
+    def _standing(self, tensor: Tensor) -> Tensor:
+        known = self._known.get(id(tensor))
+        if self._whole or known is None or not known.replaced or not self._is_same(known):
+            return tensor
+        standing = self._variable(known.number, tensor)
+        self._mode.freeze(standing)  # what is written to it would be in none of its views
+        return standing
+
+    def _leaf(self, number: int, requires_grad: bool) -> Tensor:
+        if number in self.variables:
             return self.variables[number]
         with self._mode.apart(recorded=self._is_recorded({number})):
-            variable = self._captures.stand_ins[number].detach()
+            leaf = self._captures.stand_ins[number].detach()
         if requires_grad:
-            self.variables[number] = variable.requires_grad_()
+            self.variables[number] = leaf.requires_grad_()
+        return leaf
+
+    def _variable(self, number: int, like: Tensor) -> Tensor:
+        """A copy of its own for each call, since the core may write to what it gets."""
+        leaf = self._leaf(number, like.requires_grad)
+        with self._mode.apart(recorded=self._is_recorded({number})):
+            variable = leaf.clone()
+        self._mode.defer(variable, {number})
         return variable
+
+
+_FACTORIES = frozenset(
+    {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
+)
+
+
+def _numbers(refs: Any) -> set[int]:
+    return {a.value for a in pytree.tree_leaves(refs) if isinstance(a, Ref)}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()

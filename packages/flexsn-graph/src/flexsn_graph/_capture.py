@@ -10,7 +10,7 @@ for its gradient, also when it went through a `torch.autograd.Function`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
 from flexsn_graph._prologue import CalledOp
-from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of
+from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of, written_by
 from flexsn_graph._torch_private import (
     FakeTensor,
     TorchDispatchMode,
@@ -31,12 +31,16 @@ from flexsn_graph._torch_private import (
     set_stack_trace,
     unrecorded,
 )
-from flexsn_graph.errors import CaptureError, UnsupportedCoreError
+from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
 
 _aten = torch.ops.aten
 
 # `torch.tensor(0.5)` inside a core: a constant made on the spot, not a captured tensor.
 _CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
+
+
+class WriteError(Exception):
+    """An op would have written where nothing may be written while a call is only looked at."""
 
 
 class CaptureMode(TorchDispatchMode):
@@ -67,7 +71,10 @@ class CaptureMode(TorchDispatchMode):
         self.refusal: UnsupportedCoreError | None = None
         self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
         self._apart: list[CalledOp] | None = None
+        self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
+        self._tied: set[int] = set()
+        self._noted: list[Tensor] = []  # kept, so that their memory is theirs
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
@@ -76,16 +83,46 @@ class CaptureMode(TorchDispatchMode):
         Yields:
             A list that they are put on.
         """
-        met, self._apart = set(self.met), []
+        around, met = self._apart, set(self.met)
+        ops: list[CalledOp] = []
+        self._apart = ops
         try:
             with nullcontext() if recorded else unrecorded():
-                yield self._apart
+                yield ops
         finally:
-            self._apart, self.met = None, met
+            self._apart, self.met = around, met
+
+    @contextmanager
+    def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
+        """As `apart`, for what is only looked at: nothing of it counts.
+
+        Args:
+            guarded: memory that is not written to: `WriteError` is raised before an op does.
+        """
+        done, around = len(self.trail), self._guarded
+        self._guarded = guarded
+        try:
+            with self.apart() as ops:
+                yield ops
+        finally:
+            del self.trail[done:]
+            self._guarded = around
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
         """Once the step uses `tensor`, which was made apart, it has met the values in `roots`."""
-        self._deferred[storage_of(tensor)] = roots
+        self._noted.append(tensor)
+        self._deferred.setdefault(storage_of(tensor), set()).update(roots)
+
+    def freeze(self, tensor: Tensor) -> None:
+        """Refuses what writes to it."""
+        self._noted.append(tensor)
+        self._frozen.add(storage_of(tensor))
+
+    def tie(self, tensors: Sequence[Tensor]) -> None:
+        """Raises `WrittenViewError` for what writes to one of these: it would not change the others."""
+        for tensor in tensors:
+            self._noted.append(tensor)
+            self._tied.add(storage_of(tensor))
 
     def add_value(self, like: Tensor) -> int:
         """Records a value that is computed from captured tensors alone."""
@@ -121,12 +158,22 @@ class CaptureMode(TorchDispatchMode):
         if body is not None:
             with self:
                 return body(*args, **kwargs)
+        written = {storage_of(t) for t in written_by(func, args, kwargs)}
+        if not written.isdisjoint(self._tied):
+            raise WrittenViewError(
+                "the core changes in place what is a view of something else that it computes of captured tensors alone "
+                f"({func}). Change a copy.",
+                str(func),
+                location,
+            )
+        if not written.isdisjoint(self._guarded):
+            raise WriteError
         self._meet_all(leaves)
         set_stack_trace(stack_trace(location, str(func)))
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
         if self._apart is not None:
-            self._apart.append(CalledOp(func, args, results))
+            self._apart.append(CalledOp(func, args, results, frozenset(written)))
         return results
 
     def _meet_all(self, leaves: Sequence[Any]) -> None:
@@ -135,8 +182,8 @@ class CaptureMode(TorchDispatchMode):
                 self.met |= self.behind(leaf)
 
     def behind(self, tensor: Tensor) -> set[int]:
-        """The values that a fake tensor is a view of, or was computed from alone."""
-        storage = storage_of(tensor)
+        """The values that a tensor is, is a view of, or was computed from alone."""
+        storage = storage_of(self.captures.stand_in(tensor))
         number = self.captures.number_of(storage)
         return self._deferred.get(storage, set()) if number is None else {number}
 
@@ -160,6 +207,10 @@ class CaptureMode(TorchDispatchMode):
     def _swap(self, value: Any, location: SourceLocation | None) -> Any:
         if not isinstance(value, Tensor) or not self.captures.is_captured(value):
             return value
+        return self.captures.stand_ins[self.number_of(value, location)]
+
+    def number_of(self, value: Tensor, location: SourceLocation | None) -> int:
+        """The number of a captured tensor, which is recorded when it is met first."""
         if value.layout is not torch.strided:
             raise CaptureError(
                 f"the core captures a tensor of layout {value.layout}: only dense ones can be read.",
@@ -193,4 +244,4 @@ class CaptureMode(TorchDispatchMode):
                 "capture",
                 location,
             )
-        return stand_in
+        return number

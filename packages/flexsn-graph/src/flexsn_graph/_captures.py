@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from flexsn_graph._location import SourceLocation
-from flexsn_graph._prologue import Call
+from flexsn_graph._prologue import Call, Ref
 from flexsn_graph._refusals import storage_of
 from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like
+
+_TOLD_APART = (
+    *(bool, int, float, complex, str, bytes, type(None), type(...), slice, Ref),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
 class Captures:
@@ -19,6 +26,8 @@ class Captures:
     Attributes:
         stand_ins: a fake tensor for each such value; its place in the list is the value's number.
         tensors: the captured tensors, by number, in order of first use.
+        aliases: other captured tensors that are the same memory as one of them, by its number.
+        passing: ids of tensors that the core itself makes of captured ones, as `w.data`.
         decided: the calls that give the other values, by function and arguments.
         lifted: the values that the step needs, once that is known; the others are there for `calls`.
         locations: autograd sequence number to the user's line, so that a backward formula can name it; of the last
@@ -29,10 +38,13 @@ class Captures:
         self._mode = mode
         self.stand_ins: list[FakeTensor] = []
         self.tensors: dict[int, Tensor] = {}
+        self.aliases: list[tuple[int, Tensor]] = []
+        self.passing: set[int] = set()
         self.decided: dict[Hashable, Call] = {}
         self.lifted: tuple[int, ...] | None = None
         self.locations: dict[int, SourceLocation] = {}
         # The tensors are kept, so that an id or an address is not given to another one meanwhile.
+        self._kept: list[Any] = []
         self._by_identity: dict[int, tuple[int, Tensor]] = {}
         self._by_memory: dict[tuple[Any, ...], int] = {}
         self._by_storage: dict[int, int] = {}
@@ -49,13 +61,24 @@ class Captures:
         number = self._by_memory.get(memory)
         if number is None or _memory_of(self.tensors[number]) != memory:
             return None
-        if tensor.requires_grad:
-            if self.tensors[number].requires_grad:
-                return None  # another variable, with a gradient of its own
+        before = self.tensors[number]
+        if tensor.requires_grad and before.requires_grad:
+            return None  # another variable, with a gradient of its own
+        if tensor.requires_grad or id(before) in self.passing:
             # `w.data` was met before `w`: it is `w` that has a gradient and can be moved.
             self.tensors[number] = tensor
+            tensor, other = before, tensor
+            self._by_identity[id(other)] = (number, other)
+        if id(tensor) not in self.passing:
+            self.aliases.append((number, tensor))
         self._by_identity[id(tensor)] = (number, tensor)
         return number
+
+    def note_passing(self, tensors: Iterable[Tensor]) -> None:
+        """Notes tensors that are there while the core runs only."""
+        for tensor in tensors:
+            self._kept.append(tensor)
+            self.passing.add(id(tensor))
 
     def add(self, tensor: Tensor) -> int:
         """Records a captured tensor that `find` does not know."""
@@ -76,18 +99,16 @@ class Captures:
         """The call that gives a value; `None`: it is captured."""
         return next((call for call in self.decided.values() if number in call.results), None)
 
-    def has_gradient(self, number: int) -> bool:
-        """Whether a value requires a gradient, or is computed from one that does."""
+    def stays(self, number: int) -> bool:
+        """Whether a value can be computed in the step, or is captured."""
         call = self.call_of(number)
-        return self.tensors[number].requires_grad if call is None else call.has_gradient
+        return call is None or call.stays
 
-    def roots(self, numbers: Iterable[int]) -> set[int]:
-        """What a step that computes these values has to be given."""
-        found: set[int] = set()
-        for number in numbers:
-            call = self.call_of(number)
-            found |= self.roots(call.reads()) if call is not None and call.stays else {number}
-        return found
+    def identities(self, arguments: Any) -> tuple[int, ...]:
+        """Of what is not told apart by its `repr`: a NumPy array's is short."""
+        others = [a for a in pytree.tree_leaves(arguments) if not isinstance(a, _TOLD_APART)]
+        self._kept += others
+        return tuple(map(id, others))
 
     def number_of(self, storage: int) -> int | None:
         """The value whose stand-in has this memory."""

@@ -96,8 +96,8 @@ class _Check:
             if index is not None:
                 self._values[node] = _Value(shape, {index: contiguous(shape)})
                 continue
-            if node.users and not self._step.reaches(shape):
-                user = next(iter(node.users))
+            user = _first_use(node)
+            if user is not None and not self._step.reaches(shape):
                 raise self._refusal(
                     user,
                     f"{called_op(user)} uses an argument of shape {list(shape)}, which does not broadcast to "
@@ -338,6 +338,15 @@ def _replay(node: fx.Node, seen: Tensor) -> Any:
     if target in RESHAPE_OPS:
         return seen.view(_shape(node))
     return target(seen, *node.args[1:], **node.kwargs)
+
+
+def _first_use(node: fx.Node) -> fx.Node | None:
+    """The first op that the core does with a value: the tracer detaches arguments."""
+    for user in node.users:
+        found = _first_use(user) if user.target is torch.ops.aten.detach.default else user
+        if found is not None:
+            return found
+    return None
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:

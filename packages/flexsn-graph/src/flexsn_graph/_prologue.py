@@ -1,21 +1,23 @@
 """What a core computes from captured tensors alone, and no step can: computed once, before the loop over time.
 
-A row `w[0]` of a parameter, `w.softmax(0)`, `w @ u`: such a call is remembered, and its result lifted as if it had
-been captured. Ordinary autograd differentiates the call, outside of the step. Pointwise ops on captured tensors
-stay in the step, and so do views that a `LiftedLayout` can express: there they cost nothing.
+A row `w[0]` of a parameter, `w.softmax(0)`, `w @ u`: the result of such a call is lifted as if it had been captured.
+Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express: there they cost
+nothing.
+
+What is computed before the loop is a graph, recorded below autograd as the step itself is, and so is its gradient:
+in-place operations and custom `autograd.Function`s are in it as they ran.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._ops import VIEW_OPS, Op
@@ -27,12 +29,13 @@ class Hoists(Enum):
     NOTHING = auto()
     WHAT_NO_STEP_CAN = auto()
     VIEWS_TOO = auto()  # for a tensor that is read in two layouts
+    EVERYTHING = auto()  # where a part of it could not be differentiated in the step
 
 
 # Not pointwise by their tag, but nothing that a step could not do.
 _STAYING = """
     alias clone copy detach empty empty_like expand fill full full_like lift_fresh lift_fresh_copy new_empty
-    new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zeros zeros_like
+    new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zero zeros zeros_like
 """
 _STAYING_OPS = frozenset(_STAYING.split())
 _RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
@@ -40,16 +43,20 @@ _RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
 
 @dataclass(frozen=True, slots=True)
 class CalledOp:
-    """An op that a call came down to."""
+    """An op that a call came down to; `writes`: to which memory."""
 
     op: Op
     args: tuple[Any, ...]
     result: Any
+    writes: frozenset[int] = frozenset()
 
 
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
     """Whether an op, called on captured tensors alone, can be a part of the step."""
-    if torch.Tag.pointwise in called.op.tags or called.op._opname in _STAYING_OPS:
+    if hoists is Hoists.EVERYTHING:
+        return False
+    name = called.op._opname.rstrip("_") if called.writes else called.op._opname
+    if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True
     if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
         return False
@@ -60,9 +67,10 @@ def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for a tensor in a call's arguments: the number of a captured or computed value."""
+    """Stands for a tensor in a call's arguments: the number of its value, and whether it requires a gradient."""
 
     value: int
+    requires_grad: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,77 +78,120 @@ class Call:
     """A call on captured tensors alone.
 
     Attributes:
+        name: of the function.
         results: for each leaf of what the function returns, the number of the value that it is; `None`: not a
-            tensor.
-        stays: whether it is a part of the step; then it is made before the loop only if others need it there.
-        has_gradient: whether it can have one.
-        autocast: devices and dtypes of the autocast that the core makes it under.
+            new tensor.
+        reads: the values that it needs.
+        stays: whether it is a part of the step.
+        is_view: whether it gives another view, content or history to memory that the core has.
+        writes: whether it changes what it is given.
+        is_plain: whether it neither does that, nor is an `autograd.Function`.
         location: where the core makes it.
     """
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    name: str
     results: tuple[int | None, ...]
+    reads: set[int]
     stays: bool
-    has_gradient: bool
-    autocast: tuple[tuple[str, torch.dtype], ...]
-    location: SourceLocation | None
+    is_view: bool = False
+    writes: bool = False
+    is_plain: bool = True
+    location: SourceLocation | None = None
 
-    @property
-    def name(self) -> str:
-        """The function's name."""
-        return getattr(self.function, "__name__", str(self.function))
 
-    def run(self, values: dict[int, Tensor]) -> None:
-        """Adds the results to `values`."""
-        fetch: Callable[[Any], Any] = lambda a: values[a.value] if isinstance(a, Ref) else a  # noqa: E731
-        args, kwargs = pytree.tree_map(fetch, (self.args, self.kwargs))
-        with ExitStack() as stack:
-            for device, dtype in self.autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            leaves = pytree.tree_leaves(self.function(*args, **kwargs))
-        values.update({i: leaf for i, leaf in zip(self.results, leaves, strict=True) if i is not None})
+@dataclass(frozen=True, slots=True)
+class ComputedBefore:
+    """How the lifted tensors that are not captured are computed.
 
-    def reads(self) -> set[int]:
-        """The values that it needs."""
-        return {a.value for a in pytree.tree_leaves((self.args, self.kwargs)) if isinstance(a, Ref)}
+    Attributes:
+        forward: `[*captured] -> [*values]`.
+        backward: for each value, `[*captured, its gradient] -> [*gradients]`; `None`: it has no gradient.
+        gradients: for each value, positions of the captured tensors that its `backward` gives gradients of.
+        first: the call that gives the first of them.
+        device: where the captured tensors were when it was recorded.
+        refusal: why it has no gradient, where one would be asked for.
+    """
+
+    forward: fx.GraphModule
+    backward: tuple[fx.GraphModule | None, ...]
+    gradients: tuple[tuple[int, ...], ...]
+    first: Call
+    device: torch.device
+    refusal: Exception | None = None
 
 
 class Prologue:
     """From the captured tensors to the lifted ones.
 
     Args:
-        calls: everything that the core computed from captured tensors alone, in order.
-        tensors: the captured tensors, by number.
+        tensors: the captured tensors, by number: those that it needs.
         lifted: numbers of the values that the step reads.
+        computed: how those that are not captured are computed; `None` if there are none.
 
     Attributes:
         captured: the tensors that it takes, the user's own objects.
-        calls: what it does, in order. None: the lifted tensors are the captured ones.
     """
 
     def __init__(
-        self, calls: Iterable[Call], tensors: Mapping[int, Tensor], lifted: Sequence[int]
+        self, tensors: Mapping[int, Tensor], lifted: Sequence[int], computed: ComputedBefore | None
     ) -> None:
-        self._lifted = tuple(lifted)
-        needed = set(lifted)
-        kept: list[Call] = []
-        for call in reversed(list(calls)):
-            if not needed.isdisjoint(call.results):
-                kept.append(call)
-                needed |= call.reads()
-        self.calls = tuple(reversed(kept))
-        self._numbers = tuple(i for i in tensors if i in needed)
-        self.captured = tuple(tensors[i] for i in self._numbers)
+        self.computed = computed
+        self.captured = tuple(tensors.values())
+        positions = {number: i for i, number in enumerate(tensors)}
+        values = iter(range(len(lifted)))
+        # A position among the captured tensors, or behind them, among the computed values.
+        # Its graphs are for tensors that lie like these.
+        self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
+        self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
+
+    def fits(self, captured: Sequence[Tensor]) -> bool:
+        """Whether it can compute with these tensors, of the right shapes and dtypes."""
+        return all(
+            t.stride() == stride and t.device == device
+            for t, (stride, device) in zip(captured, self._layouts, strict=False)
+        )
 
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The lifted tensors. Differentiable, when gradients are switched on."""
-        values = dict(zip(self._numbers, captured, strict=True))
-        if self.calls:
-            device = captured[0].device.type
-            off = torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-            with off:  # as when it was traced
-                for call in self.calls:
-                    call.run(values)
-        return tuple(values[i] for i in self._lifted)
+        values = tuple(captured)
+        if self.computed is not None:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
+                values += _Computed.apply(self.computed, *captured)
+            else:
+                with _as_recorded(self.computed):
+                    values += tuple(self.computed.forward(*captured))
+        return tuple(values[place] for place in self._places)
+
+
+class _Computed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, computed: ComputedBefore, *captured: Tensor) -> tuple[Tensor, ...]:
+        if computed.refusal is not None:
+            raise computed.refusal
+        ctx.computed = computed
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*captured)
+        with _as_recorded(computed):
+            values = tuple(computed.forward(*captured))
+        ctx.mark_non_differentiable(*(v for v, to in zip(values, computed.gradients, strict=True) if not to))
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """From a value without a gradient nothing flows on: no zeros, which an infinite derivative makes NaN."""
+        computed: ComputedBefore = ctx.computed
+        sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
+        for gradient, backward, to in zip(gradients, computed.backward, computed.gradients, strict=True):
+            if gradient is None or backward is None:
+                continue
+            with _as_recorded(computed):
+                found = backward(*ctx.saved_tensors, gradient)
+            for i, part in zip(to, found, strict=True):
+                sums[i] = part if sums[i] is None else sums[i] + part
+        return None, *sums
+
+
+def _as_recorded(computed: ComputedBefore) -> AbstractContextManager[object]:
+    """Without autocast: what it does is in the graph."""
+    kind = computed.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

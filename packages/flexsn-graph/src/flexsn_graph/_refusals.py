@@ -39,6 +39,20 @@ def reads_value(name: str, location: SourceLocation | None) -> DataDependentErro
         location,
     )
 
+# They would run once in the trace, on one step's gradient, and again on the sum of all steps' gradients.
+HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad})
+
+
+def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+    """The error for a hook on what is captured, or computed from captured tensors alone."""
+    return UnsupportedCoreError(
+        f"the core calls Tensor.{name} on a captured tensor, or on what it computes from captured tensors alone: "
+        "kernels give such a tensor's gradient as a sum over all steps. Add the hook to the captured tensor, outside "
+        "of the core.",
+        f"Tensor.{name}",
+        location,
+    )
+
 
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
     """Refuses what is no op: `torch.cond` and the like."""
@@ -76,21 +90,27 @@ def refuse_op(
             name,
             location,
         )
+    for written in written_by(op, args, kwargs):
+        if storage_of(written) in frozen:
+            raise MutationError(
+                "the core changes an input, a state, a captured tensor, what it computes of captured tensors before "
+                f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
+                "copy: in-place ops on values that the core made in the step are fine.",
+                name,
+                location,
+            )
+
+
+def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an op writes to."""
     if not op._schema.is_mutable:
-        return
+        return []
+    written: list[Any] = []
     for i, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        value = args[i] if i < len(args) else kwargs.get(argument.name)
-        for written in pytree.tree_leaves(value):  # `torch._foreach_*` write to lists
-            if isinstance(written, Tensor) and storage_of(written) in frozen:
-                raise MutationError(
-                    "the core changes an input, a state, a captured tensor or an incoming gradient in "
-                    f"place ({name}). Return the new value instead; in-place ops on values that the "
-                    "core made are fine.",
-                    name,
-                    location,
-                )
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            # `torch._foreach_*` write to lists
+            written += pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
+    return [t for t in written if isinstance(t, Tensor)]
 
 
 def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:

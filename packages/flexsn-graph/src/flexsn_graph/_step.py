@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,9 +20,12 @@ from flexsn_graph._tracer import Tracer
 from flexsn_graph.errors import (
     CaptureError,
     CoreReturnError,
+    NonPointwiseError,
     RequiresGradError,
     StateMismatchError,
     TwoLayoutsError,
+    UnsupportedCoreError,
+    WrittenViewError,
 )
 
 
@@ -78,6 +82,7 @@ class StepTrace:
         inputs, states, outputs: `StepValue` of each.
         captured: the captured tensors, each once, in order of first use. They are the user's own objects.
         captured_values: `StepValue` of each captured tensor.
+        aliases: other captured tensors that are the same memory as one in `captured`, with its position there.
         lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
@@ -92,13 +97,15 @@ class StepTrace:
         num_outputs: int,
         examples: Sequence[Tensor],
         hoists: Hoists,
+        *,
+        keep_views: bool = False,
     ) -> None:
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
-        self._tracer = Tracer(core, examples, as_results, hoists=hoists)
+        self._tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views)
         self.differentiable = self._tracer.differentiable
         self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
         self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
@@ -107,6 +114,7 @@ class StepTrace:
         self.step_shape = _check_results(self.states, results, num_outputs)
         self._prologue = self._tracer.prologue()
         self.captured = self._prologue.captured
+        self.aliases = self._tracer.aliases(self.captured)
         self.captured_values = tuple(StepValue.of(t) for t in self.captured)
         self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.lifted_values)
         self.forward = self._trace_forward()
@@ -118,8 +126,8 @@ class StepTrace:
         Raises:
             CaptureError: some are computed of the captured ones before the loop; `lift` does that.
         """
-        if self._prologue.calls:
-            first = self._prologue.calls[0]
+        if self._prologue.computed is not None:
+            first = self._prologue.computed.first
             raise CaptureError(
                 f"the core calls {first.name} on captured tensors alone, which a kernel cannot do. Do it "
                 "outside of the core, or before the loop, with `StepTrace.lift`.",
@@ -127,6 +135,10 @@ class StepTrace:
                 first.location,
             )
         return self.captured
+
+    def fits(self, captured: Sequence[Tensor]) -> bool:
+        """Whether `lift` takes these tensors: some things are computed for the device and strides of those traced."""
+        return self._prologue.fits(captured)
 
     def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The lifted tensors, from the captured ones as they are now.
@@ -145,6 +157,16 @@ class StepTrace:
             [0.5, 2.0]
         """
         return self._prologue(captured)
+
+    def is_differentiated_alike(self) -> bool:
+        """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
+        if self._tracer.is_plain:
+            return True
+        try:
+            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._primal_values()])
+        except UnsupportedCoreError:
+            return False
+        return True
 
     def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepVjp:
         """The step's VJP, pruned to what is there and what is asked for.
@@ -176,6 +198,9 @@ class StepTrace:
             )
             graph = normalize(lowered, names)
         return StepVjp(graph, layouts, _drop_zeros(graph, gradients))
+
+    def _primal_values(self) -> tuple[StepValue, ...]:
+        return (*self.inputs, *self.states, *self.lifted_values)
 
     def _trace_forward(self) -> StepGraph:
         lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
@@ -227,9 +252,31 @@ def trace_step(
     make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs)
     with undisturbed():
         try:
-            return make(Hoists.WHAT_NO_STEP_CAN)
+            return _make(make)
+        except WrittenViewError:
+            return _make(partial(make, keep_views=True))
+
+
+def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
+    """A trace in which no more is computed before the loop than has to be."""
+    try:
+        try:
+            step = make(Hoists.WHAT_NO_STEP_CAN)
         except TwoLayoutsError:
-            return make(Hoists.VIEWS_TOO)
+            step = make(Hoists.VIEWS_TOO)
+        if step.is_differentiated_alike():
+            return step
+    except WrittenViewError:
+        raise
+    except NonPointwiseError as error:
+        with suppress(UnsupportedCoreError, CoreReturnError):
+            return make(Hoists.EVERYTHING)
+        raise error from None
+    with suppress(UnsupportedCoreError):
+        whole = make(Hoists.EVERYTHING)
+        if whole.is_differentiated_alike():
+            return whole
+    return step
 
 
 def _drop_zeros(graph: fx.Graph, gradients: Sequence[int | None]) -> tuple[int | None, ...]:

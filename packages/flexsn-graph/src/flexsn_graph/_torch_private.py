@@ -170,11 +170,11 @@ def undisturbed() -> Iterator[None]:
 
 
 def gradients(
-    roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+    roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
     """`torch.autograd.grad`, under which a function mode would not see what backward formulas call."""
     found: tuple[Tensor | None, ...] = _engine_run_backward(
-        tuple(roots), tuple(cotangents), False, False, tuple(inputs), True, accumulate_grad=False
+        tuple(roots), tuple(cotangents), keep_graph, False, tuple(inputs), True, accumulate_grad=False
     )
     return found
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from flexsn_graph._before import compute_before
 from flexsn_graph._calls import CoreCalls
 from flexsn_graph._capture import CaptureMode
 from flexsn_graph._captures import Captures
@@ -25,7 +26,7 @@ from flexsn_graph._torch_private import (
     record,
     without_hooks,
 )
-from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
+from flexsn_graph.errors import CaptureError, StatefulCoreError, UnsupportedCoreError
 from flexsn_graph.versions import UnsupportedVersionError
 
 
@@ -38,6 +39,7 @@ class Tracer:
         as_results: turns what `fn` returns into a tuple of tensors, or raises.
         requires_grad: which arguments are differentiable; `None`: all that can be.
         hoists: what is computed before the step, from captured tensors alone.
+        keep_views: whether views of such values remain views, so that in-place ops on one change all.
 
     Attributes:
         mode: the fake mode of everything here.
@@ -54,20 +56,23 @@ class Tracer:
         as_results: Callable[[Any], tuple[Tensor, ...]],
         requires_grad: Sequence[bool] | None = None,
         hoists: Hoists = Hoists.NOTHING,
+        keep_views: bool = False,
     ) -> None:
         check_examples(examples)
         self._fn = fn
         self._hoists = hoists
+        self._keep_views = keep_views
         self._as_results = as_results
         self._requires_grad = [True] * len(examples) if requires_grad is None else requires_grad
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = Captures(self.mode)
-        self._trails: dict[tuple[bool, ...], list[tuple[str, ...]]] = {}
-        self._met: set[int] | None = None
+        # What the function did: its calls, and what it read.
+        self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
         self.results, self.differentiable = self._discover(needed)
         self.lifted = self.captures.lifted = tuple(sorted(needed))
+        self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
 
     @property
     def lifted_values(self) -> list[FakeTensor]:
@@ -79,18 +84,74 @@ class Tracer:
         """`[*examples, *lifted_values]`."""
         return [*self.examples, *self.lifted_values]
 
+    @property
+    def computed(self) -> list[int]:
+        """The numbers of the lifted values that are not captured."""
+        return [number for number in self.lifted if number not in self.captures.tensors]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it neither writes to what it computes of captured tensors, nor gives it a gradient of its own."""
+        return all(call.is_plain for call in self.captures.decided.values())
+
     def prologue(self) -> Prologue:
         """From the captured tensors to the lifted ones."""
-        return Prologue(self.captures.decided.values(), self.captures.tensors, self.lifted)
+        needed, before = set(self.lifted), None
+        if self.computed:
+            with self._as_discovered():
+                needed, before = compute_before(self)
+        tensors = {number: t for number, t in self.captures.tensors.items() if number in needed}
+        return Prologue(tensors, self.lifted, before)
+
+    def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
+        """Captured tensors that are the same memory as one of `captured`, with its position."""
+        numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
+        return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
+
+    def compute(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """The values that are computed from captured tensors alone, as a whole run of the function gives them."""
+        with torch.enable_grad():
+            leaves = self._leaves(arguments)
+            results, calls = self._run(leaves, whole=True)
+            computed = dict(calls.computed)
+            if any(number not in computed for number in self.computed):  # it is in a backward formula
+                roots = [t for t in results if t.requires_grad]
+                captured = [t for t in self.captures.tensors.values() if t.requires_grad]
+                ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
+                wanted = [*(t for t in leaves if t.requires_grad), *captured]
+                with suppress(RuntimeError), self._capturing(ones, whole=True) as (_, of_backward):
+                    gradients(roots, wanted, ones, keep_graph=True)
+                computed = {**of_backward.computed, **computed}
+        missing = [number for number in self.computed if number not in computed]
+        if missing:
+            call = self.captures.call_of(missing[0])
+            assert call is not None
+            raise CaptureError(
+                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, and this "
+                "call could not be found again. Do it outside of the core.",
+                call.name,
+                call.location,
+            )
+        return [computed[number] for number in self.computed]
+
+    def gradients_of(self, value: Tensor, given: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of the captured tensors that require one, from that of a value that `compute` returned."""
+        captured = [t for t in self.captures.tensors.values() if t.requires_grad]
+        if not value.requires_grad:
+            return (None,) * len(captured)
+        with self._capturing([given], whole=True):
+            return gradients([value], captured, [given], keep_graph=True)
 
     def record_forward(self) -> fx.GraphModule:
         """`[*primals] -> [*results]`, as ATen ops."""
 
         def forward(*arguments: Tensor) -> list[Tensor]:
-            results, _ = self._run(arguments[: len(self.examples)])
-            return [self.captures.stand_in(t) for t in results]
+            # With gradients, though nobody asks for one: so the same values are lifted as in the VJP.
+            with torch.enable_grad():
+                results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
+            return [self.captures.stand_in(t).detach() for t in results]
 
-        with torch.no_grad():
+        with self._as_discovered():
             return record(forward, self.primals, self.mode)
 
     def record_vjp(
@@ -113,7 +174,8 @@ class Tracer:
             return [*first, *(g for g in found if g is not None)]
 
         present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
-        recorded = record(vjp, [*self.primals, *present], self.mode)
+        with self._as_discovered():
+            recorded = record(vjp, [*self.primals, *present], self.mode)
         return recorded, tuple(positions)
 
     def lower(
@@ -149,34 +211,37 @@ class Tracer:
         return leaves
 
     def _run(
-        self, arguments: Sequence[Tensor], needed: set[int] | None = None
+        self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
         """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
         self.captures.locations.clear()
-        with self._capturing(arguments, needed) as (mode, calls):
-            returned = self._fn(*arguments)
+        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls):
+            results = calls.finish(self._as_results(self._fn(*arguments)))
         # Autograd itself calls a little more, depending on what needs a gradient.
-        recording = (torch.is_grad_enabled(), *(t.requires_grad for t in self.captures.tensors.values()))
-        if self._met is None:
-            self._met = mode.met
-        if mode.trail != self._trails.setdefault(recording, mode.trail) or mode.met != self._met:
+        recording = (torch.is_grad_enabled(), whole, *(t.requires_grad for t in self.captures.tensors.values()))
+        if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
             raise StatefulCoreError(
                 "the core does something else in each call: it must depend on its arguments alone. Return "
                 "what changes as a state, and create captured tensors before tracing.",
                 "state",
                 None,
             )
-        results = self._as_results(returned)
         if needed is not None:
-            needed.update(*(mode.behind(self.captures.stand_in(t)) for t in results))
+            needed.update(*(mode.behind(t) for t in results))
         return results, calls
 
     @contextmanager
     def _capturing(
-        self, frozen: Sequence[Tensor], needed: set[int] | None = None
+        self,
+        frozen: Sequence[Tensor],
+        needed: set[int] | None = None,
+        *,
+        whole: bool = False,
+        forward: bool = False,
     ) -> Iterator[tuple[CaptureMode, CoreCalls]]:
         mode = CaptureMode(self.captures, may_add=needed is not None, frozen=frozen)
-        calls = CoreCalls(mode, self._hoists)
+        given = frozen if forward else None
+        calls = CoreCalls(mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views)
         try:
             with calls, mode, without_hooks(list(self.captures.tensors.values())):
                 yield mode, calls
@@ -188,6 +253,19 @@ class Tracer:
             if needed is not None:
                 needed.update(mode.met)
 
+    @contextmanager
+    def _as_discovered(self) -> Iterator[None]:
+        """Captured tensors require gradients as when the function was discovered: one may have been frozen since."""
+        captured = self.captures.tensors.items()
+        changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
+        for tensor in changed:
+            tensor.requires_grad_(not tensor.requires_grad)
+        try:
+            yield
+        finally:
+            for tensor in changed:
+                tensor.requires_grad_(not tensor.requires_grad)
+
     def _discover(self, needed: set[int]) -> tuple[list[FakeTensor], tuple[bool, ...]]:
         """Runs forward and backward once to see which tensors they capture and what is differentiable.
 
@@ -196,7 +274,7 @@ class Tracer:
         with self.mode, torch.no_grad():
             # First without gradients: there an in-place op on an argument is refused by name, while
             # autograd would only say that it is a leaf.
-            self._run([t.detach() for t in self.examples], needed)
+            self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
             results, _ = self._run(leaves, needed)

@@ -63,6 +63,10 @@ class MutationError(UnsupportedCoreError):
     """An in-place op on an input, a state or a captured tensor."""
 
 
+class WrittenViewError(MutationError):
+    """An in-place op on one of several views of what is computed before the loop."""
+
+
 class NonPointwiseError(UnsupportedCoreError):
     """An op that mixes elements of the step: reductions, matrix products, gathers, and the like."""
 

@@ -47,8 +47,8 @@ class _Scan(SingleLevelFunction):
         ctx.save_for_backward(*tensors, *written[end:])
         ctx.step, ctx.state_seqs = step, state_seqs
         ctx.set_materialize_grads(False)
-        if not all(step.trace.differentiable):
-            fixed = [t for t, d in zip(returned, step.trace.differentiable, strict=True) if not d]
+        fixed = not_differentiable(step, returned, arguments.num_steps, state_seqs=state_seqs)
+        if fixed:
             ctx.mark_non_differentiable(*fixed)
         return returned
 
@@ -64,6 +64,17 @@ class _Scan(SingleLevelFunction):
         with torch.no_grad():  # `create_graph`
             gradients = scan.run(tensors)
         return None, None, None, *refuse_double_backward(gradients, tensors)
+
+
+def not_differentiable(
+    step: Specialization, results: Sequence[Tensor], num_steps: int, *, state_seqs: bool
+) -> list[Tensor]:
+    """Those of the results that no gradient flows through. Without a step, final states are the initial ones."""
+    differentiable = step.trace.differentiable
+    if num_steps == 0 and not state_seqs:
+        states = (value.dtype.is_floating_point for value in step.trace.states)
+        differentiable = (*differentiable[: step.trace.num_outputs], *states)
+    return [t for t, flows in zip(results, differentiable, strict=False) if not flows]
 
 
 def refuse_double_backward(

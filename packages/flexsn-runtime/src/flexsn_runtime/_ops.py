@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flexsn_graph import StepValue
 from flexsn_runtime._arguments import prepare, split_flat
-from flexsn_runtime._autograd import refuse_double_backward
+from flexsn_runtime._autograd import not_differentiable, refuse_double_backward
 from flexsn_runtime._backward import split_cotangents
 from flexsn_runtime._forward import checkpoint_rows
 from flexsn_runtime._handles import (
@@ -206,14 +206,18 @@ class _Keeper:
         weakref.finalize(self, release_active_flexsn_kernel_handle, handle)
 
 
-def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, state_seqs: bool) -> None:
     handle, flat_args = inputs
     kernel = _training_kernel(handle)
     program = kernel.program
     num_results = program.num_outputs + program.num_states
     sequences, states, lifted = split_flat(program, flat_args)
-    differentiable = _specialize(kernel, sequences, states).trace.differentiable
-    fixed = [t for t, d in zip(output, differentiable, strict=False) if not d]
+    step = _specialize(kernel, sequences, states)
+    # T as a symbol is above 1: a compiler treats 0 and 1 apart.
+    num_steps = sequences[0].shape[0]
+    fixed = not_differentiable(
+        step, output[:num_results], num_steps if isinstance(num_steps, int) else 2, state_seqs=state_seqs
+    )
     ctx.mark_non_differentiable(*fixed, *output[num_results:])
     mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
     ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
@@ -242,8 +246,16 @@ def _backward_final_state(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Non
     return _backward(ctx, grads, state_seqs=False)
 
 
-flexsn_inductor_training.register_autograd(_backward_state_seqs, setup_context=_setup)
-flexsn_inductor_training_final_state.register_autograd(_backward_final_state, setup_context=_setup)
+def _setup_state_seqs(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> None:
+    _setup(ctx, inputs, output, state_seqs=True)
+
+
+def _setup_final_state(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> None:
+    _setup(ctx, inputs, output, state_seqs=False)
+
+
+flexsn_inductor_training.register_autograd(_backward_state_seqs, setup_context=_setup_state_seqs)
+flexsn_inductor_training_final_state.register_autograd(_backward_final_state, setup_context=_setup_final_state)
 
 __all__ = [
     "flexsn_inductor_backward",

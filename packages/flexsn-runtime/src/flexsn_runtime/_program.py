@@ -91,7 +91,9 @@ class Specialization:
         self.device = device
         self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
-        self._captured = Captured(trace.core, trace.captured)
+        captured = (*trace.captured, *(alias for _, alias in trace.aliases))
+        self._captured = Captured(trace.core, captured)
+        self.trained = tuple(t.requires_grad for t in captured)
         self.state_dtypes = _register_dtypes("state", trace.states)
         self.lifted_dtypes = _register_dtypes("captured tensor", trace.lifted_values)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
@@ -158,13 +160,25 @@ class Specialization:
 
     def captured(self) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
-        tensors = self._captured.fetch()
-        if not tensors:
-            return tensors
+        fetched = self._captured.fetch()
+        if fetched is None:
+            return None
+        for tensor, trained in zip(fetched, self.trained, strict=True):
+            if tensor.requires_grad != trained:
+                return None
+        tensors = fetched[: len(self.trace.captured)]
         for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
             if tensor.dtype != value.dtype or tensor.shape != value.shape:
                 return None
-        return self.trace.lift(tensors)
+        for (i, _), alias in zip(self.trace.aliases, fetched[len(tensors) :], strict=True):
+            if alias.data_ptr() != tensors[i].data_ptr() or alias.stride() != tensors[i].stride():
+                return None
+        return self.trace.lift(tensors) if self.trace.fits(tensors) else None
+
+    def trained_now(self) -> tuple[bool, ...] | None:
+        """Which of the captured tensors require a gradient now: another set of them is another trace."""
+        fetched = self._captured.fetch()
+        return None if fetched is None else tuple(t.requires_grad for t in fetched)
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
         """The source of the step, which returns the residuals as well."""
@@ -246,7 +260,7 @@ class Specialization:
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
         now = self._captured.fetch()
-        if now is not None and all(a is b for a, b in zip(now, self.trace.captured, strict=True)):
+        if now is not None and all(a is b for a, b in zip(now, self.trace.captured, strict=False)):
             return
         old = self.trace
         counts = (old.num_inputs, old.num_states, old.num_outputs)
@@ -350,7 +364,9 @@ class ScanProgram:
         self.requires_grad = requires_grad
         self.numerics = Numerics(precision, fast_math)
         self.residuals = check_policy(residuals)
+        # By signature and by which captured tensors require a gradient; and by signature, the one that was used last.
         self._specializations: Recent[Specialization] = Recent()
+        self._recent: Recent[Specialization] = Recent()
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
         self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
@@ -450,6 +466,7 @@ class ScanProgram:
         """Drops the compiled kernels. Using the program makes them again."""
         with self._lock:
             self._specializations.clear()
+            self._recent.clear()
             self.calls.clear()
             if self._latest is not None:
                 self._latest.close()
@@ -469,13 +486,19 @@ class ScanProgram:
             known = self._known(signature)
             if known is None:
                 step = self._trace(signature, device)
-                self._specializations[signature] = self._latest = step
+                self._specializations[signature, step.trained] = self._recent[signature] = self._latest = step
                 known = step, step.captured() or step.trace.lift(step.trace.captured)
             return known
 
     def _known(self, signature: Signature) -> tuple[Specialization, tuple[Tensor, ...]] | None:
-        step = self._specializations.get(signature)
+        step = self._recent.get(signature)
         captured = None if step is None else step.captured()
+        if step is not None and captured is None:
+            # Parameters may have been frozen, or be trained again: it may have been traced for that before.
+            step = self._specializations.get((signature, step.trained_now()))
+            captured = None if step is None else step.captured()
+            if step is not None and captured is not None:
+                self._recent[signature] = self._latest = step
         return None if step is None or captured is None else (step, captured)
 
     def _trace(self, signature: Signature, device: torch.device) -> Specialization:

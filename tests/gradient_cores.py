@@ -1,0 +1,626 @@
+"""Random step functions that compute with captured tensors in every way, as source text, and calls of them.
+
+What is drawn: in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
+without gradients, parameters that are frozen and unfrozen between calls, results that are in no loss, short and empty
+sequences. `compare` holds the compiled scan to the loop in values, dtypes and gradients.
+"""
+
+from __future__ import annotations
+
+import linecache
+import random
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import UnsupportedCoreError
+from flexsn_hop import eager_scan, eager_scan_final_state
+from flexsn_runtime import ScanProgram, prepare, scan
+
+STEP = (3, 4)
+FULL = "full"
+# Name to shape; all but `rows` broadcast to the step.
+SHAPES: dict[str, tuple[int, ...]] = {"one": (), "row": (4,), "column": (3, 1), FULL: STEP, "rows": (2, 4)}
+
+
+class Rounded(torch.autograd.Function):
+    """Straight through."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return torch.round(w * 4.0) / 4.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+class Scaled(torch.autograd.Function):
+    """The same values, and a gradient that is scaled by an argument."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, scale: float) -> Tensor:
+        ctx.scale = scale
+        return w.view_as(w)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] * ctx.scale, None
+
+
+class Passed(torch.autograd.Function):
+    """Returns its argument itself."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return -2.0 * grads[0]
+
+
+class Quantised(torch.autograd.Function):
+    """With a scale that it computes from all elements; `setup_context` form."""
+
+    @staticmethod
+    def forward(w: Tensor, levels: int) -> Tensor:
+        scale = w.abs().max() / levels + 0.01
+        return torch.round(w / scale) * scale
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (w,) = ctx.saved_tensors
+        return torch.where(w.abs() <= 1.0, grads[0], 0.25 * grads[0]), None
+
+
+class SumAndDifference(torch.autograd.Function):
+    """Two arguments, two results, and gradients of its own for all."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(a, b)
+        return a + b, a - b
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return 2.0 * grads[0] + grads[1] * b, grads[0] * a - 3.0 * grads[1]
+
+
+class WithSign(torch.autograd.Function):
+    """The second result is marked as not differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> tuple[Tensor, Tensor]:
+        sign = torch.sign(w)
+        ctx.mark_non_differentiable(sign)
+        ctx.save_for_backward(sign)
+        return w.abs(), sign
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (sign,) = ctx.saved_tensors
+        return 3.0 * grads[0] * sign
+
+
+class Doubled(torch.autograd.Function):
+    """Writes into its argument, and says so."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        w.mul_(2.0)
+        ctx.mark_dirty(w)
+        return w
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 5.0 * grads[0]
+
+
+class Nested(torch.autograd.Function):
+    """Calls other functions in its forward."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        h: Tensor = Rounded.apply(w).clone()
+        h += 0.25 * w
+        return h
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return 1.5 * grads[0]
+
+
+class Centred(torch.autograd.Function):
+    """Its gradient mixes the elements of its argument."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w * 1.5
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0] - 0.5 * grads[0].mean()
+
+
+class Signed(torch.autograd.Function):
+    """Its gradient is not linear in the one that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        return w * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].sign()
+
+
+class Spike(torch.autograd.Function):
+    """1 where `h >= threshold`; a surrogate's gradient for both."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, threshold: Tensor) -> Tensor:
+        ctx.save_for_backward(h, threshold)
+        spike: Tensor = (h >= threshold).to(h.dtype)
+        return spike
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        h, threshold = ctx.saved_tensors
+        slope = 1.0 / (1.0 + (h - threshold).abs()) ** 2
+        gradient = grads[0] * slope
+        of_threshold = -gradient
+        while of_threshold.dim() > threshold.dim():
+            of_threshold = of_threshold.sum(0)
+        for d, size in enumerate(threshold.shape):
+            if size == 1:
+                of_threshold = of_threshold.sum(d, keepdim=True)
+        return gradient, of_threshold
+
+
+FUNCTIONS = {
+    f.__name__: f
+    for f in (Rounded, Scaled, Passed, Quantised, SumAndDifference, WithSign, Doubled, Nested, Centred, Signed, Spike)
+}
+
+UNARY = (
+    "{0} * 2.0",
+    "{0} + 0.5",
+    "torch.tanh({0})",
+    "{0}.sigmoid()",
+    "torch.exp(-{0}.abs())",
+    "{0}.abs()",
+    "-{0}",
+    "torch.sqrt({0}.abs() + 0.1)",
+    "{0}.clamp(-0.5, 0.75)",
+    "torch.nn.functional.hardswish({0})",
+    "{0} * {0}",
+    "{0}.detach() * {0}",
+    "{0}.data * {0}",
+    "torch.where({0} > 0, {0}, 0.1 * {0})",
+)
+BINARY = (
+    "{0} + {1}",
+    "{0} * {1}",
+    "{0} - 0.5 * {1}",
+    "torch.maximum({0}, {1})",
+    "{0} / (1.0 + {1}.abs())",
+    "torch.where({1} > 0.1, {0}, {1})",
+)
+# What no step can do.
+MIXING = (
+    "{0}.softmax(0)",
+    "{0}.flip(0)",
+    "{0}.cumsum(0)",
+    "{0} - {0}.mean()",
+    "{0} / (1.0 + {0}.abs().sum())",
+    "torch.nn.functional.normalize({0}, dim=0)",
+    "{0}.max() * {0}",
+    "torch.roll({0}, 1, 0)",
+)
+REDUCING = ("{0}.sum()", "{0}.mean()", "{0}.max()", "{0}.norm()", "({0} * {0}).sum().sqrt()")
+APPLIED = (
+    "Rounded.apply({0})",
+    "Scaled.apply({0}, 0.5)",
+    "Scaled.apply({0}, 2.0)",
+    "Passed.apply({0})",
+    "Quantised.apply({0}, 3)",
+    "SumAndDifference.apply({0}, {1})[0]",
+    "SumAndDifference.apply({0}, {1})[1]",
+    "WithSign.apply({0})[0]",
+    "WithSign.apply({0})[1]",
+    "Nested.apply({0})",
+    "Centred.apply({0})",
+    "Signed.apply({0})",
+)
+COPIES = (
+    "{0}.clone()",
+    "{0} * 1.0",
+    "torch.zeros_like({0})",
+    "torch.empty_like({0}).copy_({0})",
+    "torch.full_like({0}, 0.5)",
+    "{0}.new_zeros({0}.shape)",
+    "0.5 * {0}",
+)
+VIEWS = ("{0}.view({0}.shape)", "{0}[...]", "{0}.detach()", "{0}.view(-1).view({0}.shape)")
+IN_PLACE = (
+    "{0} *= 3.0",
+    "{0} += {1}",
+    "{0}.add_({1})",
+    "{0}.mul_(torch.tanh({1}))",
+    "{0}.clamp_(-1.0, 1.0)",
+    "{0}.relu_()",
+    "{0}.neg_()",
+    "{0}.copy_({1})",
+    "{0}.fill_(0.5)",
+    "{0}.zero_()",
+    "{0}.masked_fill_({1} > 0, 0.3)",
+    "{0}.exp_()",
+    "{0}.tanh_()",
+    "{0}.sub_({1}, alpha=0.5)",
+    "{0}.addcmul_({1}, {1})",
+    "{0}.lerp_({1}, 0.25)",
+    "torch.nn.functional.relu({0}, inplace=True)",
+    "{0}.view({0}.shape).mul_(2.0)",
+    "{0}.sub_({0}.mean())",
+    "{0}[{0} > 0] = 0.5",
+    "{0}.data.mul_(2.0)",
+    "{0}[...] = {1}",
+    "{0}.detach_()",
+    "torch.add({1}, 1.0, out={0})",
+    "{0} = Doubled.apply({0})",
+    "Doubled.apply({0})",
+    "{0}.requires_grad_()",
+    "torch._foreach_mul_([{0}], 2.0)",
+    "{0}.mul_({1}.sum())",
+    "{0}.add_({1}.softmax(0))",
+    "{0}.set_({0}.clone())",
+    "{0}.data = {0} * 2.0",
+)
+# Of a part, where there are several.
+IN_PLACE_PARTS = (
+    "{0}[0] = 0.5",
+    "{0}[0] += 1.0",
+    "{0}[0].mul_(2.0)",
+    "{0}[1:] = 0.25",
+    "{0}[0] = {1}[0]",
+    "{0}[:1].add_(0.5)",
+    "{0}.index_add_(0, torch.tensor([0], device={0}.device), {1}[:1].expand_as({0}[:1]))",
+    "{0}.select(0, 0).fill_(0.1)",
+    "{0}.index_put_((torch.tensor([0], device={0}.device),), {1}[:1].expand_as({0}[:1]))",
+)
+VARYING = (
+    "torch.tanh({0})",
+    "{0} * 0.75",
+    "{0}.detach() + {0}",
+    "{0}.abs()",
+    "torch.sqrt({0}.relu())",
+    "{0} * {0}",
+    "torch.where({0} > 0, torch.sqrt({0}.abs()), {0})",
+    "torch.where({0} > 0.25, {0}, 0.0 * {0})",
+    "Rounded.apply({0})",
+    "Scaled.apply({0}, 0.5)",
+    "{0}.clamp(-1.0, 1.0)",
+    "1.0 / (1.0 + {0}.abs())",
+    "torch.log1p({0}.abs())",
+)
+VARYING_IN_PLACE = (
+    "{0} = {0} * 1.0; {0}.mul_({1})",
+    "{0} = {0} + 0.0; {0} += {1}",
+    "{0} = {0}.clone(); {0}[{0} > 1.0] = 0.5",
+    "{0} = {0} * 1.0; {0}.masked_fill_({0} < {1}, 0.25)",
+    "{0} = 1.0 * {0}; {0}.sub_({1}).tanh_()",
+)
+
+
+@dataclass
+class Call:
+    """One call of the scan.
+
+    Attributes:
+        trains: for each parameter, whether it requires a gradient.
+        leaves: for each input and state, whether it does.
+        in_loss: for each output and state result, whether it is in the loss.
+        mode: `"grad"`, `"no_grad"` or `"inference"`.
+    """
+
+    steps: int
+    trains: tuple[bool, ...]
+    leaves: tuple[bool, ...]
+    in_loss: tuple[bool, ...]
+    state_seqs: bool
+    mode: str
+
+
+@dataclass
+class Core:
+    """A step function as text, what it captures, and how it is called."""
+
+    source: str
+    counts: tuple[int, int, int]
+    parameters: dict[str, str]  # name to the name of its shape
+    derived: dict[str, str]  # captured tensors with a history: an expression of parameters
+    calls: list[Call] = field(default_factory=list)
+
+
+class _Writer:
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.lines: list[str] = []
+        self.fixed: dict[str, str] = {}  # made of captured tensors: name to shape
+        self.captured: list[str] = []
+        self.owned: set[str] = set()  # may be written to
+        self.varying: list[str] = []
+        self.count = 0
+
+    def new(self) -> str:
+        self.count += 1
+        return f"t{self.count}"
+
+    def pick(self, choices: Sequence[str]) -> str:
+        return self.random.choice(list(choices))
+
+    def other(self, shape: str) -> str:
+        """A fixed value that broadcasts into `shape`."""
+        fits = [n for n, s in self.fixed.items() if s in (shape, "one") or (shape == FULL and s != "rows")]
+        return self.pick(fits) if fits else self.pick([n for n, s in self.fixed.items()])
+
+    def define(self, expression: str, shape: str, *, owned: bool = False) -> str:
+        name = self.new()
+        if self.random.random() < 0.1:
+            self.lines += ["with torch.no_grad():", f"    {name} = {expression}"]
+        else:
+            self.lines.append(f"{name} = {expression}")
+        self.fixed[name] = shape
+        if owned:
+            self.owned.add(name)
+        return name
+
+    def fixed_line(self) -> None:
+        r = self.random.random()
+        a = self.pick(list(self.fixed))
+        shape = self.fixed[a]
+        b = self.other(shape)
+        many = shape != "one"
+        if r < 0.18:
+            self.define(self.pick(UNARY).format(a), shape)
+        elif r < 0.28:
+            self.define(self.pick(BINARY).format(a, b), shape)
+        elif r < 0.36 and many:
+            self.define(self.pick(MIXING).format(a), shape)
+        elif r < 0.42:
+            self.define(self.pick(REDUCING).format(a), "one")
+        elif r < 0.54:
+            same = self.pick([n for n, s in self.fixed.items() if s == shape])
+            self.define(self.pick(APPLIED).format(a, same), shape)
+        elif r < 0.64:
+            self.define(self.pick(COPIES).format(a), shape, owned=True)
+        elif r < 0.70 and shape in ("rows", FULL):
+            self.define(f"{a}[{self.random.choice([0, 1, -1])}]", "row", owned=a in self.owned)
+        elif r < 0.74:
+            self.define(self.pick(VIEWS).format(a), shape, owned=a in self.owned)
+        elif self.owned:
+            a = self.pick(sorted(self.owned))
+            shape = self.fixed[a]
+            choices = IN_PLACE + (IN_PLACE_PARTS if shape != "one" else ())
+            self.lines.append(self.pick(choices).format(a, self.other(shape)))
+
+    def mixable(self) -> str:
+        fits = [n for n, s in self.fixed.items() if s != "rows"]
+        # Late ones more often.
+        return self.random.choice(fits[-4:] + fits) if fits else "0.5"
+
+    def varying_line(self) -> None:
+        r = self.random.random()
+        a = self.pick(self.varying)
+        name = self.new()
+        if r < 0.3:
+            self.lines.append(f"{name} = {self.pick(VARYING).format(a)}")
+        elif r < 0.6:
+            other = self.pick((self.mixable(), self.pick(self.varying)))
+            self.lines.append(f"{name} = {self.pick(BINARY).format(a, other)}")
+        elif r < 0.7:
+            self.lines.append(f"{name} = Spike.apply({a}, {self.mixable()})")
+        elif r < 0.8:
+            self.lines.append(f"{name} = {a}")
+            self.lines.append(self.pick(VARYING_IN_PLACE).format(name, self.mixable()))
+        elif r < 0.9:
+            which = self.random.randint(0, 1)
+            self.lines.append(f"{name} = SumAndDifference.apply({a}, {self.pick(self.varying)})[{which}]")
+        else:
+            owned = [n for n in self.owned if self.fixed[n] == FULL]
+            if owned:
+                target = self.pick(sorted(owned))
+                written = self.pick(("{0}.add_({1})", "{0}.mul_({1})", "{0}.copy_({1})", "{0} += {1}"))
+                self.lines.append(written.format(target, a))
+                self.lines.append(f"{name} = {target} * 0.5")
+            else:
+                self.lines.append(f"{name} = {a} + {self.mixable()}")
+        self.varying.append(name)
+
+
+def random_core(seed: int) -> Core:
+    """A core and calls of it; the same for the same seed."""
+    w = _Writer(seed)
+    rng = w.random
+    num_inputs, num_states = rng.choice([(1, 1), (1, 1), (1, 2), (2, 1), (2, 2)])
+    num_outputs = rng.choice([1, 1, 2])
+    parameters = {f"w{i}": rng.choice(list(SHAPES)) for i in range(rng.randint(1, 3))}
+    derived: dict[str, str] = {}
+    for i, (name, shape) in enumerate(list(parameters.items())):
+        if rng.random() < 0.25:
+            made = rng.choice(["{0} * 1.5", "{0}.abs().sqrt()", "{0}.view(-1).view({0}.shape)", "{0}.data"])
+            derived[f"d{i}"] = made.format(name)
+            w.fixed[f"d{i}"] = shape
+    w.fixed |= parameters
+    w.captured = list(w.fixed)
+    inputs = [f"x{i}" for i in range(num_inputs)]
+    states = [f"v{i}" for i in range(num_states)]
+    w.varying = [*inputs, *states]
+    for _ in range(rng.randint(2, 8)):
+        w.fixed_line()
+    first = f"h = {' + '.join(inputs)} + " + " + ".join(f"0.5 * {s}" for s in states)
+    w.lines.append(first)
+    w.varying.append("h")
+    w.lines.append(f"g = h * {w.mixable()}")
+    w.varying.append("g")
+    for _ in range(rng.randint(1, 6)):
+        (w.varying_line if rng.random() < 0.7 else w.fixed_line)()
+    late = w.varying[num_inputs:]
+    returned = [rng.choice(late[-3:] + late) for _ in range(num_outputs + num_states)]
+    bounded = [n if n in states and rng.random() < 0.5 else f"{n} / (1.0 + {n}.abs())" for n in returned]
+    if rng.random() < 0.15:
+        bounded[-1] = f"({bounded[-1]}).detach()"
+    body = "\n    ".join([*w.lines, f"return {', '.join(bounded)},"])
+    source = f"def core({', '.join([*inputs, *states])}):\n    {body}\n"
+    core = Core(source, (num_inputs, num_states, num_outputs), parameters, derived)
+    trains = tuple(rng.random() < 0.7 for _ in parameters)
+    for i in range(rng.randint(2, 4)):
+        if i and rng.random() < 0.7:
+            trains = tuple(rng.random() < 0.6 for _ in parameters)
+        core.calls.append(
+            Call(
+                steps=rng.choice([0, 1, 2, 3, 7, 8, 9, 11]),
+                trains=trains,
+                leaves=tuple(rng.random() < 0.7 for _ in range(num_inputs + num_states)),
+                in_loss=tuple(rng.random() < 0.6 for _ in range(num_outputs + num_states)),
+                state_seqs=rng.random() < 0.4,
+                mode=rng.choice(["grad"] * 8 + ["no_grad", "inference"]),
+            )
+        )
+    return core
+
+
+def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Among them some zeros, where derivatives are infinite."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+    zeros = torch.rand(tuple(shape), generator=generator) < 0.1
+    return torch.where(zeros, 0.0, drawn).to(device=device, dtype=dtype)
+
+
+def build(core: Core, dtype: torch.dtype, device: str) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+    """The function, and its parameters by name."""
+    namespace: dict[str, Any] = {"torch": torch, **FUNCTIONS}
+    parameters = {
+        name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
+        for i, (name, shape) in enumerate(core.parameters.items())
+    }
+    namespace |= parameters
+    file = f"<core {id(core)}>"
+    linecache.cache[file] = (len(core.source), None, core.source.splitlines(keepends=True), file)
+    exec(compile(core.source, file, "exec"), namespace)
+    return namespace["core"], parameters
+
+
+@dataclass
+class Outcome:
+    """What came of the calls of a core: of each, `"same"`, or what was refused or different."""
+
+    refused: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    same: int = 0
+
+
+def compare(core: Core, *, dtype: torch.dtype = torch.float64, device: str = "cpu", residuals: str = "auto") -> Outcome:
+    """Makes the calls with the loop and compiled."""
+    outcome = Outcome()
+    function, parameters = build(core, dtype, device)
+    program = ScanProgram(function, *core.counts, residuals=residuals)
+    for number, call in enumerate(core.calls):
+        for parameter, trains in zip(parameters.values(), call.trains, strict=True):
+            parameter.requires_grad_(trains)
+        namespace = function.__globals__
+        for name, expression in core.derived.items():
+            namespace[name] = eval(expression, namespace)
+        expected = _run(core, call, function, parameters, None, dtype, device)
+        if isinstance(expected, Exception):
+            continue  # no core at all
+        got = _run(core, call, function, parameters, program, dtype, device)
+        if isinstance(got, UnsupportedCoreError | NotImplementedError):
+            outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
+        elif isinstance(got, Exception):
+            outcome.broken.append(f"call {number}: {type(got).__name__}: {got}")
+        else:
+            found = list(_differences(got, expected, dtype))
+            outcome.different += [f"call {number} {call}: {text}" for text in found]
+            outcome.same += not found
+    return outcome
+
+
+Values = tuple[list[Tensor], dict[str, "Tensor | None"]]
+
+
+def _run(
+    core: Core,
+    call: Call,
+    function: Callable[..., Any],
+    parameters: dict[str, Tensor],
+    program: ScanProgram | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Values | Exception:
+    num_inputs, num_states, num_outputs = core.counts
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shapes = [(call.steps, *STEP)] * num_inputs + [STEP] * num_states
+        raw = [numbers(s, i, dtype, device) for i, s in enumerate(shapes)]
+        for t, requires_grad in zip(raw, call.leaves, strict=True):
+            t.requires_grad_(requires_grad)
+        # What lies before the scan has an infinite derivative where it is 0.
+        given = [t.relu().sqrt() + t.clamp(max=0.0) if i == 0 else t * 1.0 for i, t in enumerate(raw)]
+        leaves = {f"argument {i}": t for i, t in enumerate(raw)} | parameters
+        modes = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+        try:
+            with modes[call.mode]():
+                if program is None:
+                    run = eager_scan if call.state_seqs else eager_scan_final_state
+                    specs = [(STEP, dtype)] * num_outputs
+                    results = run(function, *core.counts, *given, output_template_specs=specs)
+                else:
+                    results = scan(*prepare(program, given), state_seqs=call.state_seqs)
+            wanted = {name: t for name, t in leaves.items() if t.requires_grad}
+            in_loss = [i for i, there in enumerate(call.in_loss) if there and results[i].requires_grad]
+            roots = [results[i] for i in in_loss]
+            grads: dict[str, Tensor | None] = dict.fromkeys(wanted)
+            if roots and wanted:
+                weights = [numbers(results[i].shape, 70 + i, dtype, device) for i in in_loss]
+                found = torch.autograd.grad(roots, list(wanted.values()), weights, allow_unused=True, retain_graph=True)
+                grads = dict(zip(wanted, found, strict=True))
+            return [r.detach() for r in results], grads
+        except Exception as error:
+            return error
+
+
+def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[str]:
+    tolerance = {torch.float64: 1e-9, torch.float32: 1e-4}[dtype]
+    for i, (a, b) in enumerate(zip(got[0], expected[0], strict=True)):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            yield f"result {i} is {a.dtype} {list(a.shape)}, in the loop {b.dtype} {list(b.shape)}"
+        elif not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            yield f"result {i} is off by {float((a - b).abs().max())}"
+    for name, wanted in expected[1].items():
+        found = got[1][name]
+        if found is None and wanted is None:
+            continue
+        if found is None or wanted is None:
+            present = found if wanted is None else wanted
+            assert present is not None
+            if bool((present != 0).any()):
+                yield f"the gradient of {name} is {'absent' if found is None else 'there'}, not so in the loop"
+            continue
+        finite = wanted[wanted.isfinite()]
+        near = tolerance * max(1.0, float(finite.abs().max()) if finite.numel() else 1.0)
+        if found.dtype != wanted.dtype or not torch.allclose(found, wanted, rtol=tolerance, atol=near, equal_nan=True):
+            texts = [t.flatten()[:6].tolist() for t in (found, wanted)]
+            yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"

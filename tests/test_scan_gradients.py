@@ -1,0 +1,116 @@
+"""Gradients of what a core computes from captured tensors: in place, in functions of its own, frozen and trained.
+
+Each core is compiled and held to the loop in values, dtypes and gradients. What cannot be compiled is refused by name.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+import torch
+from gradient_cores import STEP, Call, Core, compare, random_core
+
+from flexsn_nn import FlexSN
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+# `w0` has the shape of a row, `w1` that of two rows, `w2` that of the step; `x0` is the input, `v0` the state.
+IN_PLACE = {
+    "multiplied": "thr = 2.0 * w0; thr *= 3.0; return x0 * thr, v0 + x0",
+    "added to a copy": "h = w0.clone(); h.add_(w0); return x0 * h, v0 + x0",
+    "added to zeros": "h = torch.zeros_like(w0); h.add_(w0); return x0 * h, v0 + x0",
+    "by a function of itself": "h = w0 * 1.0; h.mul_(torch.tanh(w0)); return x0 * h, v0 + x0",
+    "in an expression": "return x0 * torch.zeros_like(w0).add_(w0), v0 + x0",
+    "copied and filled": "h = w0 * 2.0; k = h * 3.0; k.copy_(h); h.fill_(2.0); return x0 * h, v0 + x0 * k",
+    "masked": "h = w0 * 2.0; h.masked_fill_(h > 0, 0.5); h.clamp_(-1, 1); return x0 * h.sum(), v0 + x0 * h",
+    "by a mask as index": "h = w0 * 2.0; h[h > 0] = 0.5; return x0 * h, v0 + x0",
+    "by elements": "h = torch.zeros_like(w1); h[0] = w1[1]; h[1] = w1[0] * 2.0; return x0 * h[0] + v0 * h[1], v0 + x0",
+    "by indices": "h = torch.zeros_like(w0); h.index_put_((torch.tensor([1]),), w0[:1]); return x0 * h, v0 + x0",
+    "rows of the step": "h = torch.zeros_like(w2); h[0] = w0; return x0 * h, v0 + x0",
+    "through views": "h = w2.clone(); h[0].mul_(2.0); h[1] += 0.5; return x0 * h, v0 + x0 * h.sum()",
+    "into new memory": "h = torch.zeros(2, 4, dtype=x0.dtype); h[0] = w0; return x0 * h.sum(0), v0 + x0",
+    "several at once": "h = w0 * 2.0; torch._foreach_mul_([h], 2.0); return x0 * h.sum(), v0 + x0",
+    "detached": "h = w0 * 2.0; k = h.sum(); h.detach_(); return x0 * h * w0 + k, v0 + x0 * h.sum()",
+    "relu": "h = w0 * 2.0; torch.nn.functional.relu(h, inplace=True); return x0 * h.mean(), v0 + x0 * h",
+    "by the input, of a copy": "h = w2 * 1.0; h.mul_(x0); return h, v0 + h * w2.sum()",
+    "by the input, before the loop": "h = w2.flip(0); h.mul_(x0); return h, v0 + x0",
+    "data": "return x0 * (w0.data * w0).sum() + (w0 * w0).sum() * v0, v0 + x0",
+}
+FUNCTIONS = {
+    "row": "return x0 * Rounded.apply(w1)[1], v0 + x0",
+    "sum": "return x0 * Rounded.apply(w1).sum(), v0 + x0",
+    "softmax": "return x0 * Rounded.apply(w0).softmax(0), v0 + x0",
+    "hardswish": "return x0 * torch.nn.functional.hardswish(Rounded.apply(w0)), v0 + x0",
+    "returns what it was given": "return x0 * Passed.apply(w0).softmax(0), v0 + x0 * Passed.apply(w0)",
+    "twice, with numbers": "return x0 * Scaled.apply(w0, 0.5).sum() + x0 * Scaled.apply(w0, 3.0).sum(), v0 + x0",
+    "with a context of its own": "return x0 * Quantised.apply(w1, 3)[0], v0 + x0 * Quantised.apply(w0, 2)",
+    "two results": "a, b = SumAndDifference.apply(w0, w0 * 2); return x0 * a.sum(), v0 + x0 * b.sum()",
+    "one without a gradient": "a, b = WithSign.apply(w0); return x0 * a.sum(), v0 + x0 * b.sum()",
+    "nested": "return x0 * Nested.apply(w0).sum(), v0 + x0",
+    "mixing in its gradient": "return x0 * Centred.apply(w1)[0], v0 + x0",
+    "as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w0).sum()), v0 + x0",
+    "returned": "return Rounded.apply(w2), v0 + x0",
+    "of the input, too": "h = w2 * 2.0; a, b = SumAndDifference.apply(x0, h); return a, v0 + b * h.sum()",
+    "mixing, of the whole step": "return x0 * Centred.apply(w0), v0 + x0",
+    "of a part, as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w1)[0]), v0 + x0",
+}
+REFUSED = {
+    "a hook": "h = w0 * 2.0; h.register_hook(lambda g: g * 2); return x0 * h, v0 + x0",
+    "a gradient that is not linear": "return x0 * Signed.apply(w1)[0], v0 + x0",
+    "a part, by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
+}
+
+
+def one_call(lines: str) -> Core:
+    body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
+    call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")
+    return Core(f"def core(x0, v0):\n{body}\n", (1, 1, 1), {"w0": "row", "w1": "rows", "w2": "full"}, {}, [call])
+
+
+@pytest.mark.parametrize("lines", [*IN_PLACE.values(), *FUNCTIONS.values()], ids=[*IN_PLACE, *FUNCTIONS])
+def test_values_and_gradients_are_the_loops(lines: str) -> None:
+    outcome = compare(one_call(lines))
+    assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])
+
+
+@pytest.mark.parametrize("lines", REFUSED.values(), ids=REFUSED)
+def test_refused_by_name(lines: str) -> None:
+    outcome = compare(one_call(lines))
+    assert len(outcome.refused) == 1
+    assert "<core" in outcome.refused[0] or "gradient_cores.py" in outcome.refused[0]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_cores_and_calls(seed: int) -> None:
+    outcome = compare(random_core(seed))
+    assert outcome.different + outcome.broken == []
+
+
+def test_a_parameter_is_frozen_and_trained_again() -> None:
+    w = torch.linspace(0.5, 1.5, 4).requires_grad_()
+    x = torch.linspace(-1, 1, 3 * 12).view(3, *STEP).requires_grad_()
+    neurons = [
+        FlexSN(lambda x, v: (x * w.softmax(0) + v * w, 0.5 * v + x), 1, 1, 1, backend=backend)
+        for backend in ("triton", "torch")
+    ]
+    for trains in (False, True, False, True, True):
+        w.requires_grad_(trains)
+        found = []
+        for neuron in neurons:
+            neuron.reset()
+            output = neuron(x)
+            found.append(torch.autograd.grad(output.sum(), [x, *([w] if trains else [])]))
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+    assert len(neurons[0]._get_program().specializations) == 2, "one for each, however often"
+
+
+@pytest.mark.parametrize("backend", ["torch", "triton", "hop"])
+def test_without_a_step_the_final_state_is_the_initial_one(backend: str) -> None:
+    core = lambda x, v: ((x + v > 0).to(x.dtype), (x > v).to(x.dtype))  # noqa: E731
+    neuron = FlexSN(core, 1, 1, 1, backend=backend, example_outputs=[torch.zeros(4)])
+    state = torch.ones(4, requires_grad=True)
+    _, (final,) = neuron.step(torch.zeros(0, 4), [state])
+    (gradient,) = torch.autograd.grad(final.sum(), state)
+    assert gradient.tolist() == [1.0] * 4
