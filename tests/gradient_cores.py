@@ -109,7 +109,8 @@ class WithSign(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (sign,) = ctx.saved_tensors
-        return 3.0 * grads[0] * sign
+        gradient: Tensor = 3.0 * grads[0] * sign
+        return gradient
 
 
 class Doubled(torch.autograd.Function):

@@ -158,7 +158,7 @@ class StepTrace:
         """
         return self._prologue(captured)
 
-    def is_differentiated_alike(self) -> bool:
+    def _is_differentiated_alike(self) -> bool:
         """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
         if self._tracer.is_plain:
             return True
@@ -264,7 +264,7 @@ def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
             step = make(Hoists.WHAT_NO_STEP_CAN)
         except TwoLayoutsError:
             step = make(Hoists.VIEWS_TOO)
-        if step.is_differentiated_alike():
+        if step._is_differentiated_alike():
             return step
     except WrittenViewError:
         raise
@@ -274,7 +274,7 @@ def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
         raise error from None
     with suppress(UnsupportedCoreError):
         whole = make(Hoists.EVERYTHING)
-        if whole.is_differentiated_alike():
+        if whole._is_differentiated_alike():
             return whole
     return step
 
