@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
+import multiprocessing
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -186,31 +190,244 @@ def test_threads_racing_get_one_kernel(folder: Path) -> None:
 
 
 RACE = """
-import sys, time
-from pathlib import Path
+import sys
 from flexsn_codegen import _cache
-go, number = Path(sys.argv[1]), sys.argv[2]
-code = "x = 1\\n" * 20000 + f"kernel = {number}\\n"
 _cache._require_triton = lambda: None
-while not go.exists():
-    time.sleep(0.001)
-for _ in range(20):
-    assert _cache.compile_triton_code_str(code, "kernel", name_space={}) == int(number)
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(20):
+    code = "#" * 200_000 + f"\\nkernel = {number}\\n"
+    assert _cache.compile_triton_code_str(code, "kernel", name_space={}) == number
+    if sys.argv[1] == "prunes":
+        _cache.prune_cache(-1)
 """
 
 
-def test_processes_racing_see_whole_files(folder: Path, tmp_path: Path) -> None:
-    go = tmp_path / "go"
+@pytest.mark.parametrize("other", ["writes", "prunes"])
+def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
+    """Two that write the same sources at once; and one that another one takes the files away from."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     running = [
-        subprocess.Popen([sys.executable, "-c", RACE, str(go), "5"], env=environment, stderr=subprocess.PIPE)
-        for _ in range(2)
+        subprocess.Popen(
+            [sys.executable, "-c", RACE, what],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for what in ("writes", other)
     ]
-    time.sleep(0.1)
-    go.touch()
-    errors = [process.communicate()[1].decode() for process in running]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    errors = [process.communicate()[1] for process in running]
     assert [process.returncode for process in running] == [0, 0], errors
     assert not list(folder.glob(".*.tmp"))
+    if other == "writes":
+        assert len(list(folder.glob("*.py"))) == 20
+
+
+def compile_number(number: int) -> None:
+    """In a child: loads what the parent has loaded, and something of its own."""
+    name_space: dict[str, Any] = {}
+    assert compile_triton_code_str(source(number=number), "kernel") is not None
+    assert compile_triton_code_str(source(number=number + os.getpid()), "kernel", name_space=name_space) is not None
+    assert inspect.getsource(name_space["kernel"].fn).rstrip().endswith(str(number + os.getpid()))
+
+
+# Python 3.12 warns of every fork in a process with threads, as torch's are.
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_processes_go_on(folder: Path) -> None:
+    compile_triton_code_str(source(number=11), "kernel")
+    children = [multiprocessing.get_context("fork").Process(target=compile_number, args=(11,)) for _ in range(3)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0, 0, 0]
+    assert len(list(folder.glob("*.py"))) == 4
+    compile_number(11)
+
+
+def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path) -> None:
+    """A child has one thread: a lock that another one held would be held for ever."""
+    code = (
+        "import os, threading\n"
+        "from flexsn_codegen import _cache\n"
+        "_cache._require_triton = lambda: None\n"
+        "inside, done = threading.Event(), threading.Event()\n"
+        "import builtins; builtins.wait = lambda: (inside.set(), done.wait())\n"
+        "slow = threading.Thread(target=_cache.compile_triton_code_str, args=('wait()\\nkernel = 1', 'kernel'))\n"
+        "slow.start(); inside.wait()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(_cache.compile_triton_code_str('kernel = 3', 'kernel'))\n"
+        "status = os.waitpid(child, 0)[1]; done.set(); slow.join()\n"
+        "print(os.waitstatus_to_exitcode(status))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "3\n", done.stderr
+
+
+# -- a file or a folder that is not what it should be --------------------------------------------------
+
+
+@pytest.mark.parametrize("found", [b"\xff\xfe\x00not a text", b"", b"x = 1\n\x00"])
+def test_whatever_is_in_the_place_of_a_source_is_replaced(folder: Path, found: bytes) -> None:
+    compile_triton_code_str(source(number=12), "kernel")
+    (path,) = folder.glob("*.py")
+    path.write_bytes(found)
+    compile_triton_code_str(source(number=12), "kernel", name_space={})
+    assert path.read_text() == source(number=12)
+
+
+def test_an_empty_folder_in_its_place_is_replaced_and_a_full_one_named(folder: Path) -> None:
+    compile_triton_code_str(source(number=13), "kernel")
+    (path,) = folder.glob("*.py")
+    path.unlink()
+    path.mkdir()
+    compile_triton_code_str(source(number=13), "kernel", name_space={})
+    assert path.read_text() == source(number=13)
+    path.unlink()
+    path.mkdir()
+    (path / "somebody's").touch()
+    with pytest.raises(CacheFolderError, match=r"cannot be kept in .*kernel.*\.py: .*FLEXSN_CACHE_DIR"):
+        compile_triton_code_str(source(number=13), "kernel", name_space={})
+    assert (path / "somebody's").exists()
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_a_variable_that_names_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, below: str) -> None:
+    (tmp_path / "file").write_text("mine")
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "file" / below))
+    with pytest.raises(CacheFolderError, match=r"file.*: (File exists|Not a directory).*FLEXSN_CACHE_DIR"):
+        compile_triton_code_str(source(), "kernel")
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("mode", "refused"), [(0o777, True), (0o707, True), (0o1777, False), (0o755, False), (0o770, True)], ids=oct
+)
+@pytest.mark.parametrize("below", ["cache", "some/way/down"])
+def test_a_private_folder_below_one_that_others_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, refused: bool, below: str
+) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    os.chown(shared, -1, 12345) if os.getuid() == 0 else None
+    if mode == 0o770 and os.getuid() != 0:
+        pytest.skip("only the administrator can give a folder to a group of others")
+    shared.chmod(mode)
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(shared / below))
+    if not refused:
+        assert cache_folder() == shared / below
+        return
+    with pytest.raises(CacheFolderError, match=rf"is private, but {shared}, .* written by others.*chmod go-w"):
+        cache_folder()
+
+
+def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "open")
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "link" / "cache"))
+    with pytest.raises(CacheFolderError, match="open"):
+        cache_folder()
+
+
+# -- a full disk, a read-only home ---------------------------------------------------------------------
+
+FULL = """
+import resource, signal, sys
+from flexsn_codegen import _cache
+_cache._require_triton = lambda: None
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+code = "x = 1\\n" * 5000 + "kernel = 1\\n"
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows beyond it: a disk with no more room
+try:
+    _cache.compile_triton_code_str(code, "kernel")
+except _cache.CacheFolderError as error:
+    print(error)
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+print(_cache.compile_triton_code_str(code, "kernel"))
+"""
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path, explicit: bool) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path / "home")}
+    environment["TMPDIR"] = str(tmp_path / "temporary")
+    for name in ("home", "temporary"):
+        (tmp_path / name).mkdir()
+    environment.pop("FLEXSN_CACHE_DIR", None)
+    if explicit:
+        environment["FLEXSN_CACHE_DIR"] = str(tmp_path / "cache")
+    done = subprocess.run([sys.executable, "-c", FULL], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    error, value = done.stdout.splitlines()
+    assert error.startswith("generated kernels cannot be kept in ")
+    assert error.endswith("or name another one in FLEXSN_CACHE_DIR.")
+    assert value == "1"
+    assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # that of the second time
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, temporary = tmp_path / "home", tmp_path / "temporary"
+    home.mkdir()
+    temporary.mkdir()
+    monkeypatch.delenv("FLEXSN_CACHE_DIR", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: home)
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    real = os.replace
+
+    def replace(source: str, target: Path) -> None:
+        if home in target.parents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    for _ in range(2):
+        compile_triton_code_str(source(number=14), "kernel", name_space={})
+    assert [path.read_text() for path in temporary.rglob("*.py")] == [source(number=14)]
+    assert not [path for path in home.rglob("*") if path.is_file()]
+
+
+READ_ONLY = """
+import os, sys
+from pathlib import Path
+from flexsn_codegen import _cache
+_cache._require_triton = lambda: None
+os.setuid(12345)
+print(_cache.compile_triton_code_str("kernel = 1", "kernel"), _cache.cache_folder())
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
+def test_somebody_without_a_home_of_their_own(tmp_path: Path) -> None:
+    """A real read-only home: a folder of the administrator's, seen by another user."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        temporary.chmod(0o1777)
+        environment = {**os.environ, "HOME": "/", "TMPDIR": str(temporary)}
+        environment.pop("FLEXSN_CACHE_DIR", None)
+        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+        done = subprocess.run(
+            [sys.executable, "-c", READ_ONLY], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stdout == f"1 {temporary}/flexsn-12345\n", done.stderr
+    finally:
+        shutil.rmtree(temporary)
 
 
 def test_old_files_are_pruned_and_used_ones_kept(folder: Path) -> None:

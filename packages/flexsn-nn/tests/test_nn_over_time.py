@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+
+import pytest
 import torch
 from torch import nn
 
-from flexsn_nn import OverTime
+from flexsn_nn import LIF, InputShapeError, OverTime, StepModeError, UnknownNameError, functional
 
 
 def test_every_step_alone_gives_the_same() -> None:
@@ -19,3 +23,55 @@ def test_every_step_alone_gives_the_same() -> None:
 
 def test_no_steps() -> None:
     assert OverTime(nn.Conv1d(2, 3, 3))(torch.zeros(0, 4, 2, 8)).shape == (0, 4, 3, 6)
+
+
+LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
+    (lambda: nn.Conv2d(4, 4, 3, padding=1), (3, 4, 4, 4)),
+    (lambda: nn.Conv2d(4, 2, 3), (1, 4, 5, 6)),
+    (lambda: nn.GroupNorm(2, 4), (3, 4, 4, 4)),  # sizes that coincide: folded, it runs, and is wrong
+    (lambda: nn.GroupNorm(2, 4), (4, 4, 4)),
+    (lambda: nn.InstanceNorm2d(4, affine=True), (4, 4, 4, 4)),
+    (lambda: nn.BatchNorm2d(4).eval(), (4, 4, 4, 4)),
+    (lambda: nn.Conv1d(4, 4, 3), (4, 4, 4)),
+    (lambda: nn.AvgPool2d(2), (2, 2, 4, 4)),
+    (lambda: nn.Linear(4, 4), (4, 4)),
+    (lambda: nn.LayerNorm(4), (4, 4, 4)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS)
+def test_single_steps_are_not_folded(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer, x = make(), torch.randn(5, *shape)
+    net = nn.Sequential(OverTime(layer), LIF())
+    whole = net(x)
+    functional.set_step_mode(net, "s")
+    functional.reset_net(net)
+    assert torch.equal(net[0](x[0]), layer(x[0]))
+    torch.testing.assert_close(torch.stack([net(step) for step in x]), whole)
+    functional.set_step_mode(net, "m")
+    functional.reset_net(net)
+    assert torch.equal(net(x), whole)
+
+
+def test_the_step_mode_goes_with_it() -> None:
+    net = OverTime(nn.Conv2d(1, 2, 3), nn.ReLU(), step_mode="s")
+    for same in (net, copy.deepcopy(net), net[:1]):
+        assert same.step_mode == "s"
+        assert same(torch.ones(2, 1, 4, 4)).shape == (2, 2, 2, 2)
+    assert isinstance(net[0], nn.Conv2d)
+    assert "step_mode='s'" in repr(net)
+    net.step_mode = "m"
+    assert net(torch.ones(3, 2, 1, 4, 4)).shape == (3, 2, 2, 2, 2)
+    with pytest.raises(UnknownNameError, match="unknown step_mode 'multi'"):
+        net.step_mode = "multi"
+    with pytest.raises(StepModeError, match="needs step_mode"):
+        functional.set_step_mode(nn.Sequential(net, LIF(backend="triton")), "s")
+    assert net.step_mode == "m"  # nothing was changed
+
+
+def test_mistakes() -> None:
+    with pytest.raises(StepModeError, match=r"layer 1 is a neuron \(LIF\).*behind OverTime"):
+        OverTime(nn.Conv2d(1, 1, 3), LIF())
+    with pytest.raises(InputShapeError, match=r"shape \[4\]; in step mode 'm' it takes sequences \[T, B, \.\.\.\]"):
+        OverTime(nn.ReLU())(torch.zeros(4))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -40,6 +42,7 @@ from flexsn_nn.neuron import Neuron
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 nan = float("nan")
+TINY, EPS = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize(
@@ -172,6 +175,79 @@ def test_learned_decays_stay_in_range(backend: str) -> None:
     x = torch.full((3, 1), 0.25)
     neuron(x)
     assert neuron.states[0].item() == 0.75
+
+
+# A neuron with a learned parameter, where an optimizer may move it, and where that counts as being.
+LEARNED: list[tuple[Callable[..., Neuron], str, float, float, float]] = [
+    (LIF, "tau", 2.0, -47.0, 1.0),
+    (LI, "tau", 2.0, 0.3, 1.0),
+    (ILIF, "tau", 2.0, -1.0, 1.0),
+    (partial(ALIF, tau_a=3.0), "tau", 2.0, 0.0, 1.0),
+    (ALIF, "tau_a", 3.0, -2.0, TINY),
+    (ALIF, "beta", 1.0, -2.0, 0.0),
+    (partial(KLIF, v_threshold=0.5), "tau", 2.0, -3.0, 1.0),
+    (CUBALIF, "c_decay", 0.5, 1.5, 1.0),
+    (CUBALIF, "v_decay", 0.5, -1.5, 0.0),
+    (partial(Synaptic, beta=0.5), "alpha", 0.5, 1.25, 1.0),
+    (partial(Synaptic, alpha=0.5), "beta", 0.5, -0.25, 0.0),
+    (Leaky, "beta", 0.5, 1.25, 1.0),
+    (QIF, "a0", 1.0, -1.0, TINY),
+    (partial(Lapicque, R=1.0), "beta", 0.5, 1.5, 1.0 - EPS / 2),
+    (partial(Lapicque, beta=0.5), "R", 0.5, -1.5, TINY),
+]
+learned = pytest.mark.parametrize(
+    ("make", "name", "start", "beyond", "counts_as"),
+    LEARNED,
+    ids=[f"{getattr(make, 'func', make).__name__}.{name}" for make, name, *_ in LEARNED],
+)
+
+
+@learned
+@pytest.mark.parametrize("backend", ["torch", "triton"])
+def test_a_learned_parameter_counts_as_in_its_range(
+    make: Callable[..., Neuron], name: str, start: float, beyond: float, counts_as: float, backend: str
+) -> None:
+    x = torch.linspace(-1.0, 3.0, 20).reshape(5, 4)
+    neuron = make(**{name: torch.nn.Parameter(torch.tensor(start))}, backend=backend)
+    neuron(x)
+    assert "has left its range" not in neuron.explain()
+    neuron.reset()
+    parameter: Any = getattr(neuron, name)
+    parameter.data.fill_(beyond)
+    got = neuron(x)
+    assert re.search(rf"has left its range, .*: {name} is {beyond:g}; it must be ", neuron.explain())
+    within = make(**{name: torch.nn.Parameter(torch.tensor(start))}, backend=backend)
+    getattr(within, name).data.fill_(counts_as)
+    torch.testing.assert_close(got, within(x), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("make", [LIF, LI, ILIF, QIF, EIF, AdEx, Izhikevich, ALIF, KLIF])
+def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: Callable[..., Neuron]) -> None:
+    neuron = make(tau=torch.nn.Parameter(torch.tensor(1.5)), backend="torch")
+    parameter: Any = neuron.tau
+    optimizer = torch.optim.SGD([parameter], lr=0.25)
+    x = torch.full((4, 3), 0.9)
+    for _ in range(40):
+        neuron.reset()
+        optimizer.zero_grad()
+        (neuron(x).sum() * 0.0 + parameter).backward()  # wants tau at minus infinity
+        neuron.reset()
+        optimizer.step()
+        assert neuron(x).isfinite().all()
+    assert parameter.item() < -8  # the optimizer's own gradient moved it; what the neuron reads did not move along
+    assert "tau has left" not in neuron.explain()
+    assert "tau is -8.5; it must be" in neuron.explain()
+
+
+def test_what_is_assigned_later_is_looked_at_too() -> None:
+    neuron = LIF(tau=2.0)
+    with pytest.raises(ParameterError, match=r"tau is 0\.5; it must be at least 1"):
+        neuron.tau = 0.5
+    neuron.tau = 4.0
+    assert neuron.tau == 4.0
+    alpha = Alpha(0.9, torch.nn.Parameter(torch.tensor(0.8)))
+    cast(Any, alpha.beta).data.fill_(0.95)
+    assert alpha(torch.ones(4, 2)).isfinite().all()
 
 
 def test_repr_tells_the_parameters() -> None:

@@ -16,6 +16,7 @@ from flexsn_runtime import (
     UnknownHandleError,
     attach_flexsn_handle_finalizer,
     build_training_kernels,
+    flexsn_kernel_registry_info,
     get_flexsn_kernel_handle,
     register_flexsn_kernel_handle,
     release_active_flexsn_kernel_handle,
@@ -206,3 +207,22 @@ def test_closing_a_kernel_leaves_the_program_usable() -> None:
     again = program.specialize_examples((x, x))
     assert again is not step
     assert again.trace.outputs == step.trace.outputs
+
+
+def test_the_registry_says_what_is_held() -> None:
+    before = flexsn_kernel_registry_info()
+    handle = register_flexsn_kernel_handle(
+        inference_kernel=None,
+        inference_info=None,
+        inference_final_state_kernel=None,
+        inference_final_state_info=None,
+        forward_kernel=None,
+        backward_kernel=None,
+        training_info=None,
+    )
+    retain_flexsn_kernel_handle(handle)
+    assert flexsn_kernel_registry_info() == {**before, handle: {"owner_refs": 1, "active_refs": 1}}
+    release_flexsn_kernel_handle(handle)
+    assert flexsn_kernel_registry_info()[handle] == {"owner_refs": 0, "active_refs": 1}
+    release_active_flexsn_kernel_handle(handle)
+    assert flexsn_kernel_registry_info() == before

@@ -372,3 +372,16 @@ def test_a_state_that_is_not_like_the_step() -> None:
     kernel, info = build_inference_kernel(keeps, 1, 1, 1)
     with pytest.raises(ValueError, match=r"\[37\], \[41, 37\]: all outputs and states"):
         flexsn_inference(kernel, info, X, V[0])
+
+
+@pytest.mark.parametrize("absent", [None, 0, 1], ids=["both", "states", "outputs"])
+def test_backward_of_no_steps_takes_shapes_from_the_gradients(absent: int | None) -> None:
+    core, w = with_gain()
+    backward, info, _ = saved_of(core, X, V)
+    grads: list[Tensor | None] = [X[:0], X[:0].clone()]
+    if absent is not None:
+        grads[absent] = None
+    grad_x, grad_v, grad_w = flexsn_backward(backward, info, *grads)
+    for got, like in ((grad_x, X[:0]), (grad_v, V), (grad_w, w)):
+        assert got is not None
+        assert torch.equal(got, torch.zeros_like(like))

@@ -7,10 +7,13 @@ that holds its hash: the same source is the same file, and a file is never chang
 from __future__ import annotations
 
 import contextlib
+import errno
+import grp
 import hashlib
 import importlib
 import importlib.util
 import os
+import pwd
 import stat
 import sys
 import tempfile
@@ -22,9 +25,23 @@ from typing import Any
 from flexsn_codegen._core import identifier
 from flexsn_codegen.errors import CacheFolderError, KernelNameError, TritonMissingError
 
+_VARIABLE = "FLEXSN_CACHE_DIR"
+
+# How often a source is written that is gone when it is read.
+_MOST_TRIES = 100
+
 # What each source defines.
 _loaded: dict[Path, dict[str, Any]] = {}
 _lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """After a fork: the thread that holds the lock is not in the child."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def compile_triton_code_str(
@@ -50,7 +67,7 @@ def compile_triton_code_str(
 
     Raises:
         KernelNameError: the source defines no `kernel_name`; one in `name_space` does not count.
-        CacheFolderError: the folder belongs to or can be written by others.
+        CacheFolderError: the folder belongs to or can be written by others, or nothing can be written there.
         TritonMissingError: triton is not installed.
     """
     _require_triton()
@@ -59,12 +76,22 @@ def compile_triton_code_str(
         print(f"flexsn_codegen: {'wrote' if written else 'reused'} {path}")
     with _lock:
         defined = None if name_space is not None else _loaded.get(path)
-        if defined is None:
+        for _ in range(_MOST_TRIES):
+            if defined is not None:
+                break
             # Without the name that is looked for: an older thing of this name must not pass for the kernel.
             given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
-            defined = _load(path, given)
-            if name_space is None:
-                _loaded[path] = defined
+            try:
+                defined = _load(path, given)
+            except OSError:
+                if path.exists():
+                    raise
+                path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
+            else:
+                if name_space is None:
+                    _loaded[path] = defined
+        if defined is None:
+            raise CacheFolderError(f"{path} was deleted whenever it had been written: something empties {path.parent}.")
     if kernel_name not in defined:
         raise KernelNameError(f"the source defines no {kernel_name!r}; it defines {sorted(defined)}.")
     if name_space is not None:
@@ -73,24 +100,51 @@ def compile_triton_code_str(
 
 
 def cache_folder() -> Path:
-    """The folder for generated sources, made if need be; private to this user."""
-    explicit = os.environ.get("FLEXSN_CACHE_DIR")
+    """The folder for generated sources, made if need be; private to this user.
+
+    Raises:
+        CacheFolderError: it, or a folder that it is in, belongs to or can be written by others; or none can be made.
+    """
+    explicit = os.environ.get(_VARIABLE)
     if explicit:
-        return _private_folder(Path(explicit))
+        try:
+            return _private_folder(Path(explicit).absolute())
+        except OSError as error:
+            raise _unusable(Path(explicit), error) from error
     try:
         return _private_folder(Path.home() / ".cache" / "flexsn")
-    except OSError:
-        # A read-only home: a folder of this user's own in the temporary folder.
-        return _private_folder(Path(tempfile.gettempdir()) / f"flexsn-{os.getuid()}")
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, CacheFolderError):
+            raise
+        # A read-only home, a full one, or none: a folder of this user's own in the temporary folder.
+        return _temporary_folder()
+
+
+def _temporary_folder() -> Path:
+    path = Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
+    try:
+        return _private_folder(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> CacheFolderError:
+    return CacheFolderError(
+        f"generated kernels cannot be kept in {path}: {error.strerror or error}. Make room there, make it a folder "
+        f"that you can write to, or name another one in {_VARIABLE}."
+    )
 
 
 def prune_cache(days: float) -> int:
     """Deletes the sources that were last written or loaded more than `days` days ago; returns how many."""
     limit = time.time() - days * 86400
-    old = [path for path in cache_folder().iterdir() if path.is_file() and path.stat().st_mtime < limit]
-    for path in old:
-        path.unlink(missing_ok=True)
-    return len(old)
+    deleted = 0
+    for path in cache_folder().iterdir():
+        with contextlib.suppress(OSError):  # another process deletes it at the same time
+            if path.is_file() and path.stat().st_mtime < limit:
+                path.unlink()
+                deleted += 1
+    return deleted
 
 
 def _private_folder(path: Path) -> Path:
@@ -101,33 +155,98 @@ def _private_folder(path: Path) -> Path:
             f"{path} is a link, belongs to another user or can be written by others, so the kernels in it "
             "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
         )
+    for parent in path.resolve().parents:
+        # Whoever can write there can put another folder in the place of this one. Not so in a folder as /tmp is, whose
+        # sticky bit leaves everybody what is theirs.
+        status = parent.stat()
+        if not status.st_mode & stat.S_ISVTX and _others_write(status):
+            raise CacheFolderError(
+                f"{path} is private, but {parent}, which it is in, can be written by others, who could put a folder of "
+                f"theirs in its place. Make that one private (chmod go-w {parent}), or name another one in {_VARIABLE}."
+            )
     if not os.access(path, os.W_OK):
-        raise PermissionError(path)
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     return path
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Whether anybody else may write, a group of one and the administrator's left aside."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
+
+
+def _own_group() -> int | None:
+    """This user's group, if it has the user's name: then nobody else is in it."""
+    user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
+    with contextlib.suppress(KeyError):
+        if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
+            return user.pw_gid
+    return None
+
+
+def _has_name(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except KeyError:  # as in a container that was started with some number
+        return False
+    return True
 
 
 def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
     digest = hashlib.sha256(code.encode()).hexdigest()[:32]
-    path = cache_folder() / f"{identifier(kernel_name)}_{digest}.py"
-    if not path.is_symlink() and path.is_file() and path.read_text(encoding="utf-8") == code:
+    name = f"{identifier(kernel_name)}_{digest}.py"
+    path = cache_folder() / name
+    if _holds(path, code):
+        return path, False
+    try:
+        write_private(path, code)
+    except OSError as error:
+        if os.environ.get(_VARIABLE):
+            raise _unusable(path, error) from error
+        # The disk of the home is full: the temporary folder may be on another one.
+        aside = _temporary_folder() / name
+        if _holds(aside, code):
+            return aside, False
+        try:
+            write_private(aside, code)
+        except OSError as again:
+            raise _unusable(path, error) from again
+        return aside, True
+    return path, True
+
+
+def _holds(path: Path, code: str) -> bool:
+    """Whether this text is there. As bytes: what somebody else has put there need not be a text."""
+    try:
+        found = not path.is_symlink() and path.is_file() and path.read_bytes() == code.encode()
+    except OSError:
+        return False
+    if found:
         with contextlib.suppress(OSError):
             os.utime(path)  # in use: not to be pruned
-        return path, False
-    write_private(path, code)
-    return path, True
+    return found
 
 
 def write_private(path: Path, text: str) -> None:
     """Writes a file that is this user's alone, in `cache_folder()` say.
 
-    It is written aside and moved: a process that reads or writes it at the same time sees all of a text or nothing.
+    It is written aside and moved: a process that reads or writes it at the same time sees all of a text or nothing,
+    and so does one that comes after a disk was full.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
     """
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode())
         os.chmod(temporary, 0o600)
-        os.replace(temporary, path)
+        try:
+            os.replace(temporary, path)
+        except IsADirectoryError:
+            path.rmdir()  # one that holds something is left to whoever put it there
+            os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

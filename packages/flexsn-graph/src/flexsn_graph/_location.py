@@ -6,8 +6,9 @@ import linecache
 import os
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, TracebackType
 
 import torch
 from torch import fx
@@ -48,6 +49,21 @@ def user_location() -> SourceLocation | None:
             return SourceLocation(file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
+
+
+def raised_at(error: BaseException) -> SourceLocation | None:
+    """The innermost frame of user code that an error went through."""
+    frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
+    for frame, line in reversed(frames):
+        if not frame.f_code.co_filename.startswith((_TORCH, _HERE, "<frozen")):
+            return SourceLocation(frame.f_code.co_filename, line, frame.f_code.co_name)
+    return None
+
+
+def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
+    while entry is not None:
+        yield entry
+        entry = entry.tb_next
 
 
 def stack_trace(location: SourceLocation | None, op: str) -> str:

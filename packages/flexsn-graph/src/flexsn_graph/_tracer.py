@@ -15,6 +15,7 @@ from flexsn_graph._capture import CaptureMode
 from flexsn_graph._captures import Captures
 from flexsn_graph._core import check_examples
 from flexsn_graph._layout import LiftedLayout
+from flexsn_graph._location import raised_at
 from flexsn_graph._positions import check_positions
 from flexsn_graph._prologue import Hoists, Prologue
 from flexsn_graph._torch_private import (
@@ -245,10 +246,17 @@ class Tracer:
         try:
             with calls, mode, without_hooks(list(self.captures.tensors.values())):
                 yield mode, calls
-        except RuntimeError:
-            if mode.refusal is None:
-                raise
-            raise mode.refusal from None
+        except RuntimeError as error:
+            if mode.refusal is not None:
+                raise mode.refusal from None
+            if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
+                raise CaptureError(
+                    "the core captures a tensor that was made under torch.inference_mode(), of which autograd keeps "
+                    "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
+                    "capture",
+                    raised_at(error),
+                ) from None
+            raise
         finally:
             if needed is not None:
                 needed.update(mode.met)

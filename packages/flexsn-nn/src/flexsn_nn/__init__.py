@@ -19,18 +19,25 @@ from flexsn_nn import (
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
+from flexsn_nn._portability import set_portability
 from flexsn_nn.errors import (
     ConversionError,
+    ExampleError,
     ExportError,
     InputCountError,
     InputDtypeError,
+    InputShapeError,
     MissingExtraError,
     NirError,
     ParameterError,
     PlacementError,
+    PortabilityError,
+    PortabilityWarning,
     StateError,
     StepModeError,
+    UnknownAttributeError,
     UnknownNameError,
+    UnknownParameterError,
 )
 from flexsn_nn.neuron import (
     ALIF,
@@ -84,12 +91,14 @@ __all__ = [
     "Alpha",
     "BackendUnavailableError",
     "ConversionError",
+    "ExampleError",
     "ExportError",
     "FlexSN",
     "FlexSNKernel",
     "GatedLIF",
     "InputCountError",
     "InputDtypeError",
+    "InputShapeError",
     "Izhikevich",
     "Lapicque",
     "Leaky",
@@ -101,6 +110,8 @@ __all__ = [
     "ParameterError",
     "ParametricLIF",
     "PlacementError",
+    "PortabilityError",
+    "PortabilityWarning",
     "RefractoryLIF",
     "SlidingPSN",
     "StateError",
@@ -109,7 +120,9 @@ __all__ = [
     "Synaptic",
     "TernaryIF",
     "TernaryLIF",
+    "UnknownAttributeError",
     "UnknownNameError",
+    "UnknownParameterError",
     "__version__",
     "convert",
     "distributed",
@@ -122,5 +135,6 @@ __all__ = [
     "neuron",
     "nir_exchange",
     "plot",
+    "set_portability",
     "surrogate",
 ]

@@ -31,7 +31,7 @@ def traffic(
     """
     try:
         step, captured = program.specialize(inputs, states)
-    except NotImplementedError as error:
+    except (NotImplementedError, ValueError, TypeError) as error:
         return [f"not triton: {error}"]
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)

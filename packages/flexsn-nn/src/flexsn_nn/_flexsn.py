@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn._backends import KERNEL_BACKENDS, Backend, Choice, StepMode, check_backend, check_step_mode, choose
+from flexsn_nn._backends import (
+    BACKENDS,
+    KERNEL_BACKENDS,
+    Backend,
+    Choice,
+    StepMode,
+    check_backend,
+    check_step_mode,
+    choose,
+)
 from flexsn_nn._checks import check_name
 from flexsn_nn._explain import kernels, traffic
+from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
-from flexsn_nn._torch_private import recomputation
+from flexsn_nn._torch_private import is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExportError, InputCountError, PlacementError, StateError
-from flexsn_runtime import ScanProgram, ShapeError, TraceError, UnsupportedCoreError, prepare, scan
+from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
+from flexsn_runtime import ScanProgram, ShapeError, TraceError, UnsupportedCoreError, prepare, scan, why_refused
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
+_Spec = tuple[Sequence[int], torch.dtype]
 
 
 class FlexSN(nn.Module):
@@ -97,16 +108,21 @@ class FlexSN(nn.Module):
         self._step_mode = check_step_mode(step_mode)
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
-        self._output_specs = None if example_outputs is None else [(tuple(t.shape), t.dtype) for t in example_outputs]
+        self._output_specs = _specs_of(example_outputs, num_outputs)
         self._program: ScanProgram | None = None
         # By the device's type, and whether a compiler traces the call.
         self._choices: dict[tuple[str, bool], Choice] = {}
+        # What compiled kernels would refuse of what the loop ran, by what that depends on.
+        self._refusals: dict[Hashable, str | None] = {}
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
+        # Of states that `init_states` made: the step's shape, and theirs.
+        self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
-            program.specialize_examples(example_inputs)
+            step = program.specialize_examples(example_inputs)
+            self._compare_specs([(value.shape, value.dtype) for value in step.trace.outputs])
 
     @property
     def backend(self) -> str:
@@ -131,6 +147,12 @@ class FlexSN(nn.Module):
         self._choices.clear()
 
     @property
+    def supported_backends(self) -> tuple[str, ...]:
+        """The backends that can be asked for in this step mode. (SpikingJelly's `set_backend` looks here.)"""
+        kernels = self._step_mode == "m"
+        return tuple(name for name in BACKENDS if kernels or name not in KERNEL_BACKENDS)
+
+    @property
     def precision(self) -> str:
         """`"eager"` or `"float32"`."""
         return "eager" if self._widening is None else "float32"
@@ -139,6 +161,16 @@ class FlexSN(nn.Module):
     def residuals(self) -> str:
         """What is kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
         return self._residuals
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kept: Any = self._as_states(value) if name == "states" else value
+        super().__setattr__(name, kept)
+
+    def _as_states(self, states: Any) -> list[Any]:
+        """What `states` is set to; `None` is a reset."""
+        if isinstance(states, Tensor):
+            raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
+        return [] if states is None else list(states)
 
     def forward(self, *inputs: Tensor) -> Tensor | list[Tensor]:
         """Runs the neuron, from the state that it has.
@@ -156,7 +188,9 @@ class FlexSN(nn.Module):
             StateError: the state was made for inputs of another shape; or the call is a recomputation
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels were asked for and cannot run.
-            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state.
+            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state. Or inside
+                `torch.jit.trace`.
+            ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
         compiling = torch.compiler.is_compiling()
         exporting = compiling and torch.compiler.is_exporting()
@@ -164,6 +198,11 @@ class FlexSN(nn.Module):
             raise ExportError(
                 "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
                 "export a module that calls neuron.step(inputs, states) and returns the states."
+            )
+        if not compiling and is_jit_tracing():
+            raise ExportError(
+                "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
+                "or torch.compile."
             )
         if not compiling and recomputation() not in (None, self._reset_in):
             raise StateError(
@@ -200,9 +239,7 @@ class FlexSN(nn.Module):
             tensor([[4., 4.]])
         """
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        if isinstance(states, Tensor):
-            raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
-        outputs, new_states, _ = self._run(given, [] if states is None else list(states), keep=False)
+        outputs, new_states, _ = self._run(given, self._as_states(states), keep=False)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
     def _keep(self, states: list[Tensor], state_seqs: list[Tensor]) -> None:
@@ -253,6 +290,8 @@ class FlexSN(nn.Module):
         for (_, compiling), choice in self._choices.items():
             lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
+        told = dict.fromkeys(why for why in self._refusals.values() if why is not None)
+        lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in told]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         program = self._get_program()
@@ -302,6 +341,8 @@ class FlexSN(nn.Module):
             results = run(self._get_program(), (*inputs, *states), keep)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero)
+            if backend == "torch" and self._backend == "auto" and not compiling:
+                self._ask_for_portability(inputs, states, results)
         outputs, carried = list(results[: self.num_outputs]), list(results[self.num_outputs :])
         if not keep:
             return outputs, carried, []
@@ -357,6 +398,8 @@ class FlexSN(nn.Module):
             at_zero: whether a compiler may take the states for zeros.
         """
         sequences, finals = _SCANS[backend]
+        known = torch.compiler.is_compiling() or primals[0].shape[:1] != (0,)
+        specs = self._output_specs if known else self._empty_specs(primals)
         options: dict[str, object] = {}
         if backend == "hop" and at_zero:
             options["zero_states"] = (True,) * self.num_states
@@ -368,9 +411,56 @@ class FlexSN(nn.Module):
             self.num_states,
             self.num_outputs,
             *self._masked(primals),
-            output_template_specs=self._output_specs,
+            output_template_specs=specs,
             **options,
         )
+
+    def _empty_specs(self, primals: Sequence[Tensor]) -> list[_Spec]:
+        """What the outputs of one step look like where there is no step."""
+        if self._output_specs is None:
+            raise ExampleError(
+                "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+                "FlexSN example_outputs=(...), one step's outputs."
+            )
+        try:
+            step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
+        except Exception:  # the core may raise anything on tensors without data
+            return self._output_specs
+        self._compare_specs([(value.shape, value.dtype) for value in step.trace.outputs])
+        return self._output_specs
+
+    def _compare_specs(self, specs: list[_Spec]) -> None:
+        """Raises `ExampleError` unless `example_outputs`, if given, are like what the core returns."""
+        for i, (given, found) in enumerate(zip(self._output_specs or (), specs, strict=False)):
+            if (tuple(given[0]), given[1]) != (tuple(found[0]), found[1]):
+                raise ExampleError(
+                    f"example_outputs[{i}] is {list(given[0])} {given[1]}; for these inputs the core returns "
+                    f"{list(found[0])} {found[1]}: give outputs of one step, without time, or leave them out."
+                )
+
+    def _ask_for_portability(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
+    ) -> None:
+        """Says, once, what kernels would refuse of what the loop has just run."""
+        training = any(result.requires_grad for result in results)
+        key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
+        if key not in self._refusals:
+            if portability() == "ignore" or inputs[0].shape[0] == 0:
+                return
+            ready_made = self._is_ready_made()
+            why = None if ready_made else why_refused(self._get_program(), inputs, states, training=training)
+            is_new = why not in self._refusals.values()
+            if len(self._refusals) >= _MOST_REFUSALS:
+                self._refusals.clear()
+            self._refusals[key] = why
+        else:
+            why, is_new = self._refusals[key], False
+        if why is not None and (is_new or portability() == "error"):
+            report(why)
+
+    def _is_ready_made(self) -> bool:
+        """Whether all of the core is this package's, which kernels take."""
+        return False
 
     def _single_step(
         self, inputs: tuple[Tensor, ...], states: list[Tensor]
@@ -404,20 +494,38 @@ class FlexSN(nn.Module):
         states = list(self.init_states(self.num_states, self._step_mode, *inputs))
         if len(states) != self.num_states:
             raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            self.__dict__["_shapes_for"] = torch.Size(_step_shape(inputs, self._step_mode)), [s.shape for s in states]
         return states
+
+    def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
+        """The shapes that the states have for these inputs: those of the initial ones."""
+        shape = torch.Size(_step_shape(inputs, self._step_mode))
+        if type(self).init_states is FlexSN.init_states:
+            return [shape] * self.num_states
+        if torch.compiler.is_compiling():
+            return [state.shape for state in self._initial(inputs)]
+        if self._shapes_for is None or self._shapes_for[0] != shape:
+            with torch.no_grad():
+                self._shapes_for = shape, [state.shape for state in self._initial(inputs)]
+        return self._shapes_for[1]
 
     def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
         """The states, or an error if they are not for these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         shape, device = _step_shape(inputs, self._step_mode), inputs[0].device
+        shapes: Sequence[Sequence[int]] | None = None
         for i, state in enumerate(states):
             if not isinstance(state, Tensor):
                 raise TypeError(f"state {i} is a {type(state).__name__}; a neuron takes tensors.")
             if state.shape != shape or state.device != device:
+                shapes = self._state_shapes(inputs) if shapes is None else shapes
+                if state.shape == torch.Size(shapes[i]) and state.device == device:
+                    continue
                 raise StateError(
-                    f"state {i} has shape {list(state.shape)} on {state.device}; this input's step has "
-                    f"{list(shape)} on {device}. Call reset() between batches, or pass states that fit."
+                    f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
+                    f"{list(shapes[i])} on {device}. Call reset() between batches, or pass states that fit."
                 )
         # A module that was moved to half precision has moved its states, too.
         return states if self._widening is None else [widened(state) for state in states]
@@ -479,6 +587,23 @@ run_between_graphs = torch.compiler.disable(
     reason="compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'",
 )
 
+
+def _specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[_Spec] | None:
+    """Shapes and dtypes of `example_outputs`."""
+    if examples is None:
+        return None
+    if isinstance(examples, Tensor):
+        raise TypeError(f"example_outputs is a tensor; give a tuple of num_outputs={num_outputs}: one step's outputs.")
+    if len(examples) != num_outputs:
+        raise ExampleError(f"there are {len(examples)} example_outputs; num_outputs is {num_outputs}.")
+    for i, example in enumerate(examples):
+        if not isinstance(example, Tensor):
+            raise TypeError(f"example_outputs[{i}] is a {type(example).__name__}; give a tensor.")
+    return [(tuple(example.shape), example.dtype) for example in examples]
+
+
+# A neuron that is called with ever new dtypes and dimensions is not asked about for ever.
+_MOST_REFUSALS = 16
 
 # By backend: the scan that keeps the state sequences, and the one that keeps the final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {

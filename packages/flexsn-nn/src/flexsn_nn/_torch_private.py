@@ -5,6 +5,11 @@ from __future__ import annotations
 import torch
 
 
+def is_jit_tracing() -> bool:
+    """Whether `torch.jit.trace` records what is called."""
+    return torch._C._get_tracing_state() is not None
+
+
 def recomputation() -> tuple[int, int] | None:
     """Which recomputation this thread is in: a forward in a backward pass, for the node that needs its results.
 

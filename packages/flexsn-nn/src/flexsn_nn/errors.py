@@ -23,6 +23,10 @@ class InputDtypeError(TypeError):
     """A neuron was given integers or booleans."""
 
 
+class InputShapeError(ValueError):
+    """An input without the dimensions that the step mode asks for."""
+
+
 class StateError(ValueError):
     """States that do not fit the input, or another number of them than the neuron has."""
 
@@ -31,8 +35,28 @@ class PlacementError(ValueError):
     """A `DTensor` that lies on the processes in a way in which none can run its part of the step by itself."""
 
 
+class ExampleError(ValueError):
+    """`example_outputs` of another number, shape or dtype than the core's outputs; or none, where one is needed."""
+
+
 class ExportError(RuntimeError):
-    """A state that is kept on the module, in a program that has no module."""
+    """A state that is kept on the module, in a program that has no module; or a loop over time that it would unroll."""
+
+
+class UnknownParameterError(TypeError):
+    """A neuron was given an argument that it does not have."""
+
+
+class UnknownAttributeError(AttributeError):
+    """An attribute that neurons of other libraries have, and these have under another name."""
+
+
+class PortabilityWarning(UserWarning):
+    """A core runs as a loop here, and compiled kernels will refuse it on a GPU."""
+
+
+class PortabilityError(NotImplementedError):
+    """The same, where `set_portability("error")` asks for an error."""
 
 
 class NirError(ValueError):

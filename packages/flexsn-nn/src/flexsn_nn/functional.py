@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flexsn_nn._backends import check_backend, check_step_mode
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
 
 __all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode"]
@@ -79,7 +80,7 @@ def detach_net(net: nn.Module) -> None:
 
 
 def set_step_mode(net: nn.Module, step_mode: str) -> None:
-    """Sets the step mode of everything with a state: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
+    """Sets the step mode of all with a state, and of `OverTime`: `"m"` for sequences `[T, *step]`, `"s"` for steps.
 
     Raises:
         UnknownNameError: another step mode.
@@ -92,16 +93,24 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
             check_backend(module.backend, mode)
     for module in found:
         module.step_mode = mode
+    for layer in net.modules():
+        if isinstance(layer, OverTime):
+            layer.step_mode = mode
 
 
-def set_backend(net: nn.Module, backend: str) -> None:
+def set_backend(
+    net: nn.Module, backend: str, instance: type[nn.Module] | tuple[type[nn.Module], ...] = nn.Module
+) -> None:
     """Sets the backend of every neuron; see `FlexSN`.
+
+    Args:
+        instance: of neurons of this class alone, or of these classes. Modules of other libraries are left alone.
 
     Raises:
         UnknownNameError: another backend.
         StepModeError: it cannot run in a neuron's step mode. No neuron was changed then.
     """
-    found = [neuron for _, neuron in neurons(net)]
+    found = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
     for neuron in found:
         check_backend(backend, neuron.step_mode)
     for neuron in found:
@@ -129,4 +138,4 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
     for name in states:
         check_name("neuron", name, found)
     for name, values in states.items():
-        found[name].states = list(values)
+        found[name].states = values  # type: ignore[assignment]  # any sequence; None is a reset

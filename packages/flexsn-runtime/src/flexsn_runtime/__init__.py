@@ -11,6 +11,7 @@ from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, flexsn_backward_nc
 from flexsn_runtime._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,
+    flexsn_kernel_registry_info,
     get_flexsn_kernel_handle,
     register_flexsn_kernel_handle,
     release_active_flexsn_kernel_handle,
@@ -33,6 +34,7 @@ from flexsn_runtime._ops import (
     flexsn_inductor_training_final_state,
 )
 from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._refusal import why_refused
 from flexsn_runtime._scan_lowering import KernelLowering
 from flexsn_runtime._wrappers import (
     flexsn_backward,
@@ -99,6 +101,7 @@ __all__ = [
     "flexsn_inductor_training_final_state",
     "flexsn_inference",
     "flexsn_inference_final_state",
+    "flexsn_kernel_registry_info",
     "get_flexsn_kernel_handle",
     "prepare",
     "register_flexsn_kernel_handle",
@@ -109,5 +112,6 @@ __all__ = [
     "scan",
     "triton_interpreted",
     "tune",
+    "why_refused",
     "why_unavailable",
 ]

@@ -15,8 +15,8 @@ from flexsn_runtime._ahead import compiling_backward
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._scan import backward_scan, forward_scan
-from flexsn_runtime._torch_private import SingleLevelFunction
-from flexsn_runtime.errors import DoubleBackwardError
+from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
+from flexsn_runtime.errors import DoubleBackwardError, TransformError
 
 
 def scan(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
@@ -56,9 +56,18 @@ class _Scan(SingleLevelFunction):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         step: Specialization = ctx.step
         tensors = (*ctx.saved_tensors, *grads)
-        scan = backward_scan(
-            step, tensors, ctx.needs_input_grad[3:], state_seqs=ctx.state_seqs, residuals=ctx.residuals
-        )
+        try:
+            scan = backward_scan(
+                step, tensors, ctx.needs_input_grad[3:], state_seqs=ctx.state_seqs, residuals=ctx.residuals
+            )
+        except RuntimeError:
+            if not any(map(is_batched, grads)):
+                raise
+            raise TransformError(
+                "the backward of a compiled scan takes one gradient at a time, and several came at once "
+                "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
+                "vectorize=False, or use backend='torch'."
+            ) from None
         if not torch.is_grad_enabled():
             return None, None, None, *scan.run(tensors)
         with torch.no_grad():  # `create_graph`

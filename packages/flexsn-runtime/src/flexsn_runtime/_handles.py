@@ -90,6 +90,21 @@ def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
     return bundle
 
 
+def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
+    """The handles that there are, each with its `owner_refs` and `active_refs`: what is not here was released.
+
+    Example:
+        >>> from flexsn_runtime import flexsn_kernel_registry_info
+        >>> sum(kernel["owner_refs"] for kernel in flexsn_kernel_registry_info().values()) >= 0
+        True
+    """
+    with _lock:
+        return {
+            handle: {"owner_refs": bundle.owner_refs, "active_refs": bundle.active_refs}
+            for handle, bundle in _handles.items()
+        }
+
+
 def retain_flexsn_kernel_handle(handle: int | Tensor) -> None:
     """One more user; pairs with `release_active_flexsn_kernel_handle`."""
     with _lock:

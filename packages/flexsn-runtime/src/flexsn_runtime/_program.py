@@ -346,6 +346,14 @@ class ScanProgram:
         fast_math: bool = False,
         residuals: str = "auto",
     ) -> None:
+        if isinstance(core, type) or not callable(core):
+            what = f"the class {core.__name__}: give an instance of it" if isinstance(core, type) else (
+                f"a {type(core).__name__}: give a function or a module"
+            )
+            raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
+        for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise TensorCountError(f"{what} is {count!r}; it must be a whole number, and not below 0.")
         if num_inputs < 1:
             raise TensorCountError(
                 f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
@@ -407,12 +415,25 @@ class ScanProgram:
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
         """The step for the shapes and dtypes of one step's inputs and states."""
         expected = self.num_inputs + self.num_states
+        if isinstance(examples, Tensor):
+            raise TypeError(f"example_inputs is a tensor; give a tuple of {expected}: one step's inputs and states.")
         if len(examples) != expected:
             raise TensorCountError(
                 f"{len(examples)} example inputs for {self.num_inputs} inputs and {self.num_states} states: "
                 f"give {expected}, of one step each."
             )
+        for i, example in enumerate(examples):
+            if not isinstance(example, Tensor):
+                raise TypeError(f"example input {i} is a {type(example).__name__}; give a tensor.")
         values = tuple(StepValue.of(t) for t in examples)
+        try:
+            torch.broadcast_shapes(*(value.shape for value in values))
+        except RuntimeError:
+            shapes = ", ".join(str(list(value.shape)) for value in values)
+            raise ShapeError(
+                f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
+                "inputs and states, without time, of one batch."
+            ) from None
         inputs, states = values[: self.num_inputs], values[self.num_inputs :]
         return self._specialize(examples[0].device, inputs, states)[0]
 

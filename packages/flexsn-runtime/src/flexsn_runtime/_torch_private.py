@@ -57,9 +57,17 @@ def transform_at_work() -> str | None:
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
+    if torch._C._get_tracing_state() is not None:
+        return "torch.jit.trace (torch.export records programs that it can be part of)"
     if torch._C._len_torch_dispatch_stack():
         return next((name for key, name in _MODES.items() if torch._C._get_dispatch_mode(key) is not None), None)
     return None
+
+
+def is_batched(tensor: torch.Tensor | None) -> bool:
+    """Whether a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
+    functorch = torch._C._functorch
+    return tensor is not None and (functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
 
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:

@@ -62,8 +62,9 @@ def flexsn_backward(
 
     Args:
         args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
-        input_templates, state_templates: tensors shaped like the inputs and initial states; needed when
-            `saved` is left out, which is only possible when every gradient is `None` or `T == 0`.
+        input_templates, state_templates: tensors shaped like the inputs and initial states, for when `saved` is left
+            out, which is only possible when every gradient is `None` or `T == 0`. Without them, the step has the shape
+            that the gradients have behind T, and its inputs and states are of that shape.
 
     Returns:
         The gradients of `[*input_seqs, *init_states, *lifted]`.
@@ -134,8 +135,10 @@ def _without_saved(
             "gradients came in, but nothing that was saved: pass what flexsn_forward returned after the "
             "state sequences."
         )
-    inputs = _templates("input", input_templates, program.num_inputs)
-    states = _templates("state", state_templates, program.num_states)
+    empty = next((g for g in grads if g is not None), None)
+    state = next((g for g in grads[program.num_outputs :] if g is not None), empty)
+    inputs = _templates("input", input_templates, program.num_inputs, empty)
+    states = _templates("state", state_templates, program.num_states, None if state is None else _one_step(state))
     lifted = program.lifted()
     wanted = _wanted(program, inputs, states, lifted)
     return tuple(
@@ -144,10 +147,19 @@ def _without_saved(
     )
 
 
-def _templates(role: str, templates: Sequence[Tensor] | None, count: int) -> Sequence[Tensor]:
+def _one_step(sequence: Tensor) -> Tensor:
+    return sequence.new_empty(sequence.shape[1:])
+
+
+def _templates(
+    role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
+) -> Sequence[Tensor]:
+    """What the gradients are shaped like: what was given, or `like` for all of them."""
+    if templates is None and like is not None:
+        return [like] * count
     if templates is None and count:
         raise TemplateNeededError(
-            f"every gradient is None or empty and nothing was saved, so the {role}s' shapes are unknown: "
+            f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: "
             f"pass {role}_templates."
         )
     given = templates or ()

@@ -54,9 +54,9 @@ class ALIF(LIF):
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, a)`."""
         v, a = states
-        tau_a = fit(self.tau_a, v)
+        tau_a = self.bounded("tau_a", self.tau_a, v)
         rho = fit(torch.exp(-1 / tau_a), v) if isinstance(tau_a, Tensor) else math.exp(-1 / tau_a)
-        threshold = fit(self.v_threshold, v) + fit(self.beta, v) * a
+        threshold = fit(self.v_threshold, v) + self.bounded("beta", self.beta, v) * a
         h = self.charge(x, v)
         spike = self.fire(h, threshold)
         return spike, self.after(h, spike, threshold), rho * a + spike

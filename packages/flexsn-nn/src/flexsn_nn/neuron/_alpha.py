@@ -10,7 +10,6 @@ from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import RunOptions, fit
-from flexsn_nn.neuron._leaky import fraction
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
 
@@ -58,11 +57,14 @@ class Alpha(DelayedReset):
     def dynamics(self, x: Tensor, e: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, e, i, v)`."""
         r = self.spiked(v)
-        alpha, beta = fraction(self.alpha, v), fraction(self.beta, v)
+        alpha, beta = self.bounded("alpha", self.alpha, v), self.bounded("beta", self.beta, v)
         new_e = alpha * e + x
         new_i = beta * i - x
         log_alpha, log_beta = fit(_log(alpha), v), fit(_log(beta), v)
-        h = (log_alpha / (log_beta - log_alpha) + 1) * (new_e + new_i)
+        apart = log_beta - log_alpha
+        if isinstance(apart, Tensor):  # learning may bring them together, and past one another
+            apart = apart.clamp(max=-torch.finfo(apart.dtype).eps)
+        h = (log_alpha / apart + 1) * (new_e + new_i)
         if self.reset_mechanism == "zero":
             new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)
         elif self.reset_mechanism == "subtract":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from inspect import signature
 from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import Range, check_name, check_number
+from flexsn_nn._checks import Range, check_name, check_number, within
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn.errors import InputDtypeError, ParameterError, StateError
+from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn.errors import InputDtypeError, ParameterError, StateError, UnknownAttributeError, UnknownParameterError
 
 
 class RunOptions(TypedDict, total=False):
@@ -38,7 +40,7 @@ class Neuron(FlexSN):
                 self.hold_number("decay", decay, at_least=0, at_most=1)
 
             def dynamics(self, x, v):
-                h = fit(self.decay, v) * v + x
+                h = self.bounded("decay", self.decay, v) * v + x
                 return h, h
 
     `ImmediateReset` adds a threshold and a reset.
@@ -56,8 +58,14 @@ class Neuron(FlexSN):
     dynamics: Callable[..., tuple[Tensor, ...]]
 
     def __init__(self, num_inputs: int = 1, **options: Unpack[RunOptions]) -> None:
+        for name in options.keys() - RunOptions.__annotations__.keys():
+            known = [p for c in type(self).__mro__ if issubclass(c, Neuron) for p in signature(c.__init__).parameters]
+            known = [p for p in dict.fromkeys((*known, *RunOptions.__annotations__)) if p not in ("self", "options")]
+            hint = of_parameter(name, known)
+            raise UnknownParameterError(f"{type(self).__name__} has no argument {name!r}. {hint}")
         super().__init__(self.dynamics, num_inputs, len(self.state_names), 1, **options)
         self._held: list[str] = []
+        self._limits: dict[str, Range] = {}
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
         """Keeps a parameter as the attribute `name`, in the place of an earlier one.
@@ -86,6 +94,9 @@ class Neuron(FlexSN):
     ) -> None:
         """Keeps a number, or a tensor of numbers, as `hold` does, if it is in its range.
 
+        What is assigned later has to be in it, too. A parameter that an optimizer moves out of it stays where it is,
+        and `bounded` reads it as the nearest number that is in it.
+
         Args:
             limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for whoever is beyond them.
 
@@ -94,15 +105,46 @@ class Neuron(FlexSN):
         """
         check_number(name, value, **limits)
         self.hold(name, value, learn=learn)
+        self._limits[name] = limits
+
+    def bounded(self, name: str, value: float | Tensor, like: Tensor) -> float | Tensor:
+        """A parameter in the dtype of `like`, and within the limits that `hold_number` was given, for `dynamics`.
+
+        Args:
+            name: the parameter's.
+            value: the parameter as it is now, `self.name`.
+            like: what it is computed with.
+        """
+        fitting = fit(value, like)
+        return within(fitting, self._limits[name]) if isinstance(fitting, Tensor) else fitting
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A tensor's values are on a device, which nobody waits for here; `bounded` keeps them in range.
+        if name in self.__dict__.get("_limits", ()) and not isinstance(value, Tensor):
+            check_number(name, value, **self._limits[name])
+        if name in self.state_names:
+            raise UnknownAttributeError(f"nobody would read {name!r}: {of_attribute(name, self.state_names)}.")
+        super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            hint = of_attribute(name, self.state_names)
+            if hint is None:
+                raise
+        raise UnknownAttributeError(f"{type(self).__name__} has no attribute {name!r}: {hint}.")
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Runs the neuron, from the state that it has.
 
         Args:
-            inputs: `[T, *step]` in step mode `"m"`, `[*step]` in `"s"`; floating point.
+            inputs: `[T, *step]` in step mode `"m"`: the first dimension is time, also of batch-first data; `[*step]` in
+                `"s"`; floating point.
 
         Returns:
-            The output, shaped like the input.
+            The output, shaped like the input: one tensor. `spikes, v = neuron(x)` would unpack time; `step` returns the
+            states, too.
 
         Raises:
             InputDtypeError: an integer or boolean input (a `TypeError`).
@@ -128,6 +170,17 @@ class Neuron(FlexSN):
         """The state after each step of the last call, `[T, *step]`, if `store_state_seqs`, else `None`."""
         index = self._state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
+
+    def explain(self, *inputs: Tensor) -> str:
+        """As `FlexSN.explain`, and which parameters have left their range. (Waits for the device.)"""
+        return "\n".join([super().explain(*inputs), *self._strays()])
+
+    def _strays(self) -> Iterator[str]:
+        for name, limits in self._limits.items():
+            try:
+                check_number(name, getattr(self, name), **limits)
+            except ParameterError as error:
+                yield f"a parameter has left its range, and counts as the nearest number in it: {error}"
 
     def extra_repr(self) -> str:
         names = dict.fromkeys([*self._held, *self._parameters, *self._buffers])
@@ -180,6 +233,13 @@ class Neuron(FlexSN):
                 )
         return inputs
 
+    def _is_ready_made(self) -> bool:
+        """Whether the step and all that it was given is this package's; a function of the user's is not."""
+        held = (getattr(self, name) for name in self._held)
+        return _is_own(self) and all(
+            value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
+        )
+
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)
         return self.state_names.index(name)
@@ -198,6 +258,10 @@ def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     return len(shape) <= len(to) and all(
         a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)
     )
+
+
+def _is_own(value: object) -> bool:
+    return type(value).__module__.startswith("flexsn_nn.")
 
 
 def _float_dtype(value: object) -> torch.dtype:

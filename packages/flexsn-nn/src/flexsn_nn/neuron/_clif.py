@@ -46,7 +46,7 @@ class CLIF(ImmediateReset):
 
     def dynamics(self, x: Tensor, v: Tensor, m: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, m)`."""
-        tau = fit(self.tau, v)
+        tau = self.bounded("tau", self.tau, v)
         h = v - v / tau + x
         spike = self.fire(h)
         m = m * torch.sigmoid(h / tau) + spike

@@ -6,7 +6,6 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import ImmediateReset, SpikeFunction, SpikeOptions
 from flexsn_nn.surrogate import Rect
 
@@ -44,7 +43,7 @@ class CUBALIF(ImmediateReset):
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""
-        current = fit(self.c_decay, i) * i + x
-        h = fit(self.v_decay, v) * v + current
+        current = self.bounded("c_decay", self.c_decay, i) * i + x
+        h = self.bounded("v_decay", self.v_decay, v) * v + current
         spike = self.fire(h)
         return spike, current, self.after(h, spike)

@@ -51,12 +51,12 @@ class EIF(ImmediateReset):
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """What drives the membrane: input, leak and the exponential run-up."""
-        delta_T = fit(self.delta_T, v)
+        delta_T = self.bounded("delta_T", self.delta_T, v)
         run_up = delta_T * fit(torch.exp((v - fit(self.theta_rh, v)) / delta_T), v)
         return x + fit(self.v_rest, v) - v + run_up
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        h = v + self.current(x, v) / fit(self.tau, v)
+        h = v + self.current(x, v) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_count
-from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._lif import TAU_HINT
 
 
@@ -52,8 +52,8 @@ class ILIF(Neuron):
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike count, v)`."""
-        threshold = fit(self.v_threshold, v)
-        h = v - v / fit(self.tau, v) + x
+        threshold = self.bounded("v_threshold", self.v_threshold, v)
+        h = v - v / self.bounded("tau", self.tau, v) + x
         spikes: Tensor = _Round.apply((h / threshold).clamp(0, self.D))
         subtracted = spikes.detach() if self.detach_reset else spikes
         return spikes, h - subtracted * threshold

@@ -57,7 +57,7 @@ class Izhikevich(QIF):
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, w)`."""
         v, w = states
-        h = v + (self.current(x, v) - w) / fit(self.tau, v)
+        h = v + (self.current(x, v) - w) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
-        follow = (fit(self.a, v) * (h - fit(self.v_rest, v)) - w) / fit(self.tau_w, v)
+        follow = (fit(self.a, v) * (h - fit(self.v_rest, v)) - w) / self.bounded("tau_w", self.tau_w, v)
         return spike, self.after(h, spike), w + follow + fit(self.b, v) * spike

@@ -47,11 +47,11 @@ class KLIF(LIF):
         super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
         check_number("init_k", init_k, above=0)
         self.hold("scale_reset", scale_reset)
-        self.hold("k", init_k, learn=True)
+        self.hold_number("k", init_k, learn=True, above=0)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        k = fit(self.k, v)
+        k = self.bounded("k", self.k, v)
         h = torch.relu(k * self.charge(x, v))
         spike = self.fire(h)
         if self.scale_reset:

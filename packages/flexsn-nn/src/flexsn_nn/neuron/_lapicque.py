@@ -65,16 +65,15 @@ class Lapicque(DelayedReset):
             beta = _exp(-time_step / (R * C))
         elif R is not None and C is not None:
             raise ParameterError("beta, R and C determine each other: give at most two of them.")
-        check_number("beta", beta, above=0, below=1)
+        self.hold_number("beta", beta, learn=learn_beta, above=0, below=1)
         if R is None:
             R = 1.0 if C is None else time_step / (-_log(beta) * C)
-        self.hold("beta", beta, learn=learn_beta)
-        self.hold("R", R)
+        self.hold_number("R", R, above=0)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        rate = -fit(_log(fit(self.beta, v)), v)
-        h = (1 - rate) * v + rate * fit(self.R, v) * x
+        rate = -fit(_log(self.bounded("beta", self.beta, v)), v)
+        h = (1 - rate) * v + rate * self.bounded("R", self.R, v) * x
         h = self.after(h, self.spiked(v))
         return self.fire(h), h
 

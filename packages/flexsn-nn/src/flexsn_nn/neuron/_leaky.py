@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import RunOptions, fit
+from flexsn_nn.neuron._base import RunOptions
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
 
@@ -46,12 +46,6 @@ class Leaky(DelayedReset):
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
         r = self.spiked(v)
-        beta = fraction(self.beta, v)
+        beta = self.bounded("beta", self.beta, v)
         h = beta * self.after(v, r) + x if self.reset_mechanism == "zero" else self.after(beta * v + x, r)
         return self.fire(h), h
-
-
-def fraction(value: float | Tensor, like: Tensor) -> float | Tensor:
-    """A decay in the dtype of `like`; a tensor, which learning may move, is kept in `[0, 1]`."""
-    value = fit(value, like)
-    return value.clamp(0, 1) if isinstance(value, Tensor) else value

@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import Neuron, RunOptions, fit
+from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._lif import TAU_HINT
 
 
@@ -32,7 +32,7 @@ class LI(Neuron):
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(v, v)`."""
-        tau = fit(self.tau, v)
+        tau = self.bounded("tau", self.tau, v)
         h = v + (x - v) / tau if self.decay_input else v - v / tau + x
         return h, h
 

@@ -7,6 +7,7 @@ from typing import Unpack
 
 from torch import Tensor
 
+from flexsn_nn._checks import check_function
 from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
@@ -42,6 +43,7 @@ class LIAF(LIF):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        check_function("act", act)
         self.hold("act", act)
         self.hold("threshold_related", threshold_related)
 

@@ -6,7 +6,6 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
 TAU_HINT = "Time constants are counted in steps."
@@ -19,7 +18,8 @@ class LIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
-            `nn.Parameter`.
+            `nn.Parameter`, which counts as 1 where learning moves it below, and gets no gradient there: `PLIF`
+            learns a time constant without bounds.
         decay_input: whether the input is divided by `tau` too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.
 
@@ -47,7 +47,7 @@ class LIF(ImmediateReset):
 
     def charge(self, x: Tensor, v: Tensor) -> Tensor:
         """The charged membrane `h`."""
-        return leaky_charge(x, v, fit(self.tau, v), self.decay_input, self.v_start)
+        return leaky_charge(x, v, self.bounded("tau", self.tau, v), self.decay_input, self.v_start)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""

@@ -49,10 +49,10 @@ class QIF(ImmediateReset):
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:
         """What drives the membrane: input and the quadratic run-up."""
-        return x + fit(self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
+        return x + self.bounded("a0", self.a0, v) * (v - fit(self.v_rest, v)) * (v - fit(self.v_c, v))
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        h = v + self.current(x, v) / fit(self.tau, v)
+        h = v + self.current(x, v) / self.bounded("tau", self.tau, v)
         spike = self.fire(h)
         return spike, self.after(h, spike)

@@ -67,12 +67,13 @@ class RefractoryLIF(LIF):
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v, r)`."""
         v, r = states
-        relative, absolute = fit(self.relative, r), fit(self.absolute, r)
+        relative, absolute = self.bounded("relative", self.relative, r), self.bounded("absolute", self.absolute, r)
         ready = (r <= relative).to(v.dtype)
         h = ready * self.charge(x, v) + (1 - ready) * v
         threshold = fit(self.v_threshold, v)
         if self._raised:
-            threshold = threshold + fit(self.rise, v) * (r / relative)  # what is above relative is silent anyway
+            # What is above `relative` is silent anyway.
+            threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
         counted = fired * (absolute + relative) + (1 - fired) * (r - 1).clamp(min=0)

@@ -9,7 +9,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_name, check_number
+from flexsn_nn._checks import check_function, check_name, check_number
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
@@ -66,6 +66,11 @@ class ImmediateReset(Neuron):
     ) -> None:
         super().__init__(num_inputs, **options)
         self.hold_number("v_threshold", v_threshold)
+        if isinstance(v_reset, Tensor):
+            raise ParameterError(
+                "v_reset is a tensor; it is one number for all neurons, or None for the soft reset: give "
+                "float(v_reset), or write the reset in a step function of your own, where a tensor may be anything."
+            )
         if v_reset is not None:
             check_number("v_reset", v_reset)
         self.hold("v_reset", v_reset)
@@ -167,6 +172,7 @@ class DelayedReset(Neuron):
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:
     """The spike function with `>` or `>=` as asked for."""
+    check_function(name, function)
     if strict is None:
         return function
     if not isinstance(function, Surrogate):

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_name
-from flexsn_nn.neuron._base import fit
 from flexsn_nn.neuron._lif import TAU_HINT, leaky_charge
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
 
@@ -74,6 +73,6 @@ class StochasticLIF(ImmediateReset):
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""
-        h = leaky_charge(x, v, fit(self.tau, v), self.decay_input, self.v_start)
-        spike = self.fire(h + fit(self.scale, h) * noise)
+        h = leaky_charge(x, v, self.bounded("tau", self.tau, v), self.decay_input, self.v_start)
+        spike = self.fire(h + self.bounded("scale", self.scale, h) * noise)
         return spike, self.after(h, spike)

@@ -7,7 +7,6 @@ from typing import ClassVar, Unpack
 from torch import Tensor
 
 from flexsn_nn.neuron._base import RunOptions
-from flexsn_nn.neuron._leaky import fraction
 from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
 
 
@@ -50,6 +49,6 @@ class Synaptic(DelayedReset):
 
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""
-        current = fraction(self.alpha, i) * i + x
-        h = self.after(fraction(self.beta, v) * v + current, self.spiked(v))
+        current = self.bounded("alpha", self.alpha, i) * i + x
+        h = self.after(self.bounded("beta", self.beta, v) * v + current, self.spiked(v))
         return self.fire(h), current, h

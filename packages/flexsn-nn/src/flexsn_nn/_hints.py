@@ -1,0 +1,67 @@
+"""What neurons of other libraries call things, and what they are called here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+# Arguments of constructors.
+_PARAMETERS = {
+    "beta": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it as it is",
+    "alpha": "`Synaptic(alpha, beta)` and `Alpha(alpha, beta)` take it",
+    "decay": "a decay `beta` is `tau=1 / (1 - beta), decay_input=False` here; `Leaky(beta=...)` takes it as it is",
+    "tau_mem": "it is `tau`, in steps",
+    "tau_m": "it is `tau`, in steps",
+    "threshold": "it is `v_threshold`",
+    "v_th": "it is `v_threshold`",
+    "v_threshold": "it is `threshold`",
+    "thresh": "it is `v_threshold`, or `threshold` of snnTorch's neurons",
+    "spike_grad": "it is `surrogate_function`",
+    "surrogate": "it is `surrogate_function`, or `spike_grad` of snnTorch's neurons",
+    "surrogate_function": "it is `spike_grad`",
+    "reset_mechanism": "it is `v_reset`: None to subtract the threshold, a number to reset to it",
+    "v_reset": 'it is `reset_mechanism`: "subtract" or "zero"',
+    "init_hidden": "leave it out: the state is kept until reset()",
+    "output": "leave it out: `neuron.states` has the states after a call",
+    "store_v_seq": "it is `store_state_seqs`",
+    "learn_beta": "give an nn.Parameter: tau=nn.Parameter(...)",
+    "learn_threshold": "give an nn.Parameter: v_threshold=nn.Parameter(...)",
+    "cupy_fp32_inference": "leave it out",
+}
+# Attributes of neurons.
+_ATTRIBUTES = {
+    "mem": 'the membrane is `neuron.state("v")`, and `None` before the first call',
+    "syn": 'the current is `neuron.state("i")`',
+    "v_seq": '`neuron.state_seq("v")` has the membrane after each step, with store_state_seqs=True',
+    "store_v_seq": "it is `store_state_seqs`",
+    "init_leaky": "nothing has to be initialised; `neuron.reset()` forgets the state",
+    "init_synaptic": "nothing has to be initialised; `neuron.reset()` forgets the state",
+    "init_mem": "nothing has to be initialised; `neuron.reset()` forgets the state",
+    "reset_mem": "it is `neuron.reset()`",
+    "reset_hidden": "it is `neuron.reset()`",
+    "detach_hidden": "it is `neuron.detach()`",
+    "multi_step_forward": "call the neuron, in step_mode='m'",
+    "single_step_forward": "call the neuron, in step_mode='s'",
+    "functional_forward": "it is `outputs, states = neuron.step(inputs, states)`",
+    "neuronal_charge": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
+    "neuronal_fire": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
+    "neuronal_reset": "the step is `neuron.dynamics`; see docs/writing-a-neuron.md",
+    "kernel": "kernels are made at the first call; `FlexSNKernel` is one as a function",
+}
+
+
+def of_parameter(name: str, known: Iterable[str]) -> str:
+    """What to write instead of an argument that there is not."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+    if near:
+        return f"Did you mean {near[0]!r}?"
+    hint = _PARAMETERS.get(name)
+    return f"{hint[0].upper()}{hint[1:]}." if hint else f"It has {', '.join(names)}."
+
+
+def of_attribute(name: str, state_names: Iterable[str]) -> str | None:
+    """What to write instead of an attribute that there is not; `None`: no idea."""
+    if name in state_names:
+        return f'states are read with `neuron.state("{name}")`, and set with `neuron.states = [...]`'
+    return _ATTRIBUTES.get(name)

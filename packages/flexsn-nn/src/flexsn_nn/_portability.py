@@ -1,0 +1,78 @@
+"""Says on a machine without a GPU what a machine with one will refuse."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from typing import Literal, cast
+
+from flexsn_nn._checks import check_name
+from flexsn_nn.errors import PortabilityError, PortabilityWarning
+
+Portability = Literal["warn", "error", "ignore"]
+
+PORTABILITIES: tuple[Portability, ...] = ("warn", "error", "ignore")
+_VARIABLE = "FLEXSN_PORTABILITY"
+
+
+def set_portability(reaction: str) -> None:
+    """What happens when `backend="auto"` runs a core as a loop that compiled kernels will refuse on a GPU.
+
+    A neuron asks once, after its first call in inference and its first one in training. The setting is the process's;
+    the environment variable `FLEXSN_PORTABILITY` gives the one it starts with.
+
+    Args:
+        reaction: `"warn"` (default): a `PortabilityWarning`, which names the operation and the line; `"error"`: a
+            `PortabilityError`, as in a test on a machine without a GPU; `"ignore"`: nobody asks.
+
+    Raises:
+        UnknownNameError: another reaction.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import FlexSN
+        >>> set_portability("error")
+        >>> noisy = FlexSN(lambda x, v: (x, v + torch.randn_like(x)), 1, 1, 1)
+        >>> try:
+        ...     noisy(torch.zeros(4, 2))  # on the CPU
+        ... except NotImplementedError as error:
+        ...     print("randn_like" in str(error))
+        True
+        >>> set_portability("warn")
+    """
+    global _reaction
+    _reaction = _checked(reaction)
+
+
+def portability() -> Portability:
+    """What `set_portability` has set."""
+    return _reaction
+
+
+def report(refusal: str) -> None:
+    """Warns of what compiled kernels will refuse, or raises it."""
+    message = (
+        "backend='auto' ran this core as a loop, because compiled kernels cannot run here. On a GPU it chooses them, "
+        f"and they refuse the core: {refusal}\n"
+        "Change the core, or ask for backend='torch', which is the loop on every device."
+    )
+    if _reaction == "error":
+        raise PortabilityError(message)
+    warnings.warn(message, PortabilityWarning, stacklevel=_level_of_the_caller())
+
+
+def _level_of_the_caller() -> int:
+    """How far up the call of the neuron is, behind this package and what torch puts between."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("flexsn_nn", "torch.nn.")):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+def _checked(reaction: str, what: str = "portability") -> Portability:
+    check_name(what, reaction, PORTABILITIES)
+    return cast(Portability, reaction)
+
+
+_reaction: Portability = _checked(os.environ.get(_VARIABLE) or "warn", _VARIABLE)

@@ -1,0 +1,313 @@
+"""On a machine without a GPU, `backend="auto"` says what a GPU will refuse: once, with the operation and the line."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import (
+    LIF,
+    FlexSN,
+    PortabilityError,
+    PortabilityWarning,
+    UnknownNameError,
+    functional,
+    neuron,
+    set_portability,
+    surrogate,
+)
+from flexsn_nn.neuron import ImmediateReset
+
+HAS_GPU = torch.cuda.is_available()
+X = torch.linspace(-1.0, 1.0, 24).reshape(3, 2, 4)  # on the CPU, also where there is a GPU
+
+Pair = tuple[Tensor, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def reaction() -> Iterator[None]:
+    set_portability("warn")
+    yield
+    set_portability("warn")
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.eye(4))
+
+    def forward(self, x: Tensor, v: Tensor) -> Pair:
+        h = v + x + v @ self.w
+        return h, h
+
+
+def draws(x: Tensor, v: Tensor) -> Pair:
+    return x + torch.randn_like(x), v
+
+
+def drops(x: Tensor, v: Tensor) -> Pair:
+    return nn.functional.dropout(x, 0.5), v
+
+
+def branches(x: Tensor, v: Tensor) -> Pair:
+    return (x, v) if x.sum() > 0 else (-x, v)
+
+
+def inhibits(x: Tensor, v: Tensor) -> Pair:
+    return x - x.mean(-1, keepdim=True), v
+
+
+def shifts(x: Tensor, v: Tensor) -> Pair:
+    return x.roll(1, -1), v
+
+
+def counts(x: Tensor, v: Tensor) -> Pair:
+    return x * float(v.numel() + x.detach().abs().max()), v
+
+
+def sorts(x: Tensor, v: Tensor) -> Pair:
+    return x.sort(-1).values, v
+
+
+def writes(x: Tensor, v: Tensor) -> Pair:
+    v.add_(x)
+    return v, v.clone()
+
+
+def has_no_rule(x: Tensor, v: Tensor) -> Pair:
+    return torch.igamma(x.abs(), x.abs()), v
+
+
+def half_size(x: Tensor, v: Tensor) -> Pair:
+    return x[..., :2], v
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].flip(-1)
+
+
+def backward_mixes(x: Tensor, v: Tensor) -> Pair:
+    y: Tensor = Backward.apply(x)
+    return y, v
+
+
+REFUSED: list[tuple[Callable[..., Any], str]] = [
+    (Recurrent(), r"NonPointwiseError: aten\.mm.*h = v \+ x \+ v @ self\.w"),
+    (draws, r"RandomOpError: .*aten\.randn_like.*return x \+ torch\.randn_like"),
+    (drops, r"RandomOpError: .*dropout\(x, 0\.5\)"),
+    (branches, r"DataDependentError: .*if x\.sum\(\) > 0"),
+    (inhibits, r"NonPointwiseError: aten\.mean.*x\.mean\(-1, keepdim=True\)"),
+    (shifts, r"NonPointwiseError: .*x\.roll"),
+    (counts, r"DataDependentError: .*float\("),
+    (sorts, r"NonPointwiseError: .*x\.sort"),
+    (writes, r"MutationError: .*v\.add_\(x\)"),
+    (has_no_rule, r"UnsupportedOpError: .*igamma"),
+    (half_size, r"CoreReturnError: .*\[2, 2\], \[2, 4\]"),
+]
+refused = pytest.mark.parametrize(
+    ("core", "words"), REFUSED, ids=[getattr(core, "__name__", type(core).__name__) for core, _ in REFUSED]
+)
+
+
+def made(core: Callable[..., Any], **options: Any) -> FlexSN:
+    return FlexSN(core, 1, 1, 1, **options)
+
+
+def quietly(layer: nn.Module, x: Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return layer(x.clone())
+
+
+@refused
+def test_it_is_said_once_at_the_first_call(core: Callable[..., Any], words: str) -> None:
+    layer = made(core)
+    with torch.no_grad():
+        with pytest.warns(PortabilityWarning, match=f"(?s){words}.*backend='torch'") as told:
+            layer(X.clone())
+        assert len(told) == 1
+        assert told[0].filename == __file__
+        quietly(layer, X)
+        layer.reset()
+        quietly(layer, X[:2])
+    assert f"on a GPU, compiled kernels refuse the core: {words.split(':')[0]}" in layer.explain()
+
+
+@refused
+def test_it_is_an_error_on_request_at_every_call(core: Callable[..., Any], words: str) -> None:
+    set_portability("error")
+    layer = made(core)
+    for _ in range(2):
+        with pytest.raises(PortabilityError, match=f"(?s){words}"), torch.no_grad():
+            layer(X.clone())
+        assert layer.states == []
+
+
+@refused
+@pytest.mark.parametrize("backend", ["torch", "hop"])
+def test_who_asks_for_the_loop_gets_it(core: Callable[..., Any], words: str, backend: str) -> None:
+    set_portability("error")
+    with torch.no_grad():
+        quietly(made(core, backend=backend), X)
+
+
+@refused
+def test_it_can_be_ignored(core: Callable[..., Any], words: str) -> None:
+    set_portability("ignore")
+    layer = made(core)
+    with torch.no_grad():
+        quietly(layer, X)
+    assert "on a GPU" not in layer.explain()
+
+
+def test_the_results_are_those_of_the_loop() -> None:
+    """Random numbers included: nobody else draws any."""
+    results = []
+    for options in ({}, {"backend": "torch"}):
+        torch.manual_seed(0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PortabilityWarning)
+            layer = made(draws, **options)
+            results.append([layer(X), layer(X), layer.states[0]])
+    for got, expected in zip(*results, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_what_only_training_meets_is_said_in_training() -> None:
+    layer = made(backward_mixes)
+    quietly(layer, X)
+    x = X.clone().requires_grad_()
+    with pytest.warns(PortabilityWarning, match=r"(?s)flip.*return grads\[0\]\.flip"):
+        layer(x)
+    quietly(layer, x)
+
+
+def test_other_dtypes_and_dimensions_are_asked_about_again() -> None:
+    def of_two(x: Tensor, v: Tensor) -> Pair:
+        return (x if x.dim() == 2 else x.cumsum(0)), v
+
+    layer = made(of_two)
+    quietly(layer, X)
+    layer.reset()
+    with pytest.warns(PortabilityWarning, match="cumsum"):
+        layer(X[:, 0])
+
+
+def test_what_kernels_take_is_not_warned_of() -> None:
+    set_portability("error")
+    for layer in (LIF(), made(lambda x, v: (x * 2.0, v + x)), neuron.PLIF(), LIF(tau=nn.Parameter(torch.tensor(2.0)))):
+        quietly(layer, X)
+        quietly(layer, X.clone().requires_grad_())
+
+
+def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_called(*arguments: object, **options: object) -> str | None:
+        raise AssertionError("traced")
+
+    monkeypatch.setattr("flexsn_nn._flexsn.why_refused", not_called)
+    for layer in (LIF(), neuron.Leaky(0.9), neuron.KLIF(), LIF(surrogate_function=surrogate.ATan())):
+        quietly(layer, X)
+
+
+def test_ones_own_surrogate_and_subclass_are_looked_at() -> None:
+    def noisy(x: Tensor) -> Tensor:
+        return (x > torch.rand_like(x)).to(x.dtype)
+
+    with pytest.warns(PortabilityWarning, match="rand_like"):
+        LIF(surrogate_function=noisy)(X)
+
+    class Own(ImmediateReset):
+        def dynamics(self, x: Tensor, v: Tensor) -> Pair:
+            return self.fire(v), v + x.mean()
+
+    with pytest.warns(PortabilityWarning, match=r"x\.mean\(\)"):
+        Own(1.0, 0.0, surrogate.Sigmoid(), False)(X)
+
+
+@pytest.mark.parametrize("precision", ["eager", "float32"])
+def test_half_precision(precision: str) -> None:
+    set_portability("error")
+    quietly(made(lambda x, v: (x * 2.0, v + x), precision=precision), X.bfloat16())
+    with pytest.raises(PortabilityError, match="cumsum"):
+        made(lambda x, v: (x.cumsum(-1), v), precision=precision)(X.bfloat16())
+
+
+def test_single_steps_run_as_a_loop_everywhere() -> None:
+    set_portability("error")
+    layer = made(inhibits, step_mode="s")
+    quietly(layer, X[0])
+
+
+def test_transforms_and_tracers_are_left_alone() -> None:
+    set_portability("error")
+    layer = made(lambda x, v: (x * 2.0, v + x))
+    torch.vmap(lambda x: layer.step(x)[0])(X[None].expand(2, -1, -1, -1).clone())
+    torch.func.grad(lambda x: layer.step(x)[0].sum())(X)  # type: ignore[union-attr]
+
+
+def test_no_steps_call_no_core() -> None:
+    set_portability("error")
+    layer = made(inhibits, example_outputs=(X[0],))
+    quietly(layer, X[:0])
+
+
+def test_nothing_of_the_call_is_kept() -> None:
+    layer = made(inhibits)
+    with pytest.warns(PortabilityWarning):
+        layer(X)
+    assert all(isinstance(why, str) for why in layer._refusals.values())
+    assert pickle.loads(pickle.dumps(made(inhibits))).explain()
+    twin = copy.deepcopy(layer)
+    quietly(twin, X)
+    for dimension in range(1, 40):
+        layer.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PortabilityWarning)
+            layer(torch.zeros(1, *[1] * dimension))
+    assert len(layer._refusals) <= 16
+
+
+def test_networks_of_neurons() -> None:
+    set_portability("error")
+    net = nn.Sequential(nn.Linear(4, 4), LIF(), made(Recurrent()))
+    with pytest.raises(PortabilityError, match="mm"):
+        net(X)
+    functional.set_backend(net, "torch")
+    functional.reset_net(net)
+    quietly(net, X)
+
+
+def test_names() -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown portability 'warning'.*Did you mean 'warn'"):
+        set_portability("warning")
+    assert issubclass(PortabilityError, NotImplementedError)
+    assert issubclass(PortabilityWarning, UserWarning)
+
+
+@pytest.mark.parametrize(("setting", "status"), [("error", 1), ("", 0), ("errr", 1)])
+def test_the_environment_sets_it(setting: str, status: int) -> None:
+    code = (
+        "import torch, flexsn_nn as f\n"
+        "f.FlexSN(lambda x, v: (x.flip(0), v), 1, 1, 1)(torch.zeros(2, 3))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "FLEXSN_PORTABILITY": setting}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    wanted = {"error": "PortabilityError", "": "PortabilityWarning", "errr": "FLEXSN_PORTABILITY"}
+    assert wanted[setting] in done.stderr

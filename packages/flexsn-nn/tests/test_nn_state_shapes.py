@@ -1,0 +1,121 @@
+"""States of other shapes than the step's, as of dendrites beside a soma: those that `init_states` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_nn import LIF, FlexSN, StateError
+
+B, N, K = 2, 3, 4
+Shape = tuple[int, ...]
+
+
+class Branched(FlexSN):
+    """Its states begin at zeros of shapes of their own, for a batch of any size."""
+
+    def __init__(self, core: Callable[..., Any], shapes: Callable[[int], Sequence[Shape]], **options: Any) -> None:
+        super().__init__(core, 1, len(shapes(1)), 1, **options)
+        self.shapes = shapes
+        self.made = 0
+
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        self.made += 1
+        batch = inputs[0].shape[1 if step_mode == "m" else 0]
+        return [inputs[0].new_zeros(shape) for shape in self.shapes(batch)]
+
+
+def sums(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    """A soma `[B, N]` that sums its dendrites `[B, N, K]`."""
+    d = 0.5 * d + x.unsqueeze(-1) * torch.arange(1.0, K + 1)
+    v = 0.9 * v + d.sum(-1)
+    return torch.tanh(v), v, d
+
+
+def feeds(x: Tensor, v: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    """Branches `[B, N, K]` that one value `[B, N, 1]` drives."""
+    v = 0.9 * v + x
+    d = 0.5 * d + v * torch.arange(1.0, K + 1)
+    return torch.tanh(d), v, d
+
+
+def alone(x: Tensor, d: Tensor) -> tuple[Tensor, ...]:
+    """Branches alone; the input has one value for all."""
+    d = 0.5 * d + x * torch.arange(1.0, K + 1)
+    return torch.tanh(d), d
+
+
+def clock(x: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+    """One number for the whole step, counted on."""
+    v = v + x / (1.0 + t)
+    return v, t + 1.0, v
+
+
+CASES: list[tuple[Callable[..., Any], Shape, Callable[[int], Sequence[Shape]]]] = [
+    (sums, (N,), lambda b: [(b, N), (b, N, K)]),
+    (feeds, (N, 1), lambda b: [(b, N, 1), (b, N, K)]),
+    (alone, (N, 1), lambda b: [(b, N, K)]),
+    (clock, (N,), lambda b: [(), (b, N)]),
+]
+cases = pytest.mark.parametrize(("core", "step", "shapes"), CASES, ids=[core.__name__ for core, *_ in CASES])
+loops = pytest.mark.parametrize("backend", ["torch", "hop"])
+
+
+def sequence(steps: int, step: Shape, batch: int = B) -> Tensor:
+    return torch.randn(steps, batch, *step, generator=torch.Generator().manual_seed(0))
+
+
+@cases
+@loops
+def test_calls_go_on_from_one_another(core: Any, step: Shape, shapes: Any, backend: str) -> None:
+    layer = Branched(core, shapes, backend=backend)
+    x = sequence(9, step)
+    whole = layer(x)
+    states = [state.clone() for state in layer.states]
+    assert [tuple(state.shape) for state in states] == [*shapes(B)]
+    layer.reset()
+    made = layer.made
+    parts = torch.cat([layer(part) for part in x.split(2)])
+    assert torch.equal(parts, whole)
+    assert all(torch.equal(a, b) for a, b in zip(layer.states, states, strict=True))
+    assert layer.made == made + 1  # the shapes are remembered
+    other = Branched(core, shapes, backend=backend)
+    output, new_states = other.step(x[:4])
+    rest, _ = other.step(x[4:], new_states)
+    assert torch.equal(torch.cat([cast(Tensor, output), cast(Tensor, rest)]), whole)
+
+
+@cases
+def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> None:
+    x = sequence(5, step)
+    whole = Branched(core, shapes, backend="torch")(x)
+    single = Branched(core, shapes, backend="torch", step_mode="s")
+    assert torch.equal(torch.stack([single(part) for part in x]), whole)
+
+
+@cases
+@loops
+def test_another_batch_is_refused_by_the_shape_that_it_wants(
+    core: Any, step: Shape, shapes: Any, backend: str
+) -> None:
+    layer = Branched(core, shapes, backend=backend)
+    layer(sequence(3, step))
+    for batch in (1, B + 1):
+        wanted = next(list(shape) for shape in shapes(batch) if shape)
+        with pytest.raises(StateError, match=r"Call reset\(\)") as caught:
+            layer(sequence(3, step, batch))
+        assert f"for this input it has {wanted}" in str(caught.value)
+    layer.reset()
+    layer(sequence(3, step, B + 1))
+
+
+def test_a_batch_that_would_broadcast_is_another_batch() -> None:
+    layer = LIF()
+    layer(torch.ones(2, 3, 5))
+    for batch in (1, 4):
+        with pytest.raises(StateError, match=rf"state 0 has shape \[3, 5\].*has \[{batch}, 5\]"):
+            layer(torch.ones(2, batch, 5))
