@@ -131,9 +131,15 @@ class BackwardScan:
         cotangent_params = [*_params(Role.GRAD_OUTPUT, cotangents.outputs), *_params(state_role, cotangents.states)]
         came = zip([*kept_params, *cotangent_params], [*kept, *cotangents.all], strict=True)
         gradient_params = [*_params(Role.GRAD_INPUT, wanted_inputs), *_params(Role.GRAD_STATE, wanted_states)]
+        # The format of a gradient that is copied first: that of what it is the gradient of.
+        dense = {len(full): form.sequence, len(trace.step_shape): form.step}
         strided = operands.strided(
             [
-                *((param, t.shape, _strides_read(t)) for param, t in came if t is not None),
+                *(
+                    (param, t.shape, dense[t.dim()] if _is_copied(t) and param in cotangent_params else t.stride())
+                    for param, t in came
+                    if t is not None
+                ),
                 *(
                     (param, one[0], one[1])
                     for param, one, summed in zip(gradient_params, self._written, self._summed, strict=False)
@@ -166,9 +172,12 @@ class BackwardScan:
         kernel = step.backward_kernel(spec, source)
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
         self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
-        # A kernel reads memory, which the negative bit of a lazily negated view is not in.
         first_grad = len(arguments.all) + len(kept_params)
-        self._negated = [first_grad + i for i, g in enumerate(cotangents.all) if g is not None and g.is_neg()]
+        self._copied = {
+            first_grad + i: dense[g.dim()]
+            for i, g in enumerate(cotangents.all)
+            if g is not None and _is_copied(g)
+        }
         places = [
             *operands.params,
             *kept_params,
@@ -224,8 +233,11 @@ class BackwardScan:
         """The tensors that the kernel takes, in its order."""
         tensors = [*given, *gradients]
         self._operands.move(tensors)
-        for place in self._negated:
-            tensors[place] = tensors[place].contiguous().resolve_neg()  # type: ignore[union-attr]
+        for place, strides in self._copied.items():
+            gradient = tensors[place]
+            assert gradient is not None
+            copy = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device=gradient.device)
+            tensors[place] = copy.copy_(gradient)
         return [tensors[place] for place in self._order]  # type: ignore[misc]
 
     def _zero_gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -242,8 +254,16 @@ class BackwardScan:
         return gradients
 
 
-def _strides_read(tensor: Tensor) -> tuple[int, ...]:
-    return contiguous_strides(tensor.shape) if tensor.is_neg() else tensor.stride()
+def _is_copied(gradient: Tensor) -> bool:
+    """Whether an incoming gradient is copied before a kernel reads it.
+
+    The memory of a lazily negated view is without the sign. An expanded one, as a mean over time has, would get a kernel
+    of its own, whose compilation takes longer than many copies: the last layer of a network is small.
+    """
+    if gradient.is_neg():
+        return True
+    strides = zip(gradient.shape, gradient.stride(), strict=True)
+    return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is not 0
 
 
 def _zeros_like(tensor: Tensor) -> Tensor:
