@@ -1,0 +1,169 @@
+"""Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
+
+    python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only SEW]
+
+A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same T·B
+frames, is the limit: a network whose neurons cost nothing. SpikingJelly's LIFNode (Triton) runs where it is installed. In
+each memory format (that of the convolutions' weights and of the input), eager and as a CUDA graph of the whole step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from measure import graphed, kernel_time, milliseconds, publish, table, where
+from networks import Activation, feed_forward, sew_resnet18, vgg8
+from torch import Tensor, nn
+
+from flexsn_nn import LIF
+from flexsn_nn.functional import reset_net
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A network and its input."""
+
+    name: str
+    make: Callable[[Activation], nn.Module]
+    shape: tuple[int, ...]
+    classes: int
+    dtype: torch.dtype
+
+    @property
+    def formats(self) -> tuple[torch.memory_format, ...]:
+        images = len(self.shape) == 5
+        return (torch.contiguous_format, torch.channels_last) if images else (torch.contiguous_format,)
+
+
+CASES = (
+    Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 32, 224², bf16", sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
+    Case("SEW-ResNet18, T 4, B 64, 224², bf16", sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
+    Case(
+        "700-512-512-20, T 250, B 256, fp32",
+        lambda activation: feed_forward(activation, 700, 512, 512, 20),
+        (250, 256, 700),
+        20,
+        torch.float32,
+    ),
+    Case(
+        "784-1000-1000-10, T 25, B 128, fp32",
+        lambda activation: feed_forward(activation, 784, 1000, 1000, 10),
+        (25, 128, 784),
+        10,
+        torch.float32,
+    ),
+    Case(
+        "64-128-128-10, T 4, B 64, fp32",
+        lambda activation: feed_forward(activation, 64, 128, 128, 10),
+        (4, 64, 64),
+        10,
+        torch.float32,
+    ),
+)
+
+
+def spikingjelly_lif() -> nn.Module:
+    from spikingjelly.activation_based import neuron
+
+    node: nn.Module = neuron.LIFNode(tau=2.0, step_mode="m", backend="triton")
+    return node
+
+
+def activations() -> dict[str, Activation]:
+    found: dict[str, Activation] = {"ReLU": nn.ReLU, "FlexSN LIF": LIF}
+    if importlib.util.find_spec("spikingjelly") is not None:
+        found["SpikingJelly LIFNode"] = spikingjelly_lif
+    return found
+
+
+def reset(net: nn.Module) -> None:
+    reset_net(net)
+    for module in net.modules():
+        if type(module).__module__.startswith("spikingjelly"):
+            module.reset()  # type: ignore[operator]
+
+
+def training_step(case: Case, make: Activation, memory_format: torch.memory_format) -> Callable[[], None]:
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    net = case.make(make).to(device)
+    frames = torch.rand(case.shape, device=device)
+    if len(case.formats) > 1:
+        net = net.to(memory_format=memory_format)  # type: ignore[call-overload]
+        frames = frames.flatten(0, 1).contiguous(memory_format=memory_format).unflatten(0, case.shape[:2])
+    labels = torch.randint(case.classes, (case.shape[1],), device=device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
+
+    def step() -> None:
+        reset(net)
+        with torch.autocast("cuda", dtype=case.dtype, enabled=case.dtype != torch.float32):
+            out: Tensor = net(frames)
+            loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def measure(case: Case, make: Activation, memory_format: torch.memory_format) -> tuple[float, float, float, float]:
+    """Of a step: wall time and kernels' time in ms, in a CUDA graph in ms, peak memory in MiB."""
+    step = training_step(case, make, memory_format)
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated() / 2**20
+    device = torch.device("cuda")
+    wall = milliseconds(step, device, warmup=50, rep=300)
+    kernels, _ = kernel_time(step, 5)
+    try:
+        in_graph = milliseconds(graphed(step), device, warmup=50, rep=200)
+    except RuntimeError:
+        in_graph = float("nan")  # SpikingJelly's neurons cannot be captured in every version
+    return wall, kernels / 1e3, in_graph, peak
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    chosen = parser.parse_args()
+    torch.backends.cudnn.benchmark = True
+    rows = []
+    for case in (case for case in CASES if chosen.only in case.name):
+        for memory_format in case.formats:
+            limit: tuple[float, ...] = ()
+            for name, make in activations().items():
+                found = measure(case, make, memory_format)
+                gc.collect()
+                torch.cuda.empty_cache()
+                limit = limit or found
+                form = "channels-last" if memory_format is torch.channels_last else "contiguous"
+                cells = [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found[:3], limit, strict=False)]
+                rows.append((case.name, form, name, *cells, f"{found[3]:.0f} ({found[3] / limit[3]:.2f})"))
+    header = ("network", "format", "neurons", "step, ms", "its kernels", "in a CUDA graph", "peak, MiB")
+    lines = [
+        "# Whole networks beside ReLU",
+        "",
+        f"`python benchmarks/whole_networks.py{f' --only {chosen.only}' if chosen.only else ''}`: a training step",
+        "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the same run.",
+        "bf16 is autocast. The kernels' time is the profiler's.",
+        where(torch.device("cuda")),
+        "",
+        *table(header, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()
