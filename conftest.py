@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 
 # Tests run in several processes and start more: one thread each. Threads that wait for one another spin, and beside
 # other work on a small machine they spin for most of the time. Their libraries read this when they are loaded.
@@ -41,6 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+@pytest.fixture(autouse=HAS_GPU)
+def memory_for_other_processes() -> Iterator[None]:
+    """Several processes test on one GPU: none keeps memory that it does not use."""
+    yield
+    torch.cuda.empty_cache()
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only SEW]
 
-A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same T·B
-frames, is the limit: a network whose neurons cost nothing. SpikingJelly's LIFNode (Triton) runs where it is installed. In
-each memory format (that of the convolutions' weights and of the input), eager and as a CUDA graph of the whole step.
+A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
+T·B frames, is the limit: a network whose neurons cost nothing. SpikingJelly's LIFNode (Triton) runs where it is
+installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ CASES = (
 def spikingjelly_lif() -> nn.Module:
     from spikingjelly.activation_based import neuron
 
-    node: nn.Module = neuron.LIFNode(tau=2.0, step_mode="m", backend="triton")
+    node: nn.Module = neuron.LIFNode(tau=2.0, step_mode="m")  # which runs its Triton kernels on a GPU
     return node
 
 
@@ -152,10 +152,11 @@ def main() -> None:
                 cells = [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found[:3], limit, strict=False)]
                 rows.append((case.name, form, name, *cells, f"{found[3]:.0f} ({found[3] / limit[3]:.2f})"))
     header = ("network", "format", "neurons", "step, ms", "its kernels", "in a CUDA graph", "peak, MiB")
+    only = f" --only {chosen.only}" if chosen.only else ""
     lines = [
         "# Whole networks beside ReLU",
         "",
-        f"`python benchmarks/whole_networks.py{f' --only {chosen.only}' if chosen.only else ''}`: a training step",
+        f"`python benchmarks/whole_networks.py{only}`: a step of training",
         "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the same run.",
         "bf16 is autocast. The kernels' time is the profiler's.",
         where(torch.device("cuda")),
