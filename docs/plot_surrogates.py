@@ -1,6 +1,6 @@
 """Draws every surrogate gradient of `flexsn_nn.surrogate`, with its default parameters.
 
-    python docs/plot_surrogates.py [--out docs/images/surrogates.svg]
+python docs/plot_surrogates.py [--out docs/images/surrogates.svg]
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flexsn_nn.surrogate import Surrogate
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-COLUMNS = 5
+COLUMNS = 4
 
 
 def surrogates() -> list[Surrogate]:
@@ -45,14 +45,14 @@ def draw(path: Path) -> list[str]:
     # Text stays text, and nothing depends on when or where: the same drawing is the same file.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
         rows = math.ceil(len(drawn) / COLUMNS)
-        figure, grid = plt.subplots(rows, COLUMNS, figsize=(13, 2.2 * rows), sharex=True, layout="constrained")
+        figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")
         for axes in grid.flat:
             axes.set_visible(False)
         for g, axes in zip(drawn, grid.flat, strict=False):
             axes.set_visible(True)
             axes.plot(x.numpy(), g.gradient(x).numpy(), linewidth=1.2)
             axes.axvline(0.0, color="gray", linewidth=0.5)
-            axes.set_title(title(g), fontsize=7)
+            axes.set_title(title(g), fontsize=8)
             axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))
         figure.supxlabel("x = membrane − threshold")
         figure.supylabel("g'(x)")

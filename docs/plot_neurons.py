@@ -1,0 +1,130 @@
+"""Draws how every ready-made neuron of `flexsn_nn.neuron` answers to an input that is switched on and off.
+
+python docs/plot_neurons.py [--out docs/images/neurons.svg]
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from torch import Tensor
+
+from flexsn_nn import neuron
+from flexsn_nn.neuron import DelayedReset, ImmediateReset, Neuron
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+COLUMNS = 3
+STEPS = 60
+ON, OFF = 5, 45
+# Parameters and an input with which a neuron shows what it is about within these steps; for others, `DEFAULT`.
+SHOWN: dict[str, tuple[dict[str, Any], float]] = {
+    "IF": ({}, 0.15),
+    "LIF": ({"tau": 8.0}, 1.3),
+    "PLIF": ({"init_tau": 8.0}, 1.3),
+    "KLIF": ({"tau": 8.0}, 1.3),
+    "QIF": ({"tau": 4.0}, 0.3),
+    "EIF": ({"tau": 4.0}, 0.5),
+    "AdEx": ({"tau": 4.0}, 0.8),
+    "Izhikevich": ({"tau": 4.0}, 0.6),
+    "CUBALIF": ({}, 0.1),
+    "ALIF": ({"tau": 4.0, "tau_a": 20.0, "beta": 0.3}, 2.5),
+    "LIAF": ({"act": torch.relu, "threshold_related": False, "tau": 8.0}, 1.3),
+    "ILIF": ({}, 1.4),
+    "GatedLIF": ({"T": STEPS}, 0.6),
+    "LI": ({"tau": 8.0}, 1.0),
+    "Leaky": ({"beta": 0.9}, 0.2),
+    "Synaptic": ({"alpha": 0.8, "beta": 0.9}, 0.05),
+    "Alpha": ({"alpha": 0.9, "beta": 0.8}, 0.5),
+    "Lapicque": ({"beta": 0.9}, 1.6),
+}
+DEFAULT: tuple[dict[str, Any], float] = ({}, 1.3)
+
+
+def neurons() -> list[type[Neuron]]:
+    """The classes to be used as they are, in the order of `neuron.__all__`; aliases once."""
+    exported = [getattr(neuron, name) for name in neuron.__all__]
+    bases = {Neuron, ImmediateReset, DelayedReset}
+    classes = [c for c in exported if inspect.isclass(c) and issubclass(c, Neuron) and c not in bases]
+    return list(dict.fromkeys(classes))
+
+
+def title(kind: type[Neuron]) -> str:
+    """The class and the parameters that are not its defaults, `LIF(tau=8)`."""
+    values = {
+        name: value.__name__ if callable(value) else value
+        for name, value in SHOWN.get(kind.__name__, DEFAULT)[0].items()
+    }
+    numbers = {name: f"{value:g}" if isinstance(value, float) else value for name, value in values.items()}
+    return f"{kind.__name__}({', '.join(f'{name}={value}' for name, value in numbers.items())})"
+
+
+def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
+    """Input, membrane and output of one neuron, `[STEPS]` each."""
+    parameters, high = SHOWN.get(kind.__name__, DEFAULT)
+    x = torch.zeros(STEPS, 1)
+    x[ON:OFF] = high
+    made = kind(**parameters, store_state_seqs=True, backend="torch")
+    with torch.no_grad():
+        output = made(x)
+    membrane = made.state_seqs[made.state_names.index("v")]
+    return x[:, 0], membrane.flatten(), output.flatten()
+
+
+def draw(path: Path) -> list[str]:
+    """Writes the drawing, and returns the titles in it."""
+    drawn = neurons()
+    # Text stays text, and nothing depends on when or where: the same drawing is the same file.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "flexsn", "font.size": 8}):
+        rows = math.ceil(len(drawn) / COLUMNS)
+        figure, grid = plt.subplots(rows, COLUMNS, figsize=(10, 1.9 * rows), sharex=True, layout="constrained")
+        for axes in grid.flat:
+            axes.set_visible(False)
+        for kind, axes in zip(drawn, grid.flat, strict=False):
+            axes.set_visible(True)
+            _, membrane, output = response(kind)
+            axes.axvspan(ON, OFF, color="0.93", linewidth=0)
+            axes.plot(membrane.numpy(), linewidth=1.2)
+            low, high = axes.get_ylim()
+            axes.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))  # room for the input and the spikes
+            if bool((output == output.round()).all()) and bool(output.any()):
+                when = output.nonzero().flatten()
+                bottom, unit = high + 0.03 * (high - low), 0.15 * (high - low) / float(output.max())
+                axes.vlines(when.numpy(), bottom, bottom + unit * output[when].numpy(), color="C3", linewidth=1.0)
+            elif not torch.equal(output, membrane):
+                axes.plot(output.numpy(), color="C3", linewidth=1.0)
+            axes.set_title(title(kind), fontsize=8)
+            axes.annotate(
+                f"x = {SHOWN.get(kind.__name__, DEFAULT)[1]:g}",
+                ((ON + OFF) / 2, axes.get_ylim()[0]),
+                (0, 2),
+                textcoords="offset points",
+                ha="center",
+                color="0.35",
+            )
+        figure.supxlabel("time step")
+        figure.supylabel("membrane v after the step")
+        figure.savefig(path, metadata={"Date": None, "Creator": None})
+        plt.close(figure)
+    return [title(kind) for kind in drawn]
+
+
+def main(arguments: list[str]) -> int:
+    """Draws, and says what."""
+    parser = argparse.ArgumentParser(prog="plot_neurons", description="Draws the response of every ready-made neuron.")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images" / "neurons.svg")
+    chosen = parser.parse_args(arguments)
+    print(f"{len(draw(chosen.out))} neurons in {chosen.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

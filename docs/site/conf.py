@@ -1,0 +1,157 @@
+"""The site: Sphinx reads the pages where they stand, and the reference from the docstrings.
+
+    hatch run site:build        into build/site; a warning is an error
+    hatch run site:check        looks at what was built, in a browser where there is one
+
+The pages are the repository's own Markdown files, so that a link between two of them works there as here. What only a
+site needs is added while it is built: the order of the pages, and a page of reference for each public module.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import site
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), *(str(path) for path in sorted(ROOT.glob("packages/*/src")))]
+if find_spec("torch") is None:
+    # Docstrings are read from the imported packages, which import torch: the default environment has it already.
+    for folder in sorted(ROOT.glob(f".venv/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages")):
+        site.addsitedir(str(folder))
+    if find_spec("torch") is None:
+        raise RuntimeError("there is no torch for this Python: run `hatch env create` first, with the same Python")
+
+from reference import MODULES, errors_of, write_reference  # noqa: E402
+
+import flexsn_nn  # noqa: E402
+
+project = "FlexSN"
+html_title = f"FlexSN {flexsn_nn.__version__}"
+language = "en"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+
+root_doc = "README"
+include_patterns = [
+    "*.md",
+    "docs/*.md",
+    "docs/site/reference/*.rst",
+    "packages/*/README.md",
+    "packages/*/CHANGELOG.md",
+    "benchmarks/results/*.md",
+    "release/*.md",
+]
+exclude_patterns = ["build", ".venv", "**/tests"]
+
+myst_heading_anchors = 4
+# Without a language, a fence is a terminal's output or pseudocode.
+highlight_language = "none"
+smartquotes_action = "D"  # dashes, between a parameter and what it means; quotation marks stay as they are typed
+
+# In docstrings, as in Markdown, single backticks are code; where they name something public, they also lead to it.
+default_role = "py:obj"
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"members": True}
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+python_maximum_signature_line_length = 96
+python_use_unqualified_type_names = True
+toc_object_entries_show_parents = "hide"
+add_module_names = False
+
+html_theme = "furo"
+html_copy_source = False
+html_show_copyright = False
+html_show_sphinx = False
+html_theme_options = {"navigation_with_keys": True}
+# A prompt is not part of what is typed.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)\)")
+
+
+def toctree(entries: list[str], *options: str) -> str:
+    """A list of pages for the sidebar, which the page itself does not show."""
+    return "\n".join(["", "```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
+
+
+def guide() -> list[str]:
+    """The pages in the order in which the index lists them."""
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    return [f"/docs/{name}" for name in re.findall(r"\[([\w-]+)\.md\]\(\1\.md\)", index)]
+
+
+def what_follows(page: str) -> str:
+    """The pages that stand below `page` in the sidebar."""
+    if page == "README":
+        packages = [f"/packages/{path.parent.name}/README" for path in sorted(ROOT.glob("packages/*/README.md"))]
+        others = [f"/{path.stem}" for path in sorted(ROOT.glob("*.md")) if path.stem != "README"]
+        return (
+            toctree(["Overview </docs/README>", *guide()], ":caption: Guide")
+            + toctree([f"/docs/site/reference/{module}" for module in MODULES], ":caption: Reference")
+            + toctree(packages, ":caption: Packages")
+            + toctree(others, ":caption: Project")
+        )
+    if page == "RELEASING":
+        return toctree(["/release/*"], ":glob:")
+    if page == "docs/performance":
+        return toctree(["/benchmarks/results/*"], ":glob:")
+    if page.startswith("packages/") and page.endswith("README"):
+        return toctree([f"/{page.removesuffix('README')}CHANGELOG"])
+    return ""
+
+
+def link_to_a_page(page: str, text: str, target: str) -> str:
+    """A link as the site can have it: to a folder means to the page in it, and is no link if there is none."""
+    folder = ROOT / Path(page).parent / target
+    if not folder.is_dir():
+        return f"[{text}]({target})"
+    return f"[{text}]({target.rstrip('/')}/README.md)" if (folder / "README.md").is_file() else text
+
+
+def prepare_page(app: Sphinx, page: str, source: list[str]) -> None:
+    """Make of a file what a site needs."""
+    if page == root_doc:
+        app.env.note_dependency(ROOT / "docs" / "README.md")  # gives the order: read this page again when that changes
+    if not page.startswith("docs/site/"):
+        source[0] = LINK.sub(lambda match: link_to_a_page(page, *match.groups()), source[0]) + what_follows(page)
+
+
+def plurals(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """ "`nn.Parameter`s" is fine in Markdown; reStructuredText wants a sign that the code ends there."""
+    lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
+
+
+def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
+    """Two packages have errors of one name: what a docstring mentions is the one of its own package."""
+    for reference in doctree.findall(pending_xref):
+        package = str(reference.get("py:module", "")).partition(".")[0]
+        if package in sys.modules and reference["reftarget"] in errors_of(sys.modules[package]):
+            place = package if hasattr(sys.modules[package], reference["reftarget"]) else f"{package}.errors"
+            reference["reftarget"] = f"{place}.{reference['reftarget']}"
+
+
+def front_page(app: Sphinx, exception: Exception | None) -> None:
+    """A server asked for the folder gives `index.html`."""
+    if exception is None and app.builder.format == "html":
+        shutil.copyfile(Path(app.outdir) / "README.html", Path(app.outdir) / "index.html")
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx, before it looks for pages."""
+    os.environ.setdefault("MPLBACKEND", "Agg")
+    write_reference(Path(app.confdir) / "reference")
+    app.connect("source-read", prepare_page)
+    app.connect("autodoc-process-docstring", plurals)
+    app.connect("doctree-read", name_errors_in_full)
+    app.connect("build-finished", front_page)

@@ -1,0 +1,116 @@
+"""A page of reference for each public module: what it exports, and its errors."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+from types import ModuleType
+from typing import get_origin
+
+MODULES = [
+    "flexsn_nn",
+    "flexsn_nn.neuron",
+    "flexsn_nn.surrogate",
+    "flexsn_nn.functional",
+    "flexsn_nn.encoding",
+    "flexsn_nn.loss",
+    "flexsn_nn.monitor",
+    "flexsn_nn.plot",
+    "flexsn_nn.nir_exchange",
+    "flexsn_hop",
+    "flexsn_runtime",
+    "flexsn_codegen",
+    "flexsn_graph",
+]
+
+
+def home(value: object, name: str, module: ModuleType) -> str:
+    """The module on whose page an export of `module` is described.
+
+    That is a module below it that exports the same, if there is one; of an error of another package, that package.
+    """
+    below = [importlib.import_module(other) for other in MODULES if other.startswith(f"{module.__name__}.")]
+    homes = [other.__name__ for other in below if name in other.__all__ and getattr(other, name) is value]
+    package = getattr(value, "__module__", module.__name__).partition(".")[0]
+    if not homes and inspect.isclass(value) and package != module.__name__.partition(".")[0]:
+        homes = [package]
+    return homes[0] if homes else module.__name__
+
+
+def heading(text: str, line: str) -> list[str]:
+    """A heading with a line below it."""
+    return [text, line * len(text), ""]
+
+
+def is_class(value: object) -> bool:
+    """Whether it is a class of ours, not another name for a type, as `StepLayout = int`."""
+    return inspect.isclass(value) and value.__module__ != "builtins"
+
+
+def is_function(value: object) -> bool:
+    """Whether it is to be called: a function, or an operator; not an annotation like `Callable[..., Any]`."""
+    return callable(value) and not inspect.isclass(value) and get_origin(value) is None
+
+
+def described(place: str, name: str, value: object) -> list[str]:
+    """The directive that describes one export of the module `place`."""
+    if isinstance(value, type) and is_class(value):
+        kind = "autoexception" if issubclass(value, BaseException) else "autoclass"
+        options = ["   :show-inheritance:"] if value.__bases__ != (object,) else []
+    elif inspect.isroutine(value):
+        kind, options = "autofunction", []
+    else:
+        kind, options = "autodata", ["   :no-value:"]
+    return [f".. {kind}:: {place}.{name}", *options, ""]
+
+
+def errors_of(module: ModuleType) -> dict[str, type[BaseException]]:
+    """The exceptions that a package raises, from its `errors.py`; those of a sibling are described there."""
+    try:
+        errors = importlib.import_module(f"{module.__name__}.errors")
+    except ModuleNotFoundError:
+        return {}
+    return {
+        name: value
+        for name, value in vars(errors).items()
+        if inspect.isclass(value) and issubclass(value, BaseException) and value.__module__ == errors.__name__
+    }
+
+
+def page(name: str) -> str:
+    """The reference of one module, in reStructuredText."""
+    module = importlib.import_module(name)
+    exports = {
+        export: getattr(module, export)
+        for export in module.__all__
+        if export != "__version__" and not inspect.ismodule(getattr(module, export))
+    }
+    raised = errors_of(module)
+    elsewhere = {export: home(value, export, module) for export, value in exports.items() if export not in raised}
+    lines = [*heading(name, "="), f".. automodule:: {name}", "   :no-members:", ""]
+    if moved := [export for export, where in elsewhere.items() if where != name]:
+        links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
+        lines += [f"Also here: {links}.", ""]
+    own = {export: value for export, value in exports.items() if elsewhere.get(export) == name}
+    for title, chosen in {
+        "Classes": {export: value for export, value in own.items() if is_class(value)},
+        "Functions": {export: value for export, value in own.items() if is_function(value)},
+        "Values and types": {e: value for e, value in own.items() if not is_class(value) and not is_function(value)},
+        "Errors": raised,
+    }.items():
+        if chosen:
+            lines += heading(title, "-")
+            for export, value in chosen.items():
+                place = name if export in exports else f"{name}.errors"
+                lines += described(place, export, value)
+    return "\n".join(lines)
+
+
+def write_reference(folder: Path) -> None:
+    """Write the pages into `folder`; a file that would not change keeps its time, and is not read again."""
+    folder.mkdir(exist_ok=True)
+    for name in MODULES:
+        path, text = folder / f"{name}.rst", page(name)
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")

@@ -1,0 +1,83 @@
+"""Says whether the repository is ready for a tag, and what the release's page will say.
+
+    hatch run release:tag flexsn-graph-v0.1.0 [--notes FILE]
+
+A tag names a distribution and its version. Prints `name=...`, for the workflow that was started by the tag.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import identity
+from distributions import Distribution, distributions
+
+TAG = re.compile(r"(?P<name>flexsn-[a-z]+)-v(?P<version>\d\S*)")
+
+
+def tag_of(distribution: Distribution) -> str:
+    """The tag of its current version."""
+    return f"{distribution.name}-v{distribution.version}"
+
+
+def named_by(tag: str) -> Distribution:
+    """The distribution that a tag is for.
+
+    Raises:
+        ValueError: the tag is not NAME-vVERSION of one of the five, or its version is not the source's.
+    """
+    match = TAG.fullmatch(tag)
+    found = [distribution for distribution in distributions() if match and distribution.name == match["name"]]
+    if not found:
+        raise ValueError(f"{tag} is no tag of a release: those would be now {', '.join(map(tag_of, distributions()))}")
+    if tag != tag_of(found[0]):
+        raise ValueError(f"{tag}: but the version in the source is {found[0].version}")
+    return found[0]
+
+
+def notes(changelog: str, version: str) -> str:
+    """What a changelog says of a version.
+
+    Raises:
+        ValueError: nothing, or under a heading without a day, `## 0.1.0 (2027-01-31)`.
+    """
+    heading = re.search(
+        rf"^## {re.escape(version)}(?: \(([^)\n]*)\))?$\n(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
+    )
+    if heading is None or not heading[2].strip():
+        raise ValueError(f"the changelog says nothing of {version}")
+    try:
+        date.fromisoformat(heading[1] or "")
+    except ValueError:
+        raise ValueError(f"the changelog has no day for {version}, as in `## {version} (2027-01-31)`") from None
+    return heading[2].strip() + "\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Checks, and says what is missing."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="tag", description=__doc__.splitlines()[0])
+    parser.add_argument("tag")
+    parser.add_argument("--notes", type=Path, help="write here what the changelog says of this version")
+    chosen = parser.parse_args(arguments)
+    try:
+        distribution = named_by(chosen.tag)
+        text = notes((distribution.folder / "CHANGELOG.md").read_text(encoding="utf-8"), str(distribution.version))
+        if undecided := identity.read().undecided:
+            raise ValueError(f"{identity.SOURCE.name} has {', '.join(undecided)} undecided")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if chosen.notes is not None:
+        chosen.notes.write_text(text, encoding="utf-8")
+    print(f"name={distribution.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,39 @@
+"""The drawing of the neurons shows all of them, and is the one that the script makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from scripts import ROOT, load
+
+IMAGE = ROOT / "docs" / "images" / "neurons.svg"
+
+
+def test_the_script_draws_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("docs/plot_neurons.py")
+    assert script.main(["--out", str(tmp_path / "drawn.svg")]) == 0
+    assert capsys.readouterr().out.startswith(f"{len(script.neurons())} neurons in ")
+    drawn, kept = (tmp_path / "drawn.svg").read_text(), IMAGE.read_text()
+    for title in map(script.title, script.neurons()):
+        assert f">{title}<" in drawn, title
+        assert f">{title}<" in kept, f"{title} is not in {IMAGE.name}: run python docs/plot_neurons.py"
+
+
+def test_what_is_drawn_shows_something() -> None:
+    """A neuron that never fires, or in every step, would show no more than its input: another one in `SHOWN`, then."""
+    script = load("docs/plot_neurons.py")
+    for kind in script.neurons():
+        _, membrane, output = script.response(kind)
+        assert membrane.isfinite().all()
+        if kind.__name__ in {"LI", "LIAF"}:
+            assert not torch.equal(output, output.round()), "the output is analog"
+        else:
+            assert 0 < output.count_nonzero() < script.STEPS, script.title(kind)
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (ROOT / "docs" / "neurons.md").read_text(encoding="utf-8")
+    names = [kind.__name__ for kind in load("docs/plot_neurons.py").neurons()]
+    assert [name for name in names if f"| `{name}`" not in page] == []

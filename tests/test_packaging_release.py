@@ -1,0 +1,123 @@
+"""What a release needs: the same papers for each distribution, one place for what is undecided, tags that fit."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import identity
+import pytest
+import tag
+from distributions import ROOT, Distribution, distributions, in_order
+from trove_classifiers import classifiers
+
+WORKFLOWS = sorted(ROOT.glob(".github/workflows/*.yml"))
+
+
+def test_they_are_ordered_by_what_they_need() -> None:
+    order = [distribution.name for distribution in in_order()]
+    assert sorted(order) == [distribution.name for distribution in distributions()]
+    for distribution in distributions():
+        for sibling in distribution.siblings:
+            assert order.index(sibling.name) < order.index(distribution.name)
+
+
+def test_the_page_about_releases_has_this_order() -> None:
+    page = " ".join((ROOT / "RELEASING.md").read_text(encoding="utf-8").split())
+    assert f": {', '.join(distribution.name for distribution in in_order())}." in page
+
+
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_metadata_are_complete_and_the_same(distribution: Distribution) -> None:
+    project = distribution.project
+    assert set(project["classifiers"]) <= classifiers, "an index refuses a classifier that it does not know"
+    assert any(line.startswith("Development Status :: ") for line in project["classifiers"])
+    for field in ("classifiers", "requires-python", "license", "keywords", "authors", "urls"):
+        assert project[field] == distributions()[0].project[field], field
+
+
+def test_what_is_undecided_stands_in_one_place() -> None:
+    read = identity.read()
+    for path, text in identity.written(read).items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `hatch run python release/identity.py`"
+        assert identity.UNDECIDED not in text
+        assert not re.search(r"example\.(?:com|org|invalid)", text)
+
+
+def test_what_is_decided_is_written_everywhere() -> None:
+    decided = identity.Identity(("Ada", "Bo"), {"Repository": "https://code.test/x", "Documentation": "UNDECIDED"})
+    assert decided.undecided == ["Documentation"]
+    files = identity.written(decided)
+    assert len(files) == 6
+    for text in files.values():
+        assert "https://code.test/x" in text
+        assert '{ name = "Ada" }, { name = "Bo" }' in text or '{ name: "Ada" }, { name: "Bo" }' in text
+        assert "UNDECIDED" not in text
+
+
+def test_a_file_without_the_line_is_refused() -> None:
+    with pytest.raises(LookupError, match="has 0 lines like"):
+        identity.in_pyproject("[project]\nname = 'x'\n", identity.read(), Path("pyproject.toml"))
+
+
+@pytest.mark.parametrize("name", ["flexsn-graph", "v0.1.0", "flexsn-x-v0.1.0", "flexsn-graph-v", "flexsn-graph-v99.0"])
+def test_a_tag_that_does_not_fit_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert tag.main([name]) == 1
+    assert name in capsys.readouterr().err
+
+
+CHANGELOG = "# Log\n\n## 0.2.0 (2027-01-31)\n\n- New.\n\n## 0.1.0 (unreleased)\n\n- Old.\n\n## 0.0.1 (2026-01-01)\n"
+
+
+def test_notes_are_the_part_of_the_changelog() -> None:
+    assert tag.notes(CHANGELOG, "0.2.0") == "- New.\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "message"), [("0.1.0", "has no day"), ("0.0.1", "says nothing"), ("0.3.0", "says nothing")]
+)
+def test_a_version_without_a_day_or_text_is_refused(version: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        tag.notes(CHANGELOG, version)
+
+
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_its_changelog_has_its_version(distribution: Distribution) -> None:
+    changelog = (distribution.folder / "CHANGELOG.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (\S+) \((?:unreleased|\d{4}-\d\d-\d\d)\)$", changelog, re.MULTILINE)
+    assert str(distribution.version) in headings
+
+
+def test_ready_means_a_day_and_nothing_undecided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graph = next(distribution for distribution in distributions() if distribution.name == "flexsn-graph")
+    monkeypatch.setattr(tag, "notes", lambda changelog, version: "- New.\n")
+    decided = identity.Identity(("Ada",), {"Repository": "https://code.test/x"})
+    monkeypatch.setattr(identity, "read", lambda: decided)
+    assert tag.main([tag.tag_of(graph), "--notes", str(tmp_path / "notes.md")]) == 0
+    assert capsys.readouterr().out == "name=flexsn-graph\n"
+    assert (tmp_path / "notes.md").read_text() == "- New.\n"
+    monkeypatch.setattr(identity, "read", lambda: identity.Identity(("Ada",), {"Repository": "UNDECIDED"}))
+    assert tag.main([tag.tag_of(graph)]) == 1
+    assert "undecided" in capsys.readouterr().err
+
+
+def test_actions_are_pinned_to_a_commit() -> None:
+    """A tag of somebody else's repository can be moved; `zizmor` in `hatch run release:lint` looks at more."""
+    assert WORKFLOWS
+    used = [line for path in WORKFLOWS for line in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8"))]
+    assert used
+    assert [line for line in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", line)] == []
+
+
+def test_workflows_run_what_is_there() -> None:
+    """Each `hatch run ENVIRONMENT:SCRIPT` and each script named in a workflow or in CI exists."""
+    environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
+    texts = [path.read_text(encoding="utf-8") for path in [*WORKFLOWS, ROOT / ".ci" / "run", ROOT / "RELEASING.md"]]
+    called = {call for text in texts for call in re.findall(r"hatch run (\w+):(\w+)", text)}
+    assert ("release", "tag") in called
+    assert [call for call in called if call[1] not in environments[call[0]]["scripts"]] == []
+    scripts = {name for text in texts for name in re.findall(r"python ([\w/]+\.py)", text)}
+    assert [name for name in scripts if not (ROOT / name).is_file()] == []
