@@ -37,6 +37,11 @@ SHOWN: dict[str, tuple[dict[str, Any], float]] = {
     "Izhikevich": ({"tau": 4.0}, 0.6),
     "CUBALIF": ({}, 0.1),
     "ALIF": ({"tau": 4.0, "tau_a": 20.0, "beta": 0.3}, 2.5),
+    "RefractoryLIF": ({"tau": 8.0}, 2.0),
+    "CLIF": ({"tau": 8.0}, 0.3),
+    "TernaryLIF": ({"tau": 8.0}, 1.3),
+    "StochasticLIF": ({"tau": 8.0}, 1.3),
+    "TernaryIF": ({}, -0.15),
     "LIAF": ({"act": torch.relu, "threshold_related": False, "tau": 8.0}, 1.3),
     "ILIF": ({}, 1.4),
     "GatedLIF": ({"T": STEPS}, 0.6),
@@ -72,6 +77,7 @@ def response(kind: type[Neuron]) -> tuple[Tensor, Tensor, Tensor]:
     parameters, high = SHOWN.get(kind.__name__, DEFAULT)
     x = torch.zeros(STEPS, 1)
     x[ON:OFF] = high
+    torch.manual_seed(0)  # for the noise of one of them
     made = kind(**parameters, store_state_seqs=True, backend="torch")
     with torch.no_grad():
         output = made(x)
@@ -96,9 +102,11 @@ def draw(path: Path) -> list[str]:
             low, high = axes.get_ylim()
             axes.set_ylim(low - 0.15 * (high - low), high + 0.25 * (high - low))  # room for the input and the spikes
             if bool((output == output.round()).all()) and bool(output.any()):
-                when = output.nonzero().flatten()
-                bottom, unit = high + 0.03 * (high - low), 0.15 * (high - low) / float(output.max())
-                axes.vlines(when.numpy(), bottom, bottom + unit * output[when].numpy(), color="C3", linewidth=1.0)
+                bottom, unit = high + 0.03 * (high - low), 0.15 * (high - low) / float(output.abs().max())
+                for sign, color in ((1, "C3"), (-1, "C2")):
+                    when = (sign * output > 0).nonzero().flatten()
+                    tops = bottom + unit * output[when].abs()
+                    axes.vlines(when.numpy(), bottom, tops.numpy(), color=color, linewidth=1.0)
             elif not torch.equal(output, membrane):
                 axes.plot(output.numpy(), color="C3", linewidth=1.0)
             axes.set_title(title(kind), fontsize=8)

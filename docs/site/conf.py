@@ -102,7 +102,7 @@ def what_follows(page: str) -> str:
             + toctree(packages, ":caption: Packages")
             + toctree(others, ":caption: Project")
         )
-    if page == "RELEASING":
+    if page == "RELEASING" and any(ROOT.glob("release/*.md")):
         return toctree(["/release/*"], ":glob:")
     if page == "docs/performance":
         return toctree(["/benchmarks/results/*"], ":glob:")

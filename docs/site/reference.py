@@ -8,21 +8,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import get_origin
 
-MODULES = [
-    "flexsn_nn",
-    "flexsn_nn.neuron",
-    "flexsn_nn.surrogate",
-    "flexsn_nn.functional",
-    "flexsn_nn.encoding",
-    "flexsn_nn.loss",
-    "flexsn_nn.monitor",
-    "flexsn_nn.plot",
-    "flexsn_nn.nir_exchange",
-    "flexsn_hop",
-    "flexsn_runtime",
-    "flexsn_codegen",
-    "flexsn_graph",
-]
+PACKAGES = ["flexsn_nn", "flexsn_hop", "flexsn_runtime", "flexsn_codegen", "flexsn_graph"]
+
+
+def public_modules(name: str) -> list[str]:
+    """A package, and the modules that it exports."""
+    package = importlib.import_module(name)
+    return [name, *(f"{name}.{export}" for export in package.__all__ if inspect.ismodule(getattr(package, export)))]
+
+
+MODULES = [module for package in PACKAGES for module in public_modules(package)]
 
 
 def home(value: object, name: str, module: ModuleType) -> str:
