@@ -28,7 +28,7 @@ def home(value: object, name: str, module: ModuleType) -> str:
     below = [importlib.import_module(other) for other in MODULES if other.startswith(f"{module.__name__}.")]
     homes = [other.__name__ for other in below if name in other.__all__ and getattr(other, name) is value]
     package = getattr(value, "__module__", module.__name__).partition(".")[0]
-    if not homes and inspect.isclass(value) and package != module.__name__.partition(".")[0]:
+    if not homes and inspect.isclass(value) and package in PACKAGES and package != module.__name__.partition(".")[0]:
         homes = [package]
     return homes[0] if homes else module.__name__
 
