@@ -257,8 +257,8 @@ class BackwardScan:
 def _is_copied(gradient: Tensor) -> bool:
     """Whether an incoming gradient is copied before a kernel reads it.
 
-    The memory of a lazily negated view is without the sign. An expanded one, as a mean over time has, would get a kernel
-    of its own, whose compilation takes longer than many copies: the last layer of a network is small.
+    The memory of a lazily negated view is without the sign. An expanded one, as a sum over time has, would get a kernel
+    of its own, whose compilation takes longer than many copies; and the last layer of a network is small.
     """
     if gradient.is_neg():
         return True
