@@ -25,7 +25,6 @@ DOCUMENTS = [
 WITHOUT_EXAMPLES = {
     "ARCHITECTURE.md",
     "docs/README.md",
-    "docs/performance.md",
 }
 # Documents about an extra, by the module that it brings.
 EXTRAS = {
