@@ -87,6 +87,43 @@ def test_random_cores_and_calls(seed: int) -> None:
     assert outcome.different + outcome.broken == []
 
 
+# Of a state in no loss. The last step's derivative is infinite where the state is 0.
+ABSENT = {
+    "a root": "return x0 + v0, torch.sqrt(v0.abs())",
+    "a root of the input": "return x0 * w0, v0.abs().sqrt() + x0.relu().sqrt()",
+    "masked": "return x0 + v0, torch.where(x0 > 0, torch.sqrt(x0), 0.0 * x0)",
+    "of a parameter": "return x0 + 0.5 * v0, v0 * torch.log(w0)",
+    "used without a gradient": "return x0.detach() + v0, v0 * 0.5 + (x0 > 0)",
+    "a neuron": "s = Spike.apply(v0 + x0, w0); return s, (v0 + x0) * (1.0 - s)",
+}
+
+
+@pytest.mark.parametrize("residuals", ["recompute", "save"])
+@pytest.mark.parametrize("lines", ABSENT.values(), ids=ABSENT)
+def test_a_gradient_that_did_not_come_is_absent_not_zero(lines: str, residuals: str) -> None:
+    core = one_call(lines)
+    losses = ((True, False), (True, True), (False, True))
+    core.calls[:] = [
+        Call(steps, (True,) * 3, (True, True), in_loss, state_seqs=False, mode="grad")
+        for steps in (1, 2, 9)
+        for in_loss in losses
+    ]
+    outcome = compare(core, residuals=residuals)
+    assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (9, [], [], [])
+
+
+def test_gradients_that_pass_from_state_to_state() -> None:
+    body = "return x0 + v0, torch.sqrt(v1.abs()), torch.sqrt(x0.abs()) + v0"
+    core = Core(f"def core(x0, v0, v1):\n    {body}\n", (1, 2, 1), {}, {})
+    core.calls += [
+        Call(steps, (), (True,) * 3, in_loss, state_seqs=False, mode="grad")
+        for steps in (1, 2, 3, 10)
+        for in_loss in ((True, False, False), (False, True, False), (False, False, True))
+    ]
+    outcome = compare(core)
+    assert (outcome.same, outcome.different) == (12, [])
+
+
 def test_a_parameter_is_frozen_and_trained_again() -> None:
     w = torch.linspace(0.5, 1.5, 4).requires_grad_()
     x = torch.linspace(-1, 1, 3 * 12).view(3, *STEP).requires_grad_()

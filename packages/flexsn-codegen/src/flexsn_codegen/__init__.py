@@ -25,6 +25,7 @@ from flexsn_codegen.errors import (
 from flexsn_codegen.scan import (
     DENSE,
     BackwardSpec,
+    CameFlag,
     ForwardSpec,
     InputLayout,
     KernelSource,
@@ -47,6 +48,7 @@ __all__ = [
     "AutogradError",
     "BackwardSpec",
     "CacheFolderError",
+    "CameFlag",
     "CoreSource",
     "DeviceError",
     "ForwardSpec",

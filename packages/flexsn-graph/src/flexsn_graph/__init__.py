@@ -6,6 +6,7 @@ from flexsn_graph._generate import generate_forward_and_backward_graph, generate
 from flexsn_graph._info import FlexSNInfo, extract_info
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import SourceLocation
+from flexsn_graph._presence import Flag, Presence
 from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangents
 from flexsn_graph._step import StepGraph, StepTrace, StepValue, StepVjp, trace_step
 from flexsn_graph.errors import (
@@ -36,11 +37,13 @@ __all__ = [
     "CoreReturnError",
     "DataDependentError",
     "ExampleError",
+    "Flag",
     "FlexSNInfo",
     "GraphArityError",
     "LiftedLayout",
     "MutationError",
     "NonPointwiseError",
+    "Presence",
     "RandomOpError",
     "RequiresGradError",
     "Residuals",

@@ -69,9 +69,9 @@ class _Scan(SingleLevelFunction):
                 "vectorize=False, or use backend='torch'."
             ) from None
         if not torch.is_grad_enabled():
-            return None, None, None, *scan.run(tensors)
+            return None, None, None, *scan.gradients(tensors)
         with torch.no_grad():  # `create_graph`
-            gradients = scan.run(tensors)
+            gradients = scan.gradients(tensors)
         return None, None, None, *refuse_double_backward(gradients, tensors)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen import BackwardSpec, Param, Role
-from flexsn_graph import LiftedLayout, Residuals
+from flexsn_codegen import BackwardSpec, CameFlag, Param, Role
+from flexsn_graph import LiftedLayout, Presence, Residuals
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
@@ -84,14 +85,19 @@ class BackwardScan:
         else:
             vjp, source = step.vjp_of(residuals, present)
         self._empty = arguments.num_steps == 0 or 0 in trace.step_shape
+        states_present = tuple(g is not None for g in cotangents.states)
+        self._presence = Presence(vjp, num_inputs, num_states, states_present, every_step=self._state_seqs)
+        self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
             return
+        if self._presence.flags:
+            vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
+            assert source is not None, "it has as many gradients as without flags"
 
         # To compute the states again, the kernel reads what the forward reads, too.
         layouts = {**trace.forward.layouts, **vjp.layouts}
         form = step.format(arguments.inputs, arguments.states)
         self._operands = operands = Operands(arguments, layouts, trace.step_shape, form.order)
-        states_present = tuple(g is not None for g in cotangents.states)
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
@@ -168,6 +174,7 @@ class BackwardScan:
             stages=config.stages,
             rest=rest,
             strided=strided,
+            flags=tuple(CameFlag(f.state, f.given, f.always, f.states) for f in self._presence.flags),
         )
         kernel = step.backward_kernel(spec, source)
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
@@ -219,6 +226,22 @@ class BackwardScan:
             layout = self._layouts.get(i - self._first_lifted)
             gradients[i] = in_order(_lifted_gradient(gradients[i], layout, given[i], self._summed[i]), order)
         return gradients
+
+    def gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """As `run`; but where no gradient flows, there is none, as in the loop."""
+        return [g if flows else None for g, flows in zip(self.run(given), self._flows, strict=True)]
+
+    @cached_property
+    def _flows(self) -> tuple[bool, ...]:
+        """For each of `[*inputs, *states, *lifted]`, whether a gradient flows to it at all.
+
+        What comes before the scan is not to meet a zero otherwise: its derivative may be infinite.
+        """
+        if self._num_steps == 0:
+            states = (there and not self._state_seqs for there in self._states_present)
+            behind = len(self._wanted) - self._first_lifted
+            return (*(False,) * self._first_state, *states, *(False,) * behind)
+        return self._presence.flows(self._num_steps)
 
     def compile(self, given: Sequence[Tensor | None]) -> None:
         """Compiles the kernel without running it, for tensors like these in dtype and alignment; as for `run`."""

@@ -29,6 +29,7 @@ from flexsn_codegen import (
     tl_name,
 )
 from flexsn_graph import (
+    Presence,
     Residuals,
     StateMismatchError,
     StepTrace,
@@ -244,6 +245,14 @@ class Specialization:
             if flows and not came
         }
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
+
+    def flagged(self, presence: Presence, key: Hashable) -> tuple[StepVjp, CoreSource | None]:
+        """The VJP that takes a presence's flags, and its source.
+
+        Args:
+            key: equal for VJPs that are.
+        """
+        return self._with_source((key, presence.flags), presence.with_flags)
 
     def _with_source(self, key: Hashable, make: Callable[[], StepVjp]) -> tuple[StepVjp, CoreSource | None]:
         """The VJP that `make` makes, once, and its source."""

@@ -13,6 +13,7 @@ from flexsn_codegen.scan._forward import forward_source
 from flexsn_codegen.scan._spec import (
     DENSE,
     BackwardSpec,
+    CameFlag,
     ForwardSpec,
     InputLayout,
     KernelSource,
@@ -24,6 +25,7 @@ from flexsn_codegen.scan._spec import (
 __all__ = [
     "DENSE",
     "BackwardSpec",
+    "CameFlag",
     "ForwardSpec",
     "InputLayout",
     "KernelSource",

@@ -87,6 +87,8 @@ class _Backward:
                 w.load(f"grad_state_{i}", grad_finals[i])
             else:
                 w.zeros(f"grad_state_{i}", dtype)
+        for flag in spec.flags:
+            w.line(f"came_state_{flag.state} = {_flag(flag.given)}")
         self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
         self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
@@ -162,6 +164,12 @@ class _Backward:
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
             w.line(f"grad_state_{i} = " + (f"tl.where({k} < left, {before}, grad_state_{i})" if partial else before))
+        for flag in spec.flags:
+            came = " | ".join(f"came_state_{i}" for i in flag.states) or _flag(flag.always)
+            came = f"tl.where({k} < left, {came}, came_state_{flag.state})" if partial else came
+            w.line(f"comes_state_{flag.state} = {came}")
+        for flag in spec.flags:
+            w.line(f"came_state_{flag.state} = comes_state_{flag.state}")
         for i in self._grad_lifted:
             position = self._lifted_gradients[i]
             if position is not None:
@@ -182,3 +190,8 @@ class _Backward:
         if role == "grad_output" and int(index) in self._grad_outputs:
             return f"{name}_{k}"
         return name
+
+
+def _flag(value: bool) -> str:
+    """A flag that the compiler takes for a variable, as it is one in a loop."""
+    return "T >= 0" if value else "T < 0"

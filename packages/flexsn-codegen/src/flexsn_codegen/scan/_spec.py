@@ -91,6 +91,22 @@ class ForwardSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CameFlag:
+    """Whether the gradient of a state came to a step: the VJP's argument ``came_state_{state}``.
+
+    Attributes:
+        given: whether it came to the last step.
+        always: whether it comes to every step before that.
+        states: if not: it comes where one of these did at the following step.
+    """
+
+    state: int
+    given: bool
+    always: bool
+    states: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class BackwardSpec:
     """A backward scan.
 
@@ -109,6 +125,7 @@ class BackwardSpec:
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
         rest: as in the forward.
+        flags: of those states for which the VJP asks.
         strided: layouts of what the forward kept, of the gradients that come in, and of those that are written; what
             is not in it is dense.
     """
@@ -133,6 +150,7 @@ class BackwardSpec:
     summed_lifted: tuple[bool, ...] = ()
     rest: bool = True
     strided: Strided = ()
+    flags: tuple[CameFlag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
