@@ -563,3 +563,20 @@ def test_an_op_without_a_rule_names_op_and_line() -> None:
         FlexSN(core, 1, 1, 1, backend="triton")(x)
     expected = torch.igamma(x[0].abs(), x[0].abs())
     assert torch.equal(tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)
+
+
+@backends
+@pytest.mark.parametrize("precision", ["eager", "float32"])
+def test_another_core_is_assigned(backend: str, precision: str) -> None:
+    x = random(4, *STEP).requires_grad_()
+    layer = neuron(backend, precision=precision)
+    cores: list[Callable[..., Any]] = [soft_lif, lambda x, v: (x * v, x + v), Decay().to(DEVICE), Decay().to(DEVICE)]
+    for core in cores:
+        layer.core = core
+        layer.reset()
+        expected = FlexSN(core, 1, 1, 1, backend="torch", precision=precision)
+        torch.testing.assert_close(tensor(layer(x)), tensor(expected(x)), rtol=1e-6, atol=1e-6)
+    layer.requires_grad = [False, True]
+    layer.reset()
+    tensor(layer(x)).sum().backward()
+    assert x.grad is None

@@ -245,6 +245,20 @@ def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> No
         assert grads[0][-1, 0, 0].item() == slope
 
 
+@pytest.mark.parametrize("residuals", ["recompute", "save"])
+def test_a_constant_of_the_backward_that_changes_before_it(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
+    program = ScanProgram(scaled, 1, 1, 1, residuals=residuals)
+    x = X.clone().requires_grad_()
+    for _ in range(2):  # traced for the first time, and before
+        monkeypatch.setattr(Scale, "slope", 2.0)
+        output, _ = compiled(program, 1, [x], [V])
+        monkeypatch.setattr(Scale, "slope", 3.0)
+        with pytest.raises(CapturedTensorError, match=r"Scale\.slope.*Call backward\(\) before"):
+            output.sum().backward()
+        monkeypatch.setattr(Scale, "slope", 2.0)
+        output.sum().backward()
+
+
 def helper(h: Tensor) -> Tensor:
     return h * 2.0
 
@@ -269,7 +283,7 @@ def test_what_the_core_does_not_read_changes_nothing() -> None:
     assert_follows(program, core)
     traced = specialization(program)
     core.calls = 3  # type: ignore[assignment]
-    core.register_forward_hook(lambda *args: None)
+    core.register_load_state_dict_post_hook(lambda *args: None)  # type: ignore[no-untyped-call]
     assert specialization(program) is traced
 
 

@@ -32,6 +32,7 @@ from flexsn_graph._torch_private import (
     unrecorded,
 )
 from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
+from flexsn_graph.reads import Profile, resume, suspend
 
 _aten = torch.ops.aten
 
@@ -137,13 +138,16 @@ class CaptureMode(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        profile = suspend()
         try:
-            return self._call(func, args, kwargs or {})
+            return self._call(func, args, kwargs or {}, profile)
         except UnsupportedCoreError as error:
             self.refusal = error
             raise
+        finally:
+            resume(profile)
 
-    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profile: Profile | None) -> Any:
         if getattr(func, "namespace", "") == "prim":
             return func(*args, **kwargs)  # `prim.device` and its kind, called at every turn
         location = self._locate()
@@ -157,6 +161,7 @@ class CaptureMode(TorchDispatchMode):
         body = custom_op_body(func)
         if body is not None:
             with self:
+                resume(profile)
                 return body(*args, **kwargs)
         written = {storage_of(t) for t in written_by(func, args, kwargs)}
         if not written.isdisjoint(self._tied):

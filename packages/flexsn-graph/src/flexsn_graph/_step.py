@@ -27,6 +27,7 @@ from flexsn_graph.errors import (
     UnsupportedCoreError,
     WrittenViewError,
 )
+from flexsn_graph.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class StepTrace:
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+        reads: what the core read besides its arguments: where the captured tensors are, and what became a constant.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class StepTrace:
         num_states: int,
         num_outputs: int,
         examples: Sequence[Tensor],
+        follow: bool,
         hoists: Hoists,
         *,
         keep_views: bool = False,
@@ -105,7 +108,8 @@ class StepTrace:
         self.num_states = num_states
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
-        self._tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views)
+        self.reads = Reads(core, follow=follow)
+        self._tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
         self.differentiable = self._tracer.differentiable
         self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
         self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
@@ -118,6 +122,8 @@ class StepTrace:
         self.captured_values = tuple(StepValue.of(t) for t in self.captured)
         self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.lifted_values)
         self.forward = self._trace_forward()
+        self.reads.settle()
+        self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -222,6 +228,8 @@ def trace_step(
     num_states: int,
     num_outputs: int,
     example_inputs: Sequence[Tensor],
+    *,
+    follow: bool = True,
 ) -> StepTrace:
     """Traces one time step, without data and without a GPU.
 
@@ -230,6 +238,7 @@ def trace_step(
         num_inputs, num_states, num_outputs: how many of each.
         example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
             broadcast). Only shape, dtype and device are looked at.
+        follow: whether to record what the core reads besides its arguments, in `reads`.
 
     Raises:
         ExampleError: an example is not a dense tensor.
@@ -249,7 +258,7 @@ def trace_step(
     """
     core = unwrap_compiled(core)
     check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
-    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs)
+    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow)
     with undisturbed():
         try:
             return _make(make)

@@ -28,6 +28,7 @@ from flexsn_graph._torch_private import (
     without_hooks,
 )
 from flexsn_graph.errors import CaptureError, StatefulCoreError, UnsupportedCoreError
+from flexsn_graph.reads import Reads
 from flexsn_graph.versions import UnsupportedVersionError
 
 
@@ -41,6 +42,7 @@ class Tracer:
         requires_grad: which arguments are differentiable; `None`: all that can be.
         hoists: what is computed before the step, from captured tensors alone.
         keep_views: whether views of such values remain views, so that in-place ops on one change all.
+        reads: records what else `fn` reads.
 
     Attributes:
         mode: the fake mode of everything here.
@@ -58,8 +60,10 @@ class Tracer:
         requires_grad: Sequence[bool] | None = None,
         hoists: Hoists = Hoists.NOTHING,
         keep_views: bool = False,
+        reads: Reads | None = None,
     ) -> None:
         check_examples(examples)
+        self._reads = Reads(fn, follow=False) if reads is None else reads
         self._fn = fn
         self._hoists = hoists
         self._keep_views = keep_views
@@ -71,7 +75,8 @@ class Tracer:
         # What the function did: its calls, and what it read.
         self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
-        self.results, self.differentiable = self._discover(needed)
+        with self._reads.recording():
+            self.results, self.differentiable = self._discover(needed)
         self.lifted = self.captures.lifted = tuple(sorted(needed))
         self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
 
@@ -175,7 +180,7 @@ class Tracer:
             return [*first, *(g for g in found if g is not None)]
 
         present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
-        with self._as_discovered():
+        with self._as_discovered(), self._reads.recording():
             recorded = record(vjp, [*self.primals, *present], self.mode)
         return recorded, tuple(positions)
 
@@ -294,7 +299,7 @@ class Tracer:
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
                 found: tuple[Tensor | None, ...] = tuple(wanted)
                 # What goes wrong here is told when a gradient is asked for; inference needs none.
-                with suppress(RuntimeError), self._capturing(ones, needed):
+                with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
                     found = gradients(roots, wanted, ones)
                 of_captured = found[len(wanted) - len(captured) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
@@ -322,7 +327,7 @@ class Tracer:
                 return results, [None] * len(primals)
             roots, given = [t for t, _ in weighted], [w for _, w in weighted]
             try:
-                with self._capturing([*arguments, *given]):
+                with self._reads.of_backward(), self._capturing([*arguments, *given]):
                     found = gradients(roots, list(sought.values()), given)
             except (UnsupportedCoreError, UnsupportedVersionError):
                 raise

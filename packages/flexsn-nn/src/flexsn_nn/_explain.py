@@ -19,6 +19,21 @@ def kernels(program: ScanProgram) -> list[str]:
     ]
 
 
+def constants(program: ScanProgram) -> list[str]:
+    """What the kernels have of what the core read in Python; they are made again when it changes."""
+    found: dict[str, object] = {}
+    own: dict[str, None] = {}
+    for step in program.specializations:
+        found |= step.trace.reads.constants()
+        own |= dict.fromkeys(step.trace.reads.changed_by_core)
+    lines = []
+    if found:
+        lines.append(f"read as constants: {', '.join(f'{name} = {value!r}' for name, value in found.items())}")
+    if own:
+        lines.append(f"not followed, because the core itself changes it: {', '.join(own)}")
+    return lines
+
+
 def traffic(
     program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, keep: bool
 ) -> list[str]:

@@ -21,7 +21,7 @@ from flexsn_nn._backends import (
     choose,
 )
 from flexsn_nn._checks import check_name
-from flexsn_nn._explain import kernels, traffic
+from flexsn_nn._explain import constants, kernels, traffic
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._torch_private import is_jit_tracing, recomputation
@@ -295,7 +295,7 @@ class FlexSN(nn.Module):
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         program = self._get_program()
-        lines += kernels(program)
+        lines += [*kernels(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
             states = None if self._kernels_start_alike(given) else self._initial(given)
@@ -406,7 +406,7 @@ class FlexSN(nn.Module):
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
             options["lowering"] = "kernel"  # kernels were asked for: the operator may not become anything else
         return (sequences if keep else finals)(
-            self.core if self._widening is None else self._widening,
+            self._step_function(),
             self.num_inputs,
             self.num_states,
             self.num_outputs,
@@ -553,11 +553,23 @@ class FlexSN(nn.Module):
         return choice.backend
 
     def _get_program(self) -> ScanProgram:
-        if self._program is None:
-            core = self.core if self._widening is None else self._widening
+        program, core = self._program, self._step_function()
+        if program is not None and torch.compiler.is_compiling():
+            return program
+        if program is None or program.core is not core or program.requires_grad is not self.requires_grad:
             counts = (self.num_inputs, self.num_states, self.num_outputs)
-            self._program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals)
-        return self._program
+            program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals)
+            self._program = program
+        return program
+
+    def _step_function(self) -> Callable[..., Any]:
+        """The core as it runs; another one may have been assigned."""
+        core: Callable[..., Any] = self.core
+        if self._widening is None:
+            return core
+        if not torch.compiler.is_compiling() and self._widening.core is not core:
+            self._widening = InFloat32(core, self.num_outputs)
+        return self._widening
 
     # -- copies and moves --------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class _Scan(SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         step: Specialization = ctx.step
+        step.check_backward()
         tensors = (*ctx.saved_tensors, *grads)
         try:
             scan = backward_scan(

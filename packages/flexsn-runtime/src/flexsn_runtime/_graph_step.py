@@ -186,7 +186,7 @@ def _trace(
     def core(*values: Tensor) -> tuple[Tensor, ...]:
         return tuple(run(*values, *lifted))
 
-    trace = trace_step(core, step.num_inputs, step.num_states, step.num_outputs, primals)
+    trace = trace_step(core, step.num_inputs, step.num_states, step.num_outputs, primals, follow=False)
     return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
 
 

@@ -42,7 +42,6 @@ from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, one_chunk, size_class
-from flexsn_runtime._captured import Captured
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._order import ScanFormat
 from flexsn_runtime._recent import Recent
@@ -92,9 +91,7 @@ class Specialization:
         self.device = device
         self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
-        captured = (*trace.captured, *(alias for _, alias in trace.aliases))
-        self._captured = Captured(trace.core, captured)
-        self.trained = tuple(t.requires_grad for t in captured)
+        self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
         self.state_dtypes = _register_dtypes("state", trace.states)
         self.lifted_dtypes = _register_dtypes("captured tensor", trace.lifted_values)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
@@ -153,7 +150,7 @@ class Specialization:
 
     def captured_now(self) -> tuple[Tensor, ...] | None:
         """The captured tensors as they are now; `None`: the step has to be traced again."""
-        return self._captured.fetch()
+        return self.trace.reads.fetch()
 
     def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
         """How the results of a scan over these sequences and initial states lie in memory."""
@@ -161,7 +158,7 @@ class Specialization:
 
     def captured(self) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
-        fetched = self._captured.fetch()
+        fetched = self.trace.reads.fetch()
         if fetched is None:
             return None
         for tensor, trained in zip(fetched, self.trained, strict=True):
@@ -178,7 +175,7 @@ class Specialization:
 
     def trained_now(self) -> tuple[bool, ...] | None:
         """Which of the captured tensors require a gradient now: another set of them is another trace."""
-        fetched = self._captured.fetch()
+        fetched = self.trace.reads.fetch()
         return None if fetched is None else tuple(t.requires_grad for t in fetched)
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
@@ -212,6 +209,15 @@ class Specialization:
         self._renew_trace()
         with as_outside():
             return self.trace.vjp(cotangents, wanted)
+
+    def check_backward(self) -> None:
+        """Raises unless the backward formulas would read what they read when they were traced."""
+        changed = self.trace.reads.changed_for_backward()
+        if changed:
+            raise CapturedTensorError(
+                f"{', '.join(changed)}: assigned anew between the forward and the backward, which reads it. Call "
+                "backward() before that."
+            )
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
         """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
@@ -268,7 +274,7 @@ class Specialization:
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
-        now = self._captured.fetch()
+        now = self.trace.reads.fetch()
         if now is not None and all(a is b for a, b in zip(now, self.trace.captured, strict=False)):
             return
         old = self.trace

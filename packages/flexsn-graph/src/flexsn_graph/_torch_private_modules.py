@@ -1,0 +1,39 @@
+"""How `nn.Module` keeps what is registered, where it looks for hooks, and the defaults of what makes tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _device
+
+from flexsn_graph.versions import lacking, private
+
+_WITHOUT = "what step functions read is not followed in full: a change of it may go unseen"
+
+# The dictionaries of a module in which `__getattr__` looks, in this order.
+REGISTRIES = ("_parameters", "_buffers", "_modules")
+MODULE_CODE = nn.Module.__module__
+# The code that runs when a module is called.
+MODULE_CALL: CodeType | None = getattr(
+    private("torch.nn", "Module._call_impl", _WITHOUT, default=None), "__code__", None
+)
+# The public function takes some microseconds.
+_HAS_CURRENT = not lacking("torch.utils._device", ["CURRENT_DEVICE"])
+
+# What functions that make tensors read, by name.
+DEFAULTS: dict[str, Callable[[], Any]] = {
+    "torch.get_default_dtype()": torch.get_default_dtype,
+    "torch.get_default_device()": (
+        (lambda: _device.CURRENT_DEVICE) if _HAS_CURRENT else torch.get_default_device
+    ),
+}
+
+
+def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:
+    """What `nn.Module.__call__` looks for besides the module's own hooks, by name."""
+    found = vars(torch.nn.modules.module).items()
+    return {name: value for name, value in found if name.startswith("_global_") and isinstance(value, dict)}

@@ -1,0 +1,8 @@
+"""What a core reads in Python while it is traced, and whether it is there still at the next call."""
+
+from __future__ import annotations
+
+from flexsn_graph.reads._reads import Reads
+from flexsn_graph.reads._watch import Profile, resume, suspend
+
+__all__ = ["Profile", "Reads", "resume", "suspend"]

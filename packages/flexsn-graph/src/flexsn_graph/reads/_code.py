@@ -1,0 +1,48 @@
+"""What the byte code of a function names besides its arguments."""
+
+from __future__ import annotations
+
+import dis
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What one code object reads by name, without the functions that are written in it.
+
+    Attributes:
+        variables: global variables and builtins.
+        attributes: everything that stands behind a dot.
+        imports: modules, as `(level, name)`: the level counts the leading dots.
+    """
+
+    variables: tuple[str, ...]
+    attributes: frozenset[str]
+    imports: tuple[tuple[int, str], ...]
+
+
+@lru_cache(4096)
+def names_of(code: CodeType) -> Names:
+    """Found once for each code object."""
+    variables: dict[str, None] = {}
+    attributes: set[str] = set()
+    imports: list[tuple[int, str]] = []
+    before: list[dis.Instruction] = []
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            variables[instruction.argval] = None
+        elif instruction.opname == "IMPORT_NAME":
+            level = before[-2].argval if len(before) > 1 else 0
+            imports.append((level if isinstance(level, int) else 0, instruction.argval))
+        elif instruction.opcode in dis.hasname:
+            attributes.add(instruction.argval)
+        before = [*before[-1:], instruction]
+    return Names(tuple(variables), frozenset(attributes), tuple(imports))
+
+
+def nested(code: CodeType) -> list[CodeType]:
+    """The functions that are written in a function, and in these."""
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return [*inner, *(deeper for one in inner for deeper in nested(one))]

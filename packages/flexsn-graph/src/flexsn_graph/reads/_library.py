@@ -1,0 +1,39 @@
+"""What is a library's, and read once: its functions, and the objects that it keeps for itself."""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+
+_LIBRARIES = frozenset(
+    {
+        *sys.stdlib_module_names,
+        *("torch", "numpy", "triton"),
+        *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
+    }
+)
+# Classes of libraries whose objects hold what a user puts into them.
+_HOLDERS = ("collections", "argparse", "types", "dataclasses", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime")
+
+
+def is_library(module: object) -> bool:
+    """Whether a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
+    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+
+
+def is_library_function(function: FunctionType) -> bool:
+    """By where its code is: a wrapper that a library made of a user's function has that function's name."""
+    return is_library(function.__globals__.get("__name__"))
+
+
+def is_library_class(cls: type) -> bool:
+    """Whether a library defines the class."""
+    return is_library(cls.__module__)
+
+
+def keeps_to_itself(cls: type) -> bool:
+    """Whether objects of this class are a library's business: a logger, a lock, a context manager."""
+    module = cls.__module__
+    if not is_library(module):
+        return False
+    return not any(module == holder or module.startswith(f"{holder}.") for holder in _HOLDERS)

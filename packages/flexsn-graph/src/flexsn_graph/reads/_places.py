@@ -1,0 +1,305 @@
+"""Where a core reads something: a place can be read again, and compared with what was there."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from itertools import chain
+from operator import is_
+from types import CellType, MappingProxyType
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_graph.reads._values import MISSING, same
+
+# Gives the name that an object has in the generated check.
+Bind = Callable[[Any], str]
+
+_GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
+
+
+class Place:
+    """Something that was read.
+
+    Attributes:
+        name: for people: ``self.tau``.
+        in_backward: whether (also) a backward formula reads it.
+        in_forward: whether (also) the step itself reads it.
+    """
+
+    __slots__ = ("in_backward", "in_forward", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.in_backward = self.in_forward = False
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for the same place."""
+        raise NotImplementedError
+
+    def get(self) -> Any:
+        """What is there; raises where nothing is."""
+        raise NotImplementedError
+
+    def expression(self, bind: Bind) -> str:
+        """Python source for `get`."""
+        raise NotImplementedError
+
+    def read(self) -> Any:
+        """What is there, or `MISSING`."""
+        try:
+            return self.get()
+        except _GONE:
+            return MISSING
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        """Python source that is true if `before` is there still; `None`: other places tell.
+
+        Args:
+            token: the name of `token(before)`.
+        """
+        if before is MISSING:
+            return f"{bind(self.read)}() is {token}"
+        return f"{self.expression(bind)} is {token}"
+
+    def token(self, before: Any) -> Any:
+        """What the condition compares with."""
+        return before
+
+    def same(self, now: Any, before: Any) -> bool:
+        """Whether a core that reads `now` does what it did when it read `before`."""
+        return same(now, before)
+
+
+class Entry(Place):
+    """`mapping[key]` of a dictionary: an attribute, a global variable, an item."""
+
+    __slots__ = ("_key", "_mapping")
+
+    def __init__(self, name: str, mapping: Mapping[Any, Any], key: Any) -> None:
+        super().__init__(name)
+        self._mapping = mapping
+        self._key = key
+
+    @property
+    def key(self) -> Hashable:
+        return "entry", id(self._mapping), self._key
+
+    def get(self) -> Any:
+        return self._mapping[self._key]
+
+    def expression(self, bind: Bind) -> str:
+        return f"{bind(self._mapping)}[{self._key!r}]"
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        if before is MISSING:
+            return f"{self._key!r} not in {bind(self._mapping)}"
+        return super().condition(before, token, bind)
+
+
+class ClassEntry(Entry):
+    """The same of a class, whose dictionary is another object each time that it is asked for."""
+
+    __slots__ = ("_cls",)
+
+    def __init__(self, name: str, cls: type, key: str) -> None:
+        super().__init__(name, cls.__dict__, key)
+        self._cls = cls
+
+    @property
+    def key(self) -> Hashable:
+        return "class", self._cls, self._key
+
+
+class ClassKeys(Place):
+    """The names that a class defines: one more may come before what was read."""
+
+    __slots__ = ("_cls", "_entries", "_relevant")
+
+    def __init__(self, cls: type, relevant: set[str]) -> None:
+        super().__init__(f"the names in class {cls.__qualname__}")
+        self._cls = cls
+        self._entries = cls.__dict__
+        self._relevant = relevant
+
+    @property
+    def key(self) -> Hashable:
+        return "keys", self._cls
+
+    def get(self) -> Any:
+        return tuple(self._entries)
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        return f"{bind(len)}({bind(self._entries)}) == {token}"
+
+    def token(self, before: Any) -> Any:
+        return len(before)
+
+    def same(self, now: Any, before: Any) -> bool:
+        return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(now) ^ set(before))
+
+
+class Cell(Place):
+    """A closure variable."""
+
+    __slots__ = ("_cell",)
+
+    def __init__(self, name: str, cell: CellType) -> None:
+        super().__init__(name)
+        self._cell = cell
+
+    @property
+    def key(self) -> Hashable:
+        return "cell", id(self._cell)
+
+    def get(self) -> Any:
+        return self._cell.cell_contents
+
+    def expression(self, bind: Bind) -> str:
+        return f"{bind(self._cell)}.cell_contents"
+
+
+class Attribute(Place):
+    """`owner.attribute`, where that runs no code of the user's."""
+
+    __slots__ = ("_attribute", "_owner")
+
+    def __init__(self, name: str, owner: Any, attribute: str) -> None:
+        super().__init__(name)
+        self._owner = owner
+        self._attribute = attribute
+
+    @property
+    def key(self) -> Hashable:
+        return "attribute", id(self._owner), self._attribute
+
+    def get(self) -> Any:
+        return getattr(self._owner, self._attribute)
+
+    def expression(self, bind: Bind) -> str:
+        return f"{bind(self._owner)}.{self._attribute}"
+
+
+class Result(Place):
+    """`function(*arguments)` of a function without effects."""
+
+    __slots__ = ("_arguments", "_function", "_kind")
+
+    def __init__(self, name: str, kind: str, function: Callable[..., Any], *arguments: Any) -> None:
+        super().__init__(name)
+        self._kind = kind
+        self._function = function
+        self._arguments = arguments
+
+    @property
+    def key(self) -> Hashable:
+        return "result", self._kind, *map(id, self._arguments)
+
+    def get(self) -> Any:
+        return self._function(*self._arguments)
+
+    def expression(self, bind: Bind) -> str:
+        return f"{bind(self._function)}({', '.join(map(bind, self._arguments))})"
+
+
+class Equal(Result):
+    """The same, where each call makes another object."""
+
+    __slots__ = ()
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        return f"{self.expression(bind)} == {token}"
+
+    def same(self, now: Any, before: Any) -> bool:
+        return bool(now == before)
+
+
+class Content(Place):
+    """All elements of a container, in their order: of a dictionary, keys and values."""
+
+    __slots__ = ("_container", "_length", "_read")
+
+    def __init__(self, name: str, container: Any) -> None:
+        super().__init__(name)
+        self._container = container
+        base = base_of(container)
+        assert base is not None
+        self._read, self._length = _READERS[base]
+
+    @property
+    def key(self) -> Hashable:
+        return "content", id(self._container)
+
+    def get(self) -> Any:
+        return list(self._read(self._container))
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        container = bind(self._container)
+        if type(self._container) in _READERS and not before:
+            return f"not {container}"
+        read, length = bind(self._read), bind(self._length)
+        pairs = isinstance(self._container, dict | MappingProxyType)
+        elements = len(before) // 2 if pairs else len(before)
+        return f"{length}({container}) == {elements} and all(map({bind(is_)}, {read}({container}), {token}))"
+
+    def same(self, now: Any, before: Any) -> bool:
+        # Tensors among them have places of their own.
+        return len(now) == len(before) and all(
+            (isinstance(a, Tensor) and isinstance(b, Tensor)) or same(a, b) for a, b in zip(now, before, strict=True)
+        )
+
+
+class Cached(Place):
+    """What a function under `functools.lru_cache` keeps, of what it kept when the trace was made."""
+
+    __slots__ = ("_cache",)
+
+    def __init__(self, name: str, cache: dict[Any, Any]) -> None:
+        super().__init__(name)
+        self._cache = cache
+
+    @property
+    def key(self) -> Hashable:
+        return "cached", id(self._cache)
+
+    def get(self) -> Any:
+        return dict(self._cache)
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        if not before:
+            return None
+        now = f"map({bind(self._cache)}.get, {token})"
+        return f"all(map({bind(is_)}, {now}, {token}.values()))"
+
+    def same(self, now: Any, before: Any) -> bool:
+        return all(key in now and now[key] is value for key, value in before.items())
+
+
+def _entries_of(mapping: dict[Any, Any]) -> Iterable[Any]:
+    return chain(dict.keys(mapping), dict.values(mapping))
+
+
+def _ordered(mapping: OrderedDict[Any, Any]) -> Iterable[Any]:
+    return chain(OrderedDict.keys(mapping), OrderedDict.values(mapping))
+
+
+def _viewed(mapping: MappingProxyType[Any, Any]) -> Iterable[Any]:
+    return chain(mapping.keys(), mapping.values())
+
+
+# By type: the elements, and their number, whatever a subclass makes of `__iter__` and `__len__`.
+_READERS: dict[type, tuple[Callable[[Any], Iterable[Any]], Callable[[Any], int]]] = {
+    list: (list.__iter__, list.__len__),
+    OrderedDict: (_ordered, dict.__len__),
+    dict: (_entries_of, dict.__len__),
+    set: (set.__iter__, set.__len__),
+    deque: (deque.__iter__, deque.__len__),
+    MappingProxyType: (_viewed, len),
+}
+
+
+def base_of(container: Any) -> type | None:
+    """The type of container that `container` is, if its content can be changed."""
+    return next((kind for kind in type(container).__mro__ if kind in _READERS), None)

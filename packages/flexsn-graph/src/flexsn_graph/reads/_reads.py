@@ -1,0 +1,165 @@
+"""What a core reads besides its arguments, and whether it is there still."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph.reads._guard import Guard
+from flexsn_graph.reads._places import Equal, Place
+from flexsn_graph.reads._recorder import Recorder
+from flexsn_graph.reads._values import SCALARS
+
+
+class Reads:
+    """The tensors, and everything else, that a core reads besides its arguments.
+
+    Parameters keep their identity when they are updated or moved; buffers do not (`module.to()` puts new tensors in
+    their place), nor do closure variables that are assigned again. So each tensor is remembered by its place. Numbers,
+    functions and objects become part of a trace; they are remembered by their places, too, to be compared.
+
+    Args:
+        core: the step function.
+        follow: whether anything can change; otherwise nothing is recorded, and the tensors are held.
+
+    Attributes:
+        changed_by_core: names of what the core itself changes each time it runs, as a counter, which is not compared.
+    """
+
+    def __init__(self, core: Callable[..., Any], *, follow: bool = True) -> None:
+        self.changed_by_core: list[str] = []
+        self._core = core
+        self._recorder = Recorder() if follow else None
+        self._values: dict[Place, Any] = {}
+        self._tensors: tuple[Tensor, ...] = ()
+        self._places: list[list[Place]] = []
+        self._is_kept = False
+        self._guard = Guard({})
+        self._backward_guard = self._guard
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While the core runs: what it reads is taken for what the trace was made with."""
+        if self._recorder is None:
+            yield
+            return
+        with self._recorder.recording(self._core):
+            yield
+        known = len(self._values)
+        for place in self._recorder.places.values():
+            if place not in self._values and place.name not in self.changed_by_core:
+                self._values[place] = place.read()
+        if self._is_kept and len(self._values) > known:
+            self.keep(self._tensors)
+
+    @contextmanager
+    def of_backward(self) -> Iterator[None]:
+        """While its backward formulas run."""
+        if self._recorder is None:
+            yield
+            return
+        self._recorder.in_backward = True
+        try:
+            yield
+        finally:
+            self._recorder.in_backward = False
+
+    def settle(self) -> None:
+        """To be called when the core has run once more: what has changed since, it changes itself."""
+        for place, before in list(self._values.items()):
+            if not place.same(place.read(), before):
+                self.changed_by_core.append(place.name)
+                del self._values[place]
+
+    def keep(self, tensors: Sequence[Tensor]) -> None:
+        """Compares from now on.
+
+        Args:
+            tensors: those that the core's operations met.
+        """
+        self._tensors, self._is_kept = tuple(tensors), True
+        number = {id(t): i for i, t in enumerate(tensors)}
+        by_memory = {_memory(t): i for i, t in enumerate(tensors)}
+        self._places = [[] for _ in tensors]
+        beside: list[Place] = []
+        for place, value in self._values.items():
+            if not isinstance(value, Tensor):
+                continue
+            if id(value) in number:
+                self._places[number[id(value)]].append(place)
+                continue
+            # Of one that no operation met, or under another name, the core may have read what it is.
+            beside.append(Equal(place.name, "tensor", _described, value))
+            if _memory(value) in by_memory:
+                self._places[by_memory[_memory(value)]].append(place)
+        self._values |= {place: place.read() for place in beside}
+        self._arm()
+
+    def _arm(self) -> None:
+        self._guard = Guard(self._values)
+        read_backward = {place: value for place, value in self._values.items() if place.in_backward}
+        self._backward_guard = Guard({p: v for p, v in read_backward.items() if not isinstance(v, Tensor)})
+
+    def fetch(self) -> tuple[Tensor, ...] | None:
+        """The tensors that are in their places now; `None` when the core is to be traced again.
+
+        That is when something else than a tensor is another one, or a tensor is gone, or was replaced in one of several
+        places.
+        """
+        if self._guard.holds():
+            return self._tensors
+        changed = self.changed()
+        if not changed:
+            return self._tensors
+        tensors = list(self._tensors)
+        for i, places in enumerate(self._places):
+            if changed.keys().isdisjoint(places):
+                continue
+            found = [place.read() for place in places]
+            if any(self._values[place] is not self._tensors[i] for place in places):
+                return None  # one under two names, as `w` and `w.data`
+            if not isinstance(found[0], Tensor) or any(other is not found[0] for other in found[1:]):
+                return None
+            tensors[i] = found[0]
+        known = {place for places in self._places for place in places}
+        if any(place not in known for place in changed):
+            return None
+        self._tensors = tuple(tensors)
+        for place, now in changed.items():
+            self._values[place] = now
+            self._guard.expect(place, now)
+        return self._tensors
+
+    def changed(self) -> dict[Place, Any]:
+        """What is there now, in the places where it is not what was read."""
+        return self._guard.changed()
+
+    def changed_for_backward(self) -> list[str]:
+        """Names of what backward formulas read and what is not there any more."""
+        return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]
+
+    def constants(self) -> dict[str, Any]:
+        """Numbers, flags and texts that became part of the trace, by name."""
+        found = {}
+        for place, value in self._values.items():
+            if isinstance(value, SCALARS) and value is not None and not place.name.startswith("__"):
+                found[place.name] = value
+        return found
+
+    def names(self) -> dict[str, Tensor]:
+        """The tensors that were read, by name."""
+        return {place.name: value for place, value in self._values.items() if isinstance(value, Tensor)}
+
+
+def _memory(tensor: Tensor) -> tuple[Any, ...]:
+    if tensor.layout is not torch.strided:
+        return (id(tensor),)
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    return (*_memory(tensor), tensor.requires_grad)

@@ -1,0 +1,559 @@
+"""Follows what a core reads while it runs: each value that Python hands to it has a place, and so do the value's parts.
+
+Attributes are seen as they are read. What Python reads without telling (global variables, closures, elements of
+containers, special methods) is taken from the function that runs, or from the value that was handed out.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import importlib.util
+import sys
+import weakref
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+)
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_graph._torch_private_modules import DEFAULTS, MODULE_CALL, REGISTRIES, hooks_of_all_modules
+from flexsn_graph.errors import CaptureError
+from flexsn_graph.reads._code import names_of, nested
+from flexsn_graph.reads._library import is_library, is_library_class, is_library_function, keeps_to_itself
+from flexsn_graph.reads._places import (
+    Attribute,
+    Cached,
+    Cell,
+    ClassEntry,
+    ClassKeys,
+    Content,
+    Entry,
+    Equal,
+    Place,
+    Result,
+    base_of,
+)
+from flexsn_graph.reads._values import ATOMS, MISSING, is_numpy
+from flexsn_graph.reads._watch import AttributeWatch, calls_watched, is_python_class
+
+# More could not be compared at every call.
+MAX_ELEMENTS = 10_000
+MAX_BYTES = 65_536
+
+# Of a class: what Python puts there, and what nothing reads while a function runs.
+_NOT_DATA = """
+    __module__ __dict__ __weakref__ __doc__ __qualname__ __annotations__ __firstlineno__ __static_attributes__
+    __dataclass_fields__ __dataclass_params__ __match_args__ __slots__ __parameters__ __orig_bases__ _abc_impl
+    __abstractmethods__ __annotations_cache__ __annotate_func__ __getattribute__ __hash__
+"""
+_NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
+_CACHED = type(lru_cache(lambda: None))
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+class Recorder:
+    """Records the places that a core reads.
+
+    Attributes:
+        places: what was read, by key, in order.
+        in_backward: whether what is read now is read by a backward formula.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[Hashable, Place] = {}
+        self.in_backward = False
+        self._classes: dict[type, set[str]] = {}  # of objects that were met, with the names that were read of them
+        self._everything = False
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forgets what is of use in one recording alone."""
+        self._watch = AttributeWatch(self._read)
+        self._paths: dict[int, str] = {}  # of objects whose attributes are watched
+        # By whether a backward formula met it, and id; kept, so that an id is not given to another one meanwhile.
+        self._met: dict[tuple[bool, int], Any] = {}
+        self._elements = [0, 0]
+        self._bytes = [0, 0]
+        self._entered: set[type] = set()
+        self._functions: dict[CodeType, list[tuple[FunctionType, str]]] = {}
+        self._methods: dict[int, list[tuple[type, str]]] = {}  # where classes have a function, by its id
+        self._written_inside: set[CodeType] = set()
+        self._ran: dict[CodeType, bool] = {}  # whether a backward formula did
+
+    @contextmanager
+    def recording(self, core: Any) -> Iterator[None]:
+        """What runs in here in this thread is recorded."""
+        self._begin_anew()
+        try:
+            with self._watch.paused():
+                for name, default in DEFAULTS.items():
+                    self._place(Result(name, name, default))
+                self._meet_core(core)
+            with calls_watched(self._begin_unseen):
+                yield
+        finally:
+            self._watch.close()
+            self._begin_anew()
+
+    # -- values ------------------------------------------------------------------------------------------
+
+    def _meet_core(self, core: Any) -> None:
+        """The root, which people know as `self`, whatever this project has wrapped around it."""
+        if isinstance(core, partial) and isinstance(core.func, FunctionType) and is_library_function(core.func):
+            for argument in core.args:
+                self._meet_core(argument)
+        elif isinstance(core, MethodType):
+            self._meet(core.__func__, core.__func__.__name__)
+            self._meet(core.__self__, "self")
+        else:
+            self._meet(core, core.__name__ if isinstance(core, FunctionType) else "self")
+
+    def _meet(self, value: Any, path: str) -> None:
+        """Follows a value that was handed out: its parts, and, as they are read, its attributes."""
+        if isinstance(value, ATOMS) or (self.in_backward, id(value)) in self._met:
+            return
+        self._met[self.in_backward, id(value)] = value
+        if isinstance(value, Tensor):
+            self._meet_content(value.__dict__, path)
+        elif isinstance(value, FunctionType):
+            self._meet_function(value, path)
+        elif isinstance(value, type):
+            self._meet_class(value, path)
+        elif isinstance(value, ModuleType):
+            self._meet_module(value, path)
+        elif not self._meet_wrapper(value, path):
+            self._meet_object(value, path)
+
+    def _meet_function(self, function: FunctionType, path: str) -> None:
+        """What it reads is found once it runs."""
+        self._register(function, path)
+        if function.__dict__ and not is_library_function(function):
+            self._meet_content(function.__dict__, path, ".")
+
+    def _register(self, function: FunctionType, path: str) -> None:
+        known = self._functions.setdefault(function.__code__, [])
+        if all(function is not other for other, _ in known):
+            known.append((function, path))
+
+    def _meet_class(self, cls: type, path: str) -> None:
+        for kind in cls.__mro__:
+            if is_library_class(kind) or not is_python_class(kind):
+                continue
+            self._enter_class(kind)
+            for name, entry in list(kind.__dict__.items()):
+                if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
+                    continue
+                if isinstance(entry, FunctionType | staticmethod | classmethod | property):
+                    continue  # met by `_enter_class`; it has a place once it runs
+                self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
+
+    def _meet_module(self, module: ModuleType, path: str) -> None:
+        if not is_library(module.__name__):
+            self._observe(module, path)
+
+    def _meet_wrapper(self, value: Any, path: str) -> bool:
+        """What leads to another value alone; whether it is such a thing."""
+        if isinstance(value, MethodType):
+            self._meet(value.__func__, path)
+            self._meet(value.__self__, path.rpartition(".")[0] or path)
+        elif isinstance(value, partial):
+            self._meet(value.func, path)
+            self._meet(value.args, path)
+            self._meet(value.keywords, path)
+            self._meet_content(value.__dict__, path)
+        elif isinstance(value, staticmethod | classmethod):
+            self._meet(value.__func__, path)
+        elif type(value) is property:
+            for function in (value.fget, value.fset, value.fdel):
+                self._meet(function, path)
+        elif isinstance(value, cached_property):
+            self._meet(value.func, path)
+        elif isinstance(value, partialmethod):
+            for part in (value.func, value.args, value.keywords):
+                self._meet(part, path)
+        elif isinstance(value, singledispatchmethod):
+            self._meet(value.dispatcher, path)
+        elif type(value) is _CACHED:
+            for kept in gc.get_referents(value):
+                if type(kept) is dict and kept is not value.__dict__:
+                    self._count(len(kept), f"the cache of {path}")
+                    self._place(Cached(f"the cache of {path}", kept))
+            self._meet(value.__wrapped__, path)
+        elif isinstance(value, _VIEWS):
+            self._meet(value.mapping, path)  # type: ignore[attr-defined]
+        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+            if not isinstance(value.__self__, ModuleType | type):
+                self._meet(value.__self__, path)
+        elif isinstance(value, weakref.ref):
+            self._meet_place(Result(path, "target", value))
+        elif isinstance(value, ContextVar):
+            self._meet_place(Result(path, "context", value.get, MISSING))
+        else:
+            return False
+        return True
+
+    def _meet_object(self, value: Any, path: str) -> None:
+        cls = type(value)
+        self._refuse(value, path)
+        if isinstance(value, tuple | frozenset):
+            self._count(len(value), path)
+            base: Any = tuple if isinstance(value, tuple) else frozenset
+            for i, element in enumerate(base.__iter__(value)):
+                self._meet(element, f"{path}[{i}]")
+        elif base_of(value) is not None:
+            self._meet_content(value, path)
+        elif is_numpy(value, "ndarray"):
+            self._meet_array(value, path)
+        elif type(value).__name__ in ("bytearray", "array", "memoryview"):
+            self._meet_bytes(Equal(path, "bytes", _bytes, value), len(bytes(value)), path)
+        elif isinstance(value, SimpleNamespace):
+            self._meet_content(value.__dict__, path, ".")
+        if is_python_class(cls) and not keeps_to_itself(cls):
+            self._observe(value, path)
+            self._enter_object_classes(cls)
+
+    def _observe(self, value: Any, path: str) -> None:
+        self._paths[id(value)] = path
+        self._watch.watch(value)
+
+    def _enter_object_classes(self, cls: type) -> None:
+        for kind in cls.__mro__:
+            if is_python_class(kind):
+                self._enter_class(kind)
+
+    def _enter_class(self, cls: type) -> None:
+        """Meets its functions, which may run without an attribute that is read, as `__call__` does."""
+        names = self._classes.setdefault(cls, set())
+        if not is_library_class(cls):
+            self._place(ClassKeys(cls, names))
+        if cls in self._entered:
+            return
+        self._entered.add(cls)
+        for name, entry in list(cls.__dict__.items()):
+            for function in () if name == "__getattribute__" else _functions_of(entry):
+                self._methods.setdefault(id(function), []).append((cls, name))
+                self._register(function, f"{cls.__qualname__}.{name}")
+        if not is_library_class(type(cls)):
+            self._meet_class(type(cls), type(cls).__qualname__)
+
+    def _meet_content(self, container: Any, path: str, before: str = "[") -> None:
+        """Follows all elements of a container that can be changed."""
+        place = Content(f"what is in {path}", container)
+        if place.key in self.places:
+            self._mark(self.places[place.key])
+            place = self.places[place.key]  # type: ignore[assignment]
+        else:
+            self._place(place)
+        elements = place.get()
+        self._count(len(elements), path)
+        for key, element in _keyed(container, elements):
+            name = f"{path}.{key}" if before == "." else f"{path}[{key!r}]"
+            if isinstance(element, Tensor) and not isinstance(container, set):
+                if isinstance(container, dict | MappingProxyType):
+                    self._place(Entry(name, container, key))
+                else:
+                    self._place(Result(name, f"item {key}", _item, container, key))
+            self._meet(element, name)
+
+    def _meet_array(self, array: Any, path: str) -> None:
+        if array.dtype.hasobject:
+            self._meet_bytes(Equal(path, "bytes", _objects, array), array.size * 8, path)
+        else:
+            self._meet_bytes(Equal(path, "bytes", _array, array), array.nbytes, path)
+
+    def _meet_bytes(self, place: Place, count: int, path: str) -> None:
+        self._bytes[self.in_backward] += count
+        if self._bytes[self.in_backward] > MAX_BYTES:
+            raise _refused(
+                f"{path} has {count} bytes, and the core reads more than the {MAX_BYTES} that could be compared at "
+                "every call. Make it a tensor, outside of the core, or read what is needed of it there."
+            )
+        self._place(place)
+
+    def _count(self, count: int, path: str) -> None:
+        self._elements[self.in_backward] += count
+        if self._elements[self.in_backward] > MAX_ELEMENTS:
+            raise _refused(
+                f"{path} has {count} elements, and the core reads more than the {MAX_ELEMENTS} that could be "
+                "compared at every call. Make it a tensor, outside of the core, or read what is needed of it there."
+            )
+
+    def _refuse(self, value: Any, path: str) -> None:
+        """Raises for what changes without a trace."""
+        cls = type(value)
+        bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
+        what = None
+        if "_random.Random" in bases or any(base.startswith("numpy.random.") for base in bases):
+            what = "a random generator"
+        elif "_thread._local" in bases:
+            what = "a threading.local"
+        elif isinstance(value, weakref.ProxyTypes):
+            what = "a weak proxy"
+        elif hasattr(cls, "__next__") and not is_python_class(cls) and cls.__module__ in ("builtins", "itertools"):
+            what = "an iterator"
+        elif not is_python_class(cls) and not is_library_class(cls) and cls.__module__ != "builtins":
+            what = "an object of a C extension"
+        if what is not None:
+            raise _refused(
+                f"the core reads {path}, {what} ({cls.__module__}.{cls.__qualname__}): what it gives can change from "
+                "call to call in a way that cannot be seen. Read it outside of the core, and give the core a number "
+                "or a tensor."
+            )
+
+    # -- places ------------------------------------------------------------------------------------------
+
+    def _place(self, place: Place) -> Place:
+        place = self.places.setdefault(place.key, place)
+        self._mark(place)
+        return place
+
+    def _mark(self, place: Place) -> None:
+        if self.in_backward:
+            place.in_backward = True
+        else:
+            place.in_forward = True
+
+    def _meet_place(self, place: Place) -> None:
+        """Records a place, and follows what is there."""
+        place = self._place(place)
+        value = place.read()
+        if value is not MISSING:
+            self._meet(value, place.name)
+
+    # -- attributes --------------------------------------------------------------------------------------
+
+    def _read(self, owner: Any, name: str) -> None:
+        """An attribute of an object that is watched is about to be read."""
+        path = self._paths[id(owner)]
+        if isinstance(owner, ModuleType):
+            self._read_of_module(owner, name, path)
+            return
+        cls = type(owner)
+        self._place(Result(f"the class of {path}", "class", type, owner))
+        own, usual = _dict_of(owner), self._watch.own_getattribute(cls) is None
+        if own is not None and usual:
+            self._place(Attribute(f"the attributes of {path}", owner, "__dict__"))
+        elif own is not None:
+            self._place(Result(f"the attributes of {path}", "dict", object.__getattribute__, owner, "__dict__"))
+        if name == "__dict__" or not usual or self._everything:
+            self._read_all(owner, own, path)
+        if name in ("__reduce_ex__", "__reduce__", "__getstate__"):  # it is copied
+            self._read_all(owner, own, path)
+        for kind in cls.__mro__:
+            if kind in self._classes:
+                self._classes[kind].add(name)
+        found, definer = _look_up(cls, name)
+        full = f"{path}.{name}"
+        for kind in cls.__mro__ if definer is not None and is_python_class(definer) else ():
+            self._place(ClassEntry(full, kind, name))  # in the classes before, that it is not there
+            if kind is definer:
+                break
+        if found is not MISSING and _is_data_descriptor(found):
+            if isinstance(found, MemberDescriptorType):
+                self._meet_place(Result(full, "slot", found.__get__, owner))
+            elif not isinstance(found, GetSetDescriptorType):
+                self._meet(found, full)
+            return
+        if own is not None:
+            self._meet_place(Entry(full, own, name))
+            if name in own:
+                return
+        if found is not MISSING:
+            self._meet(found, full)
+        elif own is not None and isinstance(owner, nn.Module):
+            self._read_of_registry(own, name, path)
+
+    def _read_of_registry(self, own: dict[str, Any], name: str, path: str) -> None:
+        """A parameter, a buffer or a child of a module, where `nn.Module.__getattr__` looks for it."""
+        for registry in REGISTRIES:
+            entries = own.get(registry)
+            if entries is None:
+                continue
+            self._place(Entry(f"{path}.{registry}", own, registry))
+            self._meet_place(Entry(f"{path}.{name}", entries, name))
+            if name in entries:
+                return
+
+    def _read_of_module(self, module: ModuleType, name: str, path: str) -> None:
+        own = module.__dict__
+        if name == "__dict__":
+            self._meet_content(own, path, ".")
+            return
+        self._meet_place(Entry(f"{path}.{name}", own, name))
+        if name not in own:
+            self._meet_place(Entry(f"{path}.__getattr__", own, "__getattr__"))
+
+    def _read_all(self, owner: Any, own: dict[str, Any] | None, path: str) -> None:
+        if own is not None:
+            self._meet_content(own, path, ".")
+        for kind in type(owner).__mro__:
+            for name, entry in kind.__dict__.items():
+                if isinstance(entry, MemberDescriptorType) and is_python_class(kind):
+                    self._meet_place(Result(f"{path}.{name}", "slot", entry.__get__, owner))
+
+    # -- functions ---------------------------------------------------------------------------------------
+
+    def _begin_unseen(self, frame: FrameType) -> None:
+        if self._ran.get(frame.f_code) not in (True, self.in_backward):
+            with self._watch.paused():
+                self._begin(frame)
+
+    def _begin(self, frame: FrameType) -> None:
+        """A function begins to run."""
+        code = frame.f_code
+        self._ran[code] = self.in_backward
+        if frame.f_globals.get("__name__") == _WATCH:
+            return
+        library = is_library(frame.f_globals.get("__name__"))
+        known = self._functions.get(code)
+        if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
+            # Reached on a way that nobody saw: from an object of a library, say.
+            for function in gc.get_referrers(code):
+                if isinstance(function, FunctionType) and function.__code__ is code:
+                    self._meet(function, function.__qualname__)
+        for function, path in self._functions.get(code, ()):
+            self._enter_function(function, path)
+        if library:
+            if code is MODULE_CALL:
+                self._enter_module_hooks()
+            return
+        self._written_inside.update(nested(code))
+        self._enter_code(code, frame.f_globals)
+
+    def _enter_function(self, function: FunctionType, path: str) -> None:
+        for cls, name in self._methods.get(id(function), ()):
+            self._place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
+        if not is_library_function(function):
+            self._place(Attribute(f"the code of {path}", function, "__code__"))
+            # Without defaults, the arguments have been given.
+            for part in ("__defaults__", "__kwdefaults__"):
+                if getattr(function, part) is not None:
+                    self._place(Attribute(f"the defaults of {path}", function, part))
+        for default in function.__defaults__ or ():
+            self._meet(default, f"a default of {path}")
+        if function.__kwdefaults__:
+            self._meet_content(function.__kwdefaults__, f"the defaults of {path}")
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if name != "__class__":
+                self._meet_place(Cell(f"closure variable {name}", cell))
+
+    def _enter_code(self, code: CodeType, variables: dict[str, Any]) -> None:
+        names = names_of(code)
+        for name in names.variables:
+            self._meet_variable(name, variables)
+        for level, name in names.imports:
+            self._meet_import(level, name, variables)
+        if names.attributes & {"__getattribute__", "getattr_static"}:
+            self._everything = True
+        if "super" in names.variables:
+            for cls in list(self._classes):
+                for name in names.attributes & cls.__dict__.keys():
+                    self._meet_place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
+        if {"globals", "eval", "exec"} & set(names.variables):
+            self._meet_content(variables, variables.get("__name__", "globals()"), ".")
+        if {"modules", "import_module", "__import__"} & {*names.attributes, *names.variables}:
+            for module in list(sys.modules.values()):
+                if type(module) is ModuleType and not is_library(module.__name__):
+                    self._meet(module, module.__name__)
+
+    def _meet_variable(self, name: str, variables: dict[str, Any]) -> None:
+        self._meet_place(Entry(name, variables, name))
+        known = builtins.__dict__
+        if name not in variables and not isinstance(known.get(name), BuiltinFunctionType | type):
+            self._meet_place(Entry(name, known, name))
+
+    def _meet_import(self, level: int, name: str, variables: dict[str, Any]) -> None:
+        if level:
+            try:
+                name = importlib.util.resolve_name("." * level + name, variables.get("__package__"))
+            except ImportError:
+                return
+        parts = name.split(".")
+        for end in range(1, len(parts) + 1):
+            full = ".".join(parts[:end])
+            if not is_library(full):
+                self._meet_place(Entry(full, sys.modules, full))
+
+    def _enter_module_hooks(self) -> None:
+        """Hooks of all modules, which `nn.Module.__call__` looks for."""
+        for name, hooks in hooks_of_all_modules().items():
+            self._meet_content(hooks, name)
+
+
+_WATCH = AttributeWatch.__module__
+
+
+def _refused(message: str) -> CaptureError:
+    return CaptureError(message, "read", None)
+
+
+def _dict_of(owner: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(owner, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _look_up(cls: type, name: str) -> tuple[Any, type | None]:
+    for kind in cls.__mro__:
+        if name in kind.__dict__:
+            return kind.__dict__[name], kind
+    return MISSING, None
+
+
+def _is_data_descriptor(value: Any) -> bool:
+    kind = type(value)
+    return hasattr(kind, "__get__") and (hasattr(kind, "__set__") or hasattr(kind, "__delete__"))
+
+
+def _functions_of(entry: Any) -> list[FunctionType]:
+    """The functions behind an entry of a class."""
+    if isinstance(entry, staticmethod | classmethod):
+        return _functions_of(entry.__func__)
+    if isinstance(entry, property):
+        return [f for part in (entry.fget, entry.fset, entry.fdel) for f in _functions_of(part)]
+    if isinstance(entry, cached_property | partialmethod):
+        return _functions_of(entry.func)
+    return [entry] if isinstance(entry, FunctionType) else []
+
+
+def _keyed(container: Any, elements: list[Any]) -> Iterator[tuple[Any, Any]]:
+    if not isinstance(container, dict | MappingProxyType):
+        yield from enumerate(elements)
+        return
+    half = len(elements) // 2
+    yield from zip(elements[:half], elements[half:], strict=True)
+
+
+def _item(container: Any, index: int) -> Any:
+    return (deque if isinstance(container, deque) else list).__getitem__(container, index)
+
+
+def _bytes(value: Any) -> tuple[str, bytes]:
+    return getattr(value, "typecode", ""), bytes(value)
+
+
+def _array(array: Any) -> tuple[Any, ...]:
+    return array.dtype, array.shape, array.tobytes()
+
+
+def _objects(array: Any) -> tuple[Any, ...]:
+    return array.shape, tuple((type(element).__name__, repr(element)) for element in array.flat)

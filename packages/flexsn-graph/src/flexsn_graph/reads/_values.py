@@ -1,0 +1,50 @@
+"""When a value that is read again is the one that a trace was made with."""
+
+from __future__ import annotations
+
+import struct
+from types import MethodType, NoneType
+from typing import Any, Final
+
+import torch
+
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "missing"
+
+
+MISSING: Final = _Missing()
+SCALARS = (bool, int, float, complex, str, bytes, NoneType)
+# They have no parts that could change.
+_OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+ATOMS = (*SCALARS, *_OF_TORCH, range, slice, type(...), type(NotImplemented))
+
+
+def same(now: Any, before: Any) -> bool:
+    """Whether both are the same object, or equal to the last bit and of the same type.
+
+    Python takes 1, 1.0 and True for equal, and 0.0 and -0.0; a trace does not.
+    """
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, float):
+        return struct.pack("d", now) == struct.pack("d", before)
+    if isinstance(now, complex):
+        return struct.pack("dd", now.real, now.imag) == struct.pack("dd", before.real, before.imag)
+    if isinstance(now, ATOMS):
+        return bool(now == before)
+    if isinstance(now, tuple):
+        return len(now) == len(before) and all(map(same, now, before))
+    if isinstance(now, MethodType):
+        return now.__func__ is before.__func__ and now.__self__ is before.__self__
+    if is_numpy(now, "generic"):
+        return bool(now.dtype == before.dtype and now.tobytes() == before.tobytes())
+    return False
+
+
+def is_numpy(value: object, kind: str) -> bool:
+    """Whether `value` is numpy's `ndarray` or `generic`, without importing numpy."""
+    return any(c.__module__ == "numpy" and c.__name__ == kind for c in type(value).__mro__)

@@ -1,0 +1,148 @@
+"""Sees what Python does while a core runs: attributes that are read, and functions that begin to run."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+from flexsn_graph._torch_private_modules import MODULE_CODE
+
+_IMMUTABLE = 1 << 8
+_HEAP = 1 << 9
+
+OnRead = Callable[[Any, str], None]
+
+
+def is_python_class(cls: type) -> bool:
+    """Whether a class was made by Python code, so that its attributes can be set."""
+    return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
+
+
+class AttributeWatch:
+    """Calls `on_read(object, name)` before an attribute of a watched object is read, in this thread.
+
+    Python looks `__getattribute__` up on the class, so it is set there, until `close`. Objects of the class that are
+    not watched, and other threads, pass through.
+    """
+
+    def __init__(self, on_read: OnRead) -> None:
+        self._on_read = on_read
+        self._thread = threading.get_ident()
+        self._watched: dict[int, Any] = {}  # by id; kept alive, so that the id is theirs
+        self._classes: dict[type, Any] = {}
+        self._modules: list[tuple[ModuleType, type]] = []
+        self._busy = False
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """What is read in here is not told: whoever records reads attributes, too."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def watch(self, value: Any) -> None:
+        """Begins to watch an object of a class for which `is_python_class` holds, or a module."""
+        if id(value) in self._watched:
+            return
+        self._watched[id(value)] = value
+        cls = type(value)
+        if cls is ModuleType:
+            self._modules.append((value, cls))
+            self._patch(_Module)
+            value.__class__ = _Module
+        else:
+            self._patch(cls)
+
+    def close(self) -> None:
+        """Leaves all classes as they were."""
+        for module, cls in self._modules:
+            module.__class__ = cls
+        for cls, own in self._classes.items():
+            if own is None:
+                type.__delattr__(cls, "__getattribute__")
+            else:
+                type.__setattr__(cls, "__getattribute__", own)
+        self._modules.clear()
+        self._classes.clear()
+
+    def own_getattribute(self, cls: type) -> Any:
+        """The `__getattribute__` of a user's, if the class has one."""
+        for kind in cls.__mro__:
+            found = self._classes[kind] if kind in self._classes else kind.__dict__.get("__getattribute__")
+            if found is not None:
+                return found if is_python_class(kind) else None
+        return None
+
+    def _patch(self, cls: type) -> None:
+        if cls in self._classes:
+            return
+        original: Any = cls.__getattribute__
+        thread, watched, on_read, ident = self._thread, self._watched, self._on_read, threading.get_ident
+
+        def __getattribute__(owner: Any, name: str) -> Any:
+            if (
+                id(owner) in watched
+                and ident() == thread
+                and not self._busy
+                # What nn.Module looks for behind `__dict__`, `on_read` has found already.
+                and (name != "__dict__" or sys._getframe(1).f_globals.get("__name__") != MODULE_CODE)
+            ):
+                with self.paused():
+                    on_read(owner, name)
+            return original(owner, name)
+
+        self._classes[cls] = cls.__dict__.get("__getattribute__")
+        type.__setattr__(cls, "__getattribute__", __getattribute__)
+
+
+class _Module(ModuleType):
+    pass
+
+
+OnCall = Callable[[FrameType], None]
+Profile = Callable[[FrameType, str, Any], None]
+_at_work: list[Profile] = []
+
+
+@contextmanager
+def calls_watched(on_call: OnCall) -> Iterator[None]:
+    """Calls `on_call(frame)` when a Python function begins to run in this thread."""
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            on_call(frame)
+
+    before: Any = sys.getprofile()
+    is_profiler = before is not None and not callable(before)
+    if is_profiler:  # cProfile's is no function that could be set again
+        before.disable()
+    _at_work.append(profile)
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        _at_work.pop()
+        sys.setprofile(None if is_profiler else before)
+        if is_profiler:
+            before.enable()
+
+
+def suspend() -> Profile | None:
+    """Leaves off watching calls, where many of them are of no interest; give the result to `resume`."""
+    profile = sys.getprofile()
+    if profile is None or not _at_work or profile is not _at_work[-1]:
+        return None
+    sys.setprofile(None)
+    return _at_work[-1]
+
+
+def resume(profile: Profile | None) -> None:
+    """Watches on."""
+    if profile is not None:
+        sys.setprofile(profile)

@@ -1,0 +1,1269 @@
+"""Step functions that read a value in some place, where it can be changed between two calls.
+
+`PLACES` has a function for each kind of place: given the first value, it returns the step function and what assigns
+another value. The values are numbers, tensors or functions; `usable` says which a place can hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import array
+import builtins
+import collections
+import functools
+import importlib
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import changing_config
+import numpy
+import torch
+from changing_config import charge
+from torch import Tensor, nn
+
+Core = Callable[..., Any]
+Assign = Callable[[Any], object]
+Made = tuple[Core, Assign]
+
+PLACES: dict[str, Callable[[Any], Made]] = {}
+NUMBERS_ONLY: set[str] = set()
+
+
+def place(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+    PLACES[make.__name__] = make
+    return make
+
+
+def numbers_only(make: Callable[[Any], Made]) -> Callable[[Any], Made]:
+    NUMBERS_ONLY.add(make.__name__)
+    return place(make)
+
+
+def step(x: Tensor, v: Tensor, value: Any) -> tuple[Tensor, Tensor]:
+    h = v * 0.5 + charge(x, value)
+    return h * h, h
+
+
+class Holder:
+    """A place for an attribute."""
+
+    value: Any
+
+
+# -- attributes ----------------------------------------------------------------------------------------------
+
+
+@place
+def attribute_of_module(first: Any) -> Made:
+    class Core(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = first
+
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.value)
+
+    core = Core()
+    return core, lambda new: setattr(core, "value", new)
+
+
+@place
+def attribute_of_object(first: Any) -> Made:
+    class Core:
+        def __init__(self) -> None:
+            self.value = first
+
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.value)
+
+    core = Core()
+    return core, lambda new: setattr(core, "value", new)
+
+
+@place
+def attribute_that_the_core_assigns_elsewhere(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        other = Holder()
+        other.value = 2.0
+        return step(x, v * other.value, holder.value)
+
+    return core, lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_over_a_class_default(first: Any) -> Made:
+    class Core:
+        value = first
+
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            value = self.value
+            return step(x, v, value.__func__ if isinstance(value, types.MethodType) else value)
+
+    core = Core()
+    return core, lambda new: setattr(core, "value", new)
+
+
+@place
+def attribute_deleted_before_a_class_default(first: Any) -> Made:
+    class Core:
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            value = self.value  # type: ignore[attr-defined]
+            return step(x, v, value.__func__ if isinstance(value, types.MethodType) else value)
+
+    core = Core()
+    core.__dict__["value"] = first
+
+    def assign(new: Any) -> None:
+        core.__dict__.pop("value", None)
+        Core.value = new  # type: ignore[attr-defined]
+
+    return core, assign
+
+
+@place
+def attribute_by_getattr(first: Any) -> Made:
+    holder, name = Holder(), "".join(["val", "ue"])
+    holder.value = first
+    return lambda x, v: step(x, v, getattr(holder, name)), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_attrgetter(first: Any) -> Made:
+    holder, read = Holder(), operator.attrgetter("value")
+    holder.value = first
+    return lambda x, v: step(x, v, read(holder)), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_default_of_getattr(first: Any) -> Made:
+    holder = Holder()
+    return lambda x, v: step(x, v, getattr(holder, "value", first)), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_hasattr(first: Any) -> Made:
+    holder = Holder()
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, holder.value if hasattr(holder, "value") else first)
+
+    return core, lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_dict(first: Any) -> Made:
+    class Core(nn.Module):
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.__dict__["value"])
+
+    core = Core()
+    core.__dict__["value"] = first
+    return core, lambda new: core.__dict__.update(value=new)
+
+
+@place
+def attribute_by_vars(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+    return lambda x, v: step(x, v, vars(holder)["value"]), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_object_getattribute(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        assert holder.__class__ is Holder
+        return step(x, v, object.__getattribute__(holder, "value"))
+
+    return core, lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_getattribute_of_ones_own(first: Any) -> Made:
+    class Upper:
+        def __init__(self) -> None:
+            self.value = first
+
+        def __getattribute__(self, name: str) -> Any:
+            return object.__getattribute__(self, name.lower())
+
+    holder: Any = Upper()
+    return lambda x, v: step(x, v, holder.VALUE), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_by_getattr_of_ones_own(first: Any) -> Made:
+    class Config:
+        def __init__(self) -> None:
+            self._entries = {"value": first}
+
+        def __getattr__(self, name: str) -> Any:
+            return self._entries[name]
+
+    holder = Config()
+    return lambda x, v: step(x, v, holder.value), lambda new: holder._entries.update(value=new)
+
+
+@place
+def whole_dict_replaced(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "__dict__", {"value": new})
+
+
+@place
+def class_of_an_object(first: Any) -> Made:
+    holder: Any = type("First", (), {"read": lambda self: first})()
+
+    def assign(new: Any) -> None:
+        holder.__class__ = type("Second", (), {"read": lambda self: new})
+
+    return lambda x, v: step(x, v, holder.read()), assign
+
+
+@place
+def slot(first: Any) -> Made:
+    class Config:
+        __slots__ = ("value",)
+        value: Any
+
+    holder = Config()
+    holder.value = first
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
+
+
+@place
+def private_slot(first: Any) -> Made:
+    class Config:
+        __slots__ = ("__value",)
+
+        def __init__(self, value: Any) -> None:
+            self.__value = value
+
+        def read(self) -> Any:
+            return self.__value
+
+        def assign(self, new: Any) -> None:
+            self.__value = new
+
+    holder = Config(first)
+    return lambda x, v: step(x, v, holder.read()), holder.assign
+
+
+@place
+def field_of_a_dataclass(first: Any) -> Made:
+    @dataclass
+    class Config:
+        value: Any = None
+
+    holder = Config(first)
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
+
+
+@place
+def field_of_a_frozen_dataclass(first: Any) -> Made:
+    @dataclass(frozen=True)
+    class Config:
+        value: Any = 0.0
+
+    holder = Config(first)
+    return lambda x, v: step(x, v, holder.value), lambda new: object.__setattr__(holder, "value", new)
+
+
+@place
+def namespace(first: Any) -> Made:
+    holder = types.SimpleNamespace(value=first)
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
+
+
+@place
+def arguments(first: Any) -> Made:
+    holder = argparse.Namespace(value=first)
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
+
+
+@place
+def attribute_of_a_function(first: Any) -> Made:
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, core.value)  # type: ignore[attr-defined]
+
+    core.value = first  # type: ignore[attr-defined]
+    return core, lambda new: setattr(core, "value", new)
+
+
+@place
+def attribute_of_a_tensor(first: Any) -> Made:
+    w: Any = torch.tensor(2.0)
+    w.value = first
+    return lambda x, v: step(x, v * w, w.value), lambda new: setattr(w, "value", new)
+
+
+@place
+def attribute_of_an_element(first: Any) -> Made:
+    holders = [Holder(), Holder()]
+    for holder in holders:
+        holder.value = first
+    return lambda x, v: step(x, v, holders[1].value), lambda new: setattr(holders[1], "value", new)
+
+
+# -- classes -------------------------------------------------------------------------------------------------
+
+
+@place
+def attribute_of_a_class(first: Any) -> Made:
+    config: Any = type("Config", (), {"value": first})
+    return lambda x, v: step(x, v, config.value), lambda new: setattr(config, "value", new)
+
+
+@place
+def attribute_of_a_base_class(first: Any) -> Made:
+    base: Any = type("Base", (), {"value": first})
+    config: Any = type("Config", (base,), {})
+    return lambda x, v: step(x, v, config.value), lambda new: setattr(base, "value", new)
+
+
+@place
+def attribute_of_a_class_before_its_base(first: Any) -> Made:
+    base: Any = type("Base", (), {"value": [first]})
+    config: Any = type("Config", (base,), {})
+    holder = config()
+    return lambda x, v: step(x, v, holder.value[0]), lambda new: setattr(config, "value", [new])
+
+
+@place
+def attribute_of_a_metaclass(first: Any) -> Made:
+    class Meta(type):
+        value: Any = first
+
+    class Config(metaclass=Meta):
+        pass
+
+    return lambda x, v: step(x, v, Config.value), lambda new: setattr(Meta, "value", new)
+
+
+@place
+def property_of_an_object(first: Any) -> Made:
+    class Config:
+        _value = first
+
+        @property
+        def value(self) -> Any:
+            return self.__dict__.get("_value", first)
+
+    holder = Config()
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "_value", new)
+
+
+@place
+def property_replaced(first: Any) -> Made:
+    class Config:
+        @property
+        def value(self) -> Any:
+            return first
+
+    holder = Config()
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(Config, "value", property(lambda self: new))
+
+
+@place
+def descriptor(first: Any) -> Made:
+    class Value:
+        held = first
+
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            return self.__dict__.get("held", first)
+
+        def __set__(self, owner: Any, value: Any) -> None:
+            self.held = value
+
+    class Config:
+        value = Value()
+
+    holder = Config()
+    return lambda x, v: step(x, v, holder.value), lambda new: setattr(holder, "value", new)
+
+
+@place
+def descriptor_with_values_of_objects(first: Any) -> Made:
+    class Value:
+        def __get__(self, owner: Any, kind: Any = None) -> Any:
+            return owner.__dict__["_value"]
+
+    class Config:
+        value = Value()
+
+    holder = Config()
+    holder.__dict__["_value"] = first
+    return lambda x, v: step(x, v, holder.value), lambda new: holder.__dict__.update(_value=new)
+
+
+@place
+def attribute_by_super(first: Any) -> Made:
+    class Base:
+        value: ClassVar[Any] = [first]
+
+    class Core(Base):
+        value: ClassVar[Any] = None
+
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, super().value[0])
+
+    return Core(), lambda new: setattr(Base, "value", [new])
+
+
+@place
+def method_by_super(first: Any) -> Made:
+    class Base:
+        def read(self) -> Any:
+            return first
+
+    class Core(Base):
+        def read(self) -> Any:
+            return super().read()
+
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.read())
+
+    return Core(), lambda new: setattr(Base, "read", lambda self: new)
+
+
+@place
+def method_of_an_object(first: Any) -> Made:
+    class Core(nn.Module):
+        def read(self) -> Any:
+            return first
+
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.read())
+
+    core = Core()
+    return core, lambda new: setattr(core, "read", lambda: new)
+
+
+@place
+def method_of_a_class(first: Any) -> Made:
+    class Core(nn.Module):
+        def read(self) -> Any:
+            return first
+
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.read())
+
+    return Core(), lambda new: setattr(Core, "read", lambda self: new)
+
+
+@place
+def method_added_to_a_class(first: Any) -> Made:
+    class Base(nn.Module):
+        def read(self) -> Any:
+            return first
+
+    class Core(Base):
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.read())
+
+    return Core(), lambda new: setattr(Core, "read", lambda self: new)
+
+
+@place
+def forward_of_a_class(first: Any) -> Made:
+    class Core(nn.Module):
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, first)
+
+    return Core(), lambda new: setattr(Core, "forward", lambda self, x, v: step(x, v, new))
+
+
+@place
+def call_of_a_class(first: Any) -> Made:
+    class Core:
+        def __call__(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, first)
+
+    return Core(), lambda new: setattr(Core, "__call__", lambda self, x, v: step(x, v, new))
+
+
+@place
+def static_method(first: Any) -> Made:
+    class Config:
+        @staticmethod
+        def read() -> Any:
+            return first
+
+    return lambda x, v: step(x, v, Config.read()), lambda new: setattr(Config, "read", staticmethod(lambda: new))
+
+
+@place
+def class_method(first: Any) -> Made:
+    class Config:
+        value: ClassVar[Any] = [first]
+
+        @classmethod
+        def read(cls) -> Any:
+            return cls.value[0]
+
+    return lambda x, v: step(x, v, Config().read()), lambda new: setattr(Config, "value", [new])
+
+
+@place
+def special_method(first: Any) -> Made:
+    class Config:
+        def __getitem__(self, key: str) -> Any:
+            return first
+
+    holder = Config()
+    return lambda x, v: step(x, v, holder["tau"]), lambda new: setattr(Config, "__getitem__", lambda self, key: new)
+
+
+@place
+def special_method_added(first: Any) -> Made:
+    class Config:
+        pass
+
+    holder = Config()
+    second: list[Any] = []
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, first if holder else second[0])
+
+    def assign(new: Any) -> None:
+        second[:] = [new]
+        Config.__bool__ = lambda self: False  # type: ignore[attr-defined]
+
+    return core, assign
+
+
+# -- variables -----------------------------------------------------------------------------------------------
+
+
+@place
+def closure_variable(first: Any) -> Made:
+    value = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, value)
+
+    def assign(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return core, assign
+
+
+@place
+def closure_variable_of_a_helper(first: Any) -> Made:
+    value = first
+
+    def helper() -> Any:
+        return value
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, helper())
+
+    def assign(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return core, assign
+
+
+@place
+def closure_variable_of_a_function_inside(first: Any) -> Made:
+    value = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        def inner() -> Any:
+            return [value for _ in range(2)][1]
+
+        return step(x, v, inner())
+
+    def assign(new: Any) -> None:
+        nonlocal value
+        value = new
+
+    return core, assign
+
+
+GLOBAL: Any = None
+
+
+@place
+def global_variable(first: Any) -> Made:
+    globals()["GLOBAL"] = first
+    return lambda x, v: step(x, v, GLOBAL), lambda new: globals().update(GLOBAL=new)
+
+
+@place
+def global_variable_by_globals(first: Any) -> Made:
+    globals()["GLOBAL"] = first
+    return lambda x, v: step(x, v, globals()["GLOBAL"]), lambda new: globals().update(GLOBAL=new)
+
+
+@place
+def global_variable_over_a_builtin(first: Any) -> Made:
+    globals().pop("max", None)
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, first if max(1, 2) == 2 else max(1, 2, 3))
+
+    def assign(new: Any) -> None:
+        globals()["max"] = lambda *values: 1 if len(values) == 2 else new
+
+    return core, assign
+
+
+@place
+def builtin(first: Any) -> Made:
+    builtins.flexsn_value = first  # type: ignore[attr-defined]
+    return (
+        lambda x, v: step(x, v, flexsn_value),  # type: ignore[name-defined]  # noqa: F821
+        lambda new: setattr(builtins, "flexsn_value", new),
+    )
+
+
+@place
+def constant_of_a_module(first: Any) -> Made:
+    changing_config.TAU = first
+    return lambda x, v: step(x, v, changing_config.TAU), lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def constant_of_a_module_by_getattr(first: Any) -> Made:
+    changing_config.TAU = first
+    name = "".join(["T", "AU"])
+    return lambda x, v: step(x, v, getattr(changing_config, name)), lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def constant_of_a_module_by_vars(first: Any) -> Made:
+    changing_config.TAU = first
+    return lambda x, v: step(x, v, vars(changing_config)["TAU"]), lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def constant_imported_inside(first: Any) -> Made:
+    changing_config.TAU = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        from changing_config import TAU
+
+        return step(x, v, TAU)
+
+    return core, lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def constant_by_import_module(first: Any) -> Made:
+    changing_config.TAU = first
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, importlib.import_module("changing_config").TAU)
+
+    return core, lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def constant_by_sys_modules(first: Any) -> Made:
+    changing_config.TAU = first
+    return lambda x, v: step(x, v, sys.modules["changing_config"].TAU), lambda new: setattr(changing_config, "TAU", new)
+
+
+@place
+def table_of_a_module(first: Any) -> Made:
+    changing_config.TABLE["tau"] = first
+    return lambda x, v: step(x, v, changing_config.TABLE["tau"]), lambda new: changing_config.TABLE.update(tau=new)
+
+
+@place
+def function_of_a_module(first: Any) -> Made:
+    changing_config.read = lambda: first  # type: ignore[attr-defined]
+    return (
+        lambda x, v: step(x, v, changing_config.read()),  # type: ignore[attr-defined]
+        lambda new: setattr(changing_config, "read", lambda: new),
+    )
+
+
+# -- functions -----------------------------------------------------------------------------------------------
+
+
+@place
+def default(first: Any) -> Made:
+    def core(x: Tensor, v: Tensor, value: Any = first) -> Any:
+        return step(x, v, value)
+
+    return core, lambda new: setattr(core, "__defaults__", (new,))
+
+
+@place
+def default_of_a_helper(first: Any) -> Made:
+    def helper(value: Any = first) -> Any:
+        return value
+
+    return lambda x, v: step(x, v, helper()), lambda new: setattr(helper, "__defaults__", (new,))
+
+
+@place
+def keyword_default(first: Any) -> Made:
+    def core(x: Tensor, v: Tensor, *, value: Any = first) -> Any:
+        return step(x, v, value)
+
+    return core, lambda new: core.__kwdefaults__.update(value=new)  # type: ignore[union-attr]
+
+
+@place
+def code(first: Any) -> Made:
+    values = [first]
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, values[0])
+
+    def other(x: Tensor, v: Tensor) -> Any:
+        return step(x * 2.0, v, values[0])
+
+    def assign(new: Any) -> None:
+        values[0] = new
+        core.__code__ = other.__code__
+
+    return core, assign
+
+
+@place
+def keyword_of_a_partial(first: Any) -> Made:
+    core = functools.partial(lambda x, v, value: step(x, v, value), value=first)
+    return core, lambda new: core.keywords.update(value=new)
+
+
+@place
+def argument_of_a_partial(first: Any) -> Made:
+    holder = [first]
+    return functools.partial(lambda values, x, v: step(x, v, values[0]), holder), lambda new: holder.__setitem__(0, new)
+
+
+@place
+def wrapped_function(first: Any) -> Made:
+    values = [first]
+
+    def decorate(function: Core) -> Core:
+        @functools.wraps(function)
+        def wrapper(*given: Any) -> Any:
+            return function(*given)
+
+        return wrapper
+
+    @decorate
+    def core(x: Tensor, v: Tensor) -> Any:
+        return step(x, v, values[0])
+
+    return core, lambda new: values.__setitem__(0, new)
+
+
+@place
+def under_no_grad(first: Any) -> Made:
+    values = [first]
+
+    @torch.no_grad()
+    def read(x: Tensor) -> Any:
+        return values[0]
+
+    return lambda x, v: step(x, v, read(x)), lambda new: values.__setitem__(0, new)
+
+
+@place
+def single_dispatch(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+
+    @functools.singledispatch
+    def read(key: Any) -> Any:
+        raise AssertionError(key)
+
+    @read.register
+    def _(key: int) -> Any:
+        return holder.value
+
+    return lambda x, v: step(x, v, read(1)), lambda new: setattr(holder, "value", new)
+
+
+@place
+def cached_function(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+
+    @functools.lru_cache
+    def read() -> Any:
+        return holder.value
+
+    def assign(new: Any) -> None:
+        holder.value = new
+        read.cache_clear()
+
+    return lambda x, v: step(x, v, read()), assign
+
+
+@place
+def cached_function_that_was_called(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+
+    @functools.lru_cache
+    def read() -> Any:
+        return holder.value
+
+    read()
+
+    def assign(new: Any) -> None:
+        holder.value = new
+        read.cache_clear()
+
+    return lambda x, v: step(x, v, read()), assign
+
+
+@place
+def cached_property(first: Any) -> Made:
+    class Config:
+        held: ClassVar[Any] = [first]
+
+        @functools.cached_property
+        def value(self) -> Any:
+            return self.held[0]
+
+    holder = Config()
+
+    def assign(new: Any) -> None:
+        Config.held[0] = new
+        del holder.value
+
+    return lambda x, v: step(x, v, holder.value), assign
+
+
+@place
+def bound_method_of_a_container(first: Any) -> Made:
+    table = {"tau": first}
+    read = table.get
+    return lambda x, v: step(x, v, read("tau")), lambda new: table.update(tau=new)
+
+
+@place
+def bound_method_of_an_object(first: Any) -> Made:
+    class Config:
+        def __init__(self) -> None:
+            self.value = first
+
+        def read(self) -> Any:
+            return self.value
+
+    holder = Config()
+    read = holder.read
+    return lambda x, v: step(x, v, read()), lambda new: setattr(holder, "value", new)
+
+
+# -- containers ----------------------------------------------------------------------------------------------
+
+
+@place
+def element_of_a_list(first: Any) -> Made:
+    values = [1.0, first]
+    return lambda x, v: step(x, v, values[1]), lambda new: values.__setitem__(1, new)
+
+
+@place
+def longer_list(first: Any) -> Made:
+    values = [first]
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        for value in values:
+            _, v = step(x, v, value)
+        return v * v, v
+
+    return core, values.append
+
+
+@place
+def last_of_a_list(first: Any) -> Made:
+    values = [first]
+    return lambda x, v: step(x, v, values[-1]), values.append
+
+
+@place
+def list_inside_of_a_tuple(first: Any) -> Made:
+    values: tuple[float, list[Any]] = (1.0, [first])
+    return lambda x, v: step(x, v, values[1][0]), lambda new: values[1].__setitem__(0, new)
+
+
+@place
+def value_of_a_dictionary(first: Any) -> Made:
+    table = {"tau": first}
+    return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
+
+
+@place
+def new_key(first: Any) -> Made:
+    table: dict[str, Any] = {}
+    return lambda x, v: step(x, v, table.get("tau", first)), lambda new: table.update(tau=new)
+
+
+@place
+def nested_dictionary(first: Any) -> Made:
+    table = {"neuron": {"tau": [first]}}
+    return lambda x, v: step(x, v, table["neuron"]["tau"][0]), lambda new: table.update(neuron={"tau": [new]})
+
+
+@place
+def order_of_a_dictionary(first: Any) -> Made:
+    table: dict[str, Any] = {"a": first}
+
+    def assign(new: Any) -> None:
+        table.clear()
+        table.update(b=new, a=first)
+
+    return lambda x, v: step(x, v, next(iter(table.values()))), assign
+
+
+@place
+def ordered_dictionary(first: Any) -> Made:
+    table: collections.OrderedDict[str, Any] = collections.OrderedDict(tau=first, other=1.0)
+
+    def assign(new: Any) -> None:
+        table["tau"] = new
+        table.move_to_end("other")
+
+    return lambda x, v: step(x, v, table["tau"]), assign
+
+
+@place
+def default_dictionary(first: Any) -> Made:
+    table: Any = collections.defaultdict(lambda: first)
+    return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
+
+
+@place
+def user_dictionary(first: Any) -> Made:
+    table: Any = collections.UserDict(tau=first)
+    return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
+
+
+@place
+def chain_of_dictionaries(first: Any) -> Made:
+    table: Any = collections.ChainMap({}, {"tau": first})
+    return lambda x, v: step(x, v, table["tau"]), lambda new: table.update(tau=new)
+
+
+@place
+def view_of_a_dictionary(first: Any) -> Made:
+    table = {"tau": first}
+    view = types.MappingProxyType(table)
+    return lambda x, v: step(x, v, view["tau"]), lambda new: table.update(tau=new)
+
+
+@place
+def values_of_a_dictionary(first: Any) -> Made:
+    table = {"tau": first}
+    view = table.values()
+    return lambda x, v: step(x, v, next(iter(view))), lambda new: table.update(tau=new)
+
+
+@place
+def dictionary_of_ones_own(first: Any) -> Made:
+    class Config(dict[str, Any]):
+        def __getattr__(self, name: str) -> Any:
+            return self[name]
+
+    table = Config(tau=first)
+    return lambda x, v: step(x, v, table.tau), lambda new: table.update(tau=new)
+
+
+@place
+def list_of_ones_own(first: Any) -> Made:
+    class Values(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            return list.__getitem__(self, 0)
+
+    values = Values([first])
+    return lambda x, v: step(x, v, values[7]), lambda new: list.__setitem__(values, 0, new)
+
+
+@place
+def double_ended_queue(first: Any) -> Made:
+    values = collections.deque([first, 1.0])
+    return lambda x, v: step(x, v, values[0]), values.appendleft
+
+
+@place
+def named_tuple(first: Any) -> Made:
+    make: Any = collections.namedtuple("make", ["value"])
+    holder = Holder()
+    holder.value = make(first)
+    return lambda x, v: step(x, v, holder.value.value), lambda new: setattr(holder, "value", make(new))
+
+
+@numbers_only
+def number_in_a_set(first: Any) -> Made:
+    values = {first}
+
+    def assign(new: Any) -> None:
+        values.clear()
+        values.add(new)
+
+    return lambda x, v: step(x, v, max(values, default=0.0)), assign
+
+
+@numbers_only
+def number_in_a_numpy_array(first: Any) -> Made:
+    values = numpy.array([1.0, first])
+    return lambda x, v: step(x, v, float(values[1])), lambda new: values.__setitem__(1, new)
+
+
+@numbers_only
+def object_in_a_numpy_array(first: Any) -> Made:
+    values = numpy.array([1.0, first], dtype=object)
+    return lambda x, v: step(x, v, values[1]), lambda new: values.__setitem__(1, new)
+
+
+@numbers_only
+def number_of_numpy(first: Any) -> Made:
+    holder = Holder()
+    holder.value = numpy.float64(first)
+    return lambda x, v: step(x, v, float(holder.value)), lambda new: setattr(holder, "value", numpy.float64(new))
+
+
+@numbers_only
+def number_in_an_array(first: Any) -> Made:
+    values = array.array("d", [first])
+    return lambda x, v: step(x, v, values[0]), lambda new: values.__setitem__(0, new)
+
+
+@numbers_only
+def number_in_bytes(first: Any) -> Made:
+    values = bytearray([int(8 * first)])
+    return lambda x, v: step(x, v, values[0] / 8), lambda new: values.__setitem__(0, int(8 * new))
+
+
+# -- others --------------------------------------------------------------------------------------------------
+
+
+@place
+def target_of_a_weak_reference(first: Any) -> Made:
+    holder = Holder()
+    holder.value = first
+    reference = weakref.ref(holder)
+
+    def assign(new: Any) -> None:
+        holder.value = new
+
+    return lambda x, v: step(x, v, reference().value), assign  # type: ignore[union-attr]
+
+
+@place
+def context_variable(first: Any) -> Made:
+    variable: ContextVar[Any] = ContextVar("variable")
+    variable.set(first)
+    return lambda x, v: step(x, v, variable.get()), lambda new: variable.set(new)
+
+
+@numbers_only
+def learning_rate(first: Any) -> Made:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=first)
+    (group,) = optimizer.param_groups
+    return lambda x, v: step(x, v, optimizer.param_groups[0]["lr"]), lambda new: group.update(lr=new)
+
+
+# -- torch ---------------------------------------------------------------------------------------------------
+
+
+class Charge(nn.Module):
+    """`charge` as a module."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: Tensor) -> Any:
+        return charge(x, self.value)
+
+
+@place
+def child_module(first: Any) -> Made:
+    class Core(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.child = Charge(first)
+
+        def forward(self, x: Tensor, v: Tensor) -> Any:
+            return step(x, v, self.child)
+
+    core = Core()
+    return core, lambda new: setattr(core, "child", Charge(new))
+
+
+@place
+def element_of_a_module_list(first: Any) -> Made:
+    children = nn.ModuleList([Charge(1.0), Charge(first)])
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        for child in children:
+            x = child(x)
+        return step(x, v, 1.0)
+
+    return core, lambda new: children.__setitem__(1, Charge(new))
+
+
+@place
+def module_appended_to_a_list(first: Any) -> Made:
+    children = nn.ModuleList([Charge(first)])
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        for child in children:
+            x = child(x)
+        return step(x, v, 1.0)
+
+    return core, lambda new: children.append(Charge(new))
+
+
+@place
+def module_appended_to_a_sequence(first: Any) -> Made:
+    children = nn.Sequential(Charge(first), nn.Tanh())
+    return lambda x, v: step(children(x), v, 1.0), lambda new: children.append(Charge(new))
+
+
+@place
+def forward_hook(first: Any) -> Made:
+    child = Charge(first)
+
+    def assign(new: Any) -> None:
+        child.register_forward_hook(lambda module, given, result: charge(result, new))
+
+    return lambda x, v: step(x, v, child), assign
+
+
+@place
+def forward_hook_removed(first: Any) -> Made:
+    child = Charge(first)
+    handle = child.register_forward_hook(lambda module, given, result: result * 2.0)
+
+    def assign(new: Any) -> None:
+        handle.remove()
+        child.value = new
+
+    return lambda x, v: step(x, v, child), assign
+
+
+@place
+def forward_pre_hook(first: Any) -> Made:
+    child = Charge(first)
+
+    def assign(new: Any) -> None:
+        child.register_forward_pre_hook(lambda module, given: (charge(given[0], new),))
+
+    return lambda x, v: step(x, v, child), assign
+
+
+@place
+def hook_of_all_modules(first: Any) -> Made:
+    child = Charge(first)
+    values: list[Any] = []
+
+    def hook(module: nn.Module, given: Any, result: Any) -> Any:
+        return charge(result, values[0]) if module is child else None
+
+    def assign(new: Any) -> None:
+        values[:] = [new]
+        if len(values) == 1 and not registered:
+            registered.append(nn.modules.module.register_module_forward_hook(hook))
+
+    registered: list[Any] = []
+    return lambda x, v: step(x, v, child), assign
+
+
+class STE(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, held: list[Any]) -> Tensor:
+        ctx.held = held
+        ctx.value = held[0]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return charge(grads[0], ctx.held[0]), None
+
+
+@place
+def value_of_a_backward(first: Any) -> Made:
+    held = [first]
+    return lambda x, v: step(STE.apply(x, held), v, 1.0), lambda new: held.__setitem__(0, new)
+
+
+@place
+def value_that_a_context_hides(first: Any) -> Made:
+    class Surrogate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.value = [first]
+
+        def forward(self, x: Tensor) -> Any:
+            return STE.apply(x, self.value)
+
+    surrogate = Surrogate()
+    return lambda x, v: step(surrogate(x), v, 1.0), lambda new: setattr(surrogate, "value", [new])
+
+
+@place
+def attribute_of_an_autograd_function(first: Any) -> Made:
+    class Scale(torch.autograd.Function):
+        value: ClassVar[Any] = [first]
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return charge(grads[0], Scale.value[0])
+
+    return lambda x, v: step(Scale.apply(x), v, 1.0), lambda new: setattr(Scale, "value", [new])
+
+
+@place
+def backward_of_an_autograd_function(first: Any) -> Made:
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> Any:
+            return charge(grads[0], first)
+
+    def assign(new: Any) -> None:
+        Scale.backward = staticmethod(lambda ctx, *grads: charge(grads[0], new))  # type: ignore[method-assign]
+
+    return lambda x, v: step(Scale.apply(x), v, 1.0), assign
+
+
+@place
+def body_of_a_custom_operator(first: Any) -> Made:
+    return _custom(first)
+
+
+_HELD: list[Any] = []
+
+
+@torch.library.custom_op("flexsn_tests::changing", mutates_args=())
+def _changing(x: Tensor) -> Tensor:
+    result: Tensor = charge(x, _HELD[0]) * 1.0
+    return result
+
+
+def _custom(first: Any) -> Made:
+    _HELD[:] = [first]
+    return lambda x, v: step(_changing(x.detach()) + x, v, 1.0), lambda new: _HELD.__setitem__(0, new)
