@@ -47,8 +47,8 @@ def restored() -> Iterator[None]:
     vars(changing_cores).pop("max", None)
 
 
-def results(neuron: FlexSN) -> tuple[Tensor, Tensor]:
-    x = torch.linspace(-2, 2, T * 6).reshape(T, *STEP).requires_grad_()
+def results(neuron: FlexSN, device: str) -> tuple[Tensor, Tensor]:
+    x = torch.linspace(-2, 2, T * 6, device=device).reshape(T, *STEP).requires_grad_()
     neuron.reset()
     output = neuron(x)
     assert isinstance(output, Tensor)
@@ -56,9 +56,9 @@ def results(neuron: FlexSN) -> tuple[Tensor, Tensor]:
     return output, gradient
 
 
-def assert_alike(core: Any, compiled: FlexSN) -> tuple[Tensor, Tensor]:
-    expected = results(FlexSN(core, 1, 1, 1, backend="torch"))
-    got = results(compiled)
+def assert_alike(core: Any, compiled: FlexSN, device: str = "cpu") -> tuple[Tensor, Tensor]:
+    expected = results(FlexSN(core, 1, 1, 1, backend="torch"), device)
+    got = results(compiled, device)
     for a, b in zip(got, expected, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
@@ -73,12 +73,26 @@ def family() -> list[tuple[str, str]]:
     return found + [(name, others[i % len(others)]) for i, name in enumerate(anything)]
 
 
-@pytest.mark.parametrize(("name", "change"), family())
-def test_a_changed_value_is_seen(name: str, change: str) -> None:
+# On a GPU, autograd has a thread of its own for these.
+IN_BACKWARD = [name for name in PLACES if "backward" in name or "context_hides" in name or "autograd" in name]
+
+
+def check_change(name: str, change: str, device: str) -> None:
     first, second = CHANGES[change]()
     core, assign = PLACES[name](first)
     compiled = FlexSN(core, 1, 1, 1, backend="triton")
-    before = assert_alike(core, compiled)
+    before = assert_alike(core, compiled, device)
     assign(second)
-    after = assert_alike(core, compiled)
+    after = assert_alike(core, compiled, device)
     assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "the change does nothing"
+
+
+@pytest.mark.parametrize(("name", "change"), family())
+def test_a_changed_value_is_seen(name: str, change: str, interpreted: None) -> None:
+    check_change(name, change, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", IN_BACKWARD)
+def test_a_value_that_a_backward_reads_is_seen_on_the_gpu(name: str) -> None:
+    check_change(name, "number", "cuda")

@@ -172,10 +172,14 @@ def undisturbed() -> Iterator[None]:
 def gradients(
     roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep_graph: bool = False
 ) -> tuple[Tensor | None, ...]:
-    """`torch.autograd.grad`, under which a function mode would not see what backward formulas call."""
-    found: tuple[Tensor | None, ...] = _engine_run_backward(
-        tuple(roots), tuple(cotangents), keep_graph, False, tuple(inputs), True, accumulate_grad=False
-    )
+    """`torch.autograd.grad`, under which a function mode would not see what backward formulas call.
+
+    In this thread, where what they read is seen: autograd would have a thread of its own for a GPU.
+    """
+    with torch.autograd.set_multithreading_enabled(False):
+        found: tuple[Tensor | None, ...] = _engine_run_backward(
+            tuple(roots), tuple(cotangents), keep_graph, False, tuple(inputs), True, accumulate_grad=False
+        )
     return found
 
 
