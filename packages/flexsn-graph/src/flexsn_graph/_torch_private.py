@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,6 +59,7 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
+_sources = private("torch.fx.graph_module", "_loader.eval_cache", "torch keeps the source of every trace", default={})
 _engine_run_backward = private("torch.autograd.graph", "_engine_run_backward", _NO_VJP)
 core_aten_decompositions = private("torch._decomp", "core_aten_decompositions", _NO_SPLIT)
 expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # slow to import
@@ -219,7 +221,15 @@ def record(
     """Records `function(*arguments)` as ATen ops, as they are called."""
     with mode, _keeping_locations():
         graph: fx.GraphModule = make_fx(function, decomposition_table=_AS_EAGER)(*arguments)
-    return graph
+    return _without_source(graph)
+
+
+def _without_source(module: fx.GraphModule) -> fx.GraphModule:
+    """`module`, whose Python source torch does not keep: it would keep that of every trace for good."""
+    name = type(module).forward.__code__.co_filename
+    _sources.pop(name, None)
+    linecache.cache.pop(name, None)
+    return module
 
 
 @contextmanager
@@ -246,7 +256,7 @@ def lower(
     functional = torch.func.functionalize(replay, remove="mutations")
     with mode, _keeping_locations(), torch.no_grad():
         graph: fx.GraphModule = make_fx(functional, decomposition_table=table)(*arguments)
-    return graph
+    return _without_source(graph)
 
 
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:

@@ -1,0 +1,32 @@
+"""`benchmarks/many_neurons.py`, in short: neurons that are dropped leave nothing that grows with their number."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import many_neurons
+
+EARLY, NEURONS = 15, 60  # the first ones have every kernel
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto", "triton"])
+def test_what_stays_behind_does_not_grow(
+    backend: str, interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
+    before, after = many_neurons.held_by(backend, "cpu", EARLY, NEURONS)
+    assert after.generated == before.generated
+    assert after.files == before.files
+    assert after.modules == before.modules
+    assert after.descriptors <= before.descriptors + 2  # of whatever else runs in this process
+    assert after.handles == before.handles
+    # Not one for each that came and went. (torch's own context variables keep some.)
+    assert after.objects < before.objects + NEURONS - EARLY
+    if backend == "triton":
+        assert before.generated > 0
+        assert before.files > 0
