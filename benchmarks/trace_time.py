@@ -88,8 +88,8 @@ def source_times(step: Step) -> Times:
     marks.append(time.process_time())
     vjp = trace.vjp((True, True), (True, True))
     marks.append(time.process_time())
-    core = emit_core(trace.forward.graph, "step", prune=True)
-    gradient = emit_core(vjp.graph, "vjp", prune=True, fast_division=True)
+    core = emit_core(trace.forward, "step", prune=True)
+    gradient = emit_core(vjp, "vjp", prune=True, fast_division=True)
     one, yes, dtypes = (InputLayout(),), (True,), ("tl.float32",)
     forward_source("forward", core, ForwardSpec(one, (None,), dtypes, (), yes, (False,), yes, segment=8))
     backward_source(

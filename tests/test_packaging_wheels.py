@@ -25,7 +25,7 @@ from packaging.requirements import Requirement
 from wheels import build, run_tests, wheel_of
 
 PACKAGES = [distribution.name for distribution in distributions()]
-ALONE = {"flexsn-graph", "flexsn-codegen", "flexsn-hop"}
+ALONE = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
 # Of each, one file of quick tests. `release/wheels.py test` runs all of them, which takes as long as the tests do.
 QUICK = {

@@ -1,4 +1,4 @@
-"""Step functions and their graphs, made here: this package's tests need no sibling."""
+"""Step functions and their graphs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from torch import Tensor, fx
 from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+
+from flexsn_graph import Role, StepGraph, ports
 
 Core = Callable[..., Any]
 TABLE: Any = decomposition_table
@@ -49,8 +51,10 @@ def izhikevich(x: Tensor, v: Tensor, u: Tensor) -> tuple[Tensor, Tensor, Tensor]
 CORES: dict[str, tuple[Core, int]] = {"lif": (lif, 1), "adaptive": (adaptive, 2), "izhikevich": (izhikevich, 2)}
 
 
-def core_graph(name: str) -> tuple[fx.Graph, int]:
-    """A core's graph, arguments named as scan kernels want them, and its number of states."""
-    core, states = CORES[name]
-    examples = [torch.zeros(8) for _ in range(1 + states)]
-    return graph_of(core, *examples, names=("input_0", *(f"state_{i}" for i in range(states)))), states
+def core_graph(name: str) -> tuple[StepGraph, int]:
+    """A core's graph, and its number of states."""
+    core, num_states = CORES[name]
+    states = ports(Role.STATE, num_states)
+    arguments = (*ports(Role.INPUT, 1), *states)
+    graph = graph_of(core, *torch.zeros(len(arguments), 8), names=tuple(port.name for port in arguments))
+    return StepGraph(graph, arguments, (*ports(Role.OUTPUT, 1), *states), {}), num_states

@@ -46,7 +46,7 @@ def scan(name: str, *, fast_math: bool = False) -> KernelSource:
 
 
 def golden(name: str) -> str:
-    return f"# Made by: {COMMAND}\n{generate_triton_code_str(core_graph(name)[0], name)[0]}"
+    return f"# Made by: {COMMAND}\n{generate_triton_code_str(core_graph(name)[0].graph, name)[0]}"
 
 
 @pytest.mark.parametrize("name", CORES)

@@ -86,10 +86,12 @@ def test_one_trace_serves_every_size() -> None:
         return x * 2
 
     kernel = pointwise(counted)
+    of_first = None
     for size in (1, 5, 64, 1000):
         x = torch.randn(size, device=DEVICE)
         assert torch.equal(kernel(x), x * 2)
-    assert calls == 2  # two stand-in sizes, of one kind of arguments
+        of_first = of_first or calls
+    assert calls == of_first
 
 
 def test_empty_tensors_need_no_kernel() -> None:
@@ -289,17 +291,17 @@ def test_a_gradient_asked_of_a_kernel_without_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("function", "error", "match"),
     [
-        (lambda x: x.sum(), UnsupportedOpError, "prims.sum"),
-        (lambda x: x.softmax(-1), UnsupportedOpError, "changes the shape"),
-        (lambda x: x.flip(0) + x, UnsupportedOpError, "prims.rev"),
-        (lambda x: x + torch.rand_like(x), UnsupportedOpError, "aten.rand_like.default is random"),
-        (lambda x: functional.dropout(x), UnsupportedOpError, "is random\n  at .*test_codegen_pointwise"),
+        (lambda x: x.sum(), UnsupportedOpError, r"aten\.sum\.default sums over elements"),
+        (lambda x: x.softmax(-1), UnsupportedOpError, r"aten\._softmax\.default does not work element by element"),
+        (lambda x: x.flip(0) + x, UnsupportedOpError, r"aten\.flip\.default does not work element by element"),
+        (lambda x: x + torch.rand_like(x), UnsupportedOpError, r"aten\.rand_like\.default: random"),
+        (lambda x: functional.dropout(x), UnsupportedOpError, r"random ops (.|\n)*  at .*test_codegen_pointwise"),
         (lambda x: x * torch.complex(x, x), UnsupportedOpError, "complex"),
         (lambda x: x.t(), TraceError, "common shape"),
         (lambda x: x / x.shape[0], TraceError, "reads a shape"),
         (lambda x: x + OUTSIDE, TraceError, "captures a tensor"),
-        (lambda x: x if x.mean() > 0 else -x, TraceError, "torch.where"),
-        (lambda x: x.relu_(), TraceError, "in place"),
+        (lambda x: x if x.mean() > 0 else -x, UnsupportedOpError, "torch.where"),
+        (lambda x: x.relu_(), UnsupportedOpError, "in place"),
         (lambda x: 3, TraceError, "'int'"),
     ],
 )

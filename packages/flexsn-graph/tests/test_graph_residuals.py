@@ -9,12 +9,21 @@ import pytest
 import torch
 from graph_cores import CASES, PLIF, Case, Core
 from graph_eval import evaluate, read_lifted, run_forward
-from torch import Tensor, fx
+from torch import Tensor
 
-from flexsn_graph import Residuals, StepTrace, StepVjp, keep_residuals, trace_step, without_cotangents
+from flexsn_graph import (
+    Residuals,
+    Role,
+    StepGraph,
+    StepTrace,
+    keep_residuals,
+    ports,
+    trace_step,
+    without_cotangents,
+)
 
 
-def traced(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepVjp]:
+def traced(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepGraph]:
     trace = trace_step(case.core, *case.counts, arguments)
     return trace, trace.vjp(trace.differentiable, [True] * (len(arguments) + len(trace.lifted_values)))
 
@@ -22,10 +31,6 @@ def traced(case: Case, arguments: list[Tensor]) -> tuple[StepTrace, StepVjp]:
 def lifted(trace: StepTrace, residuals: Residuals) -> list[Tensor]:
     layouts = residuals.forward.layouts
     return [read_lifted(t, layouts.get(i), trace.step_shape) for i, t in enumerate(trace.lift(trace.captured))]
-
-
-def used(graph: fx.Graph) -> set[str]:
-    return {str(node.target) for node in graph.nodes if node.op == "placeholder" and node.users}
 
 
 PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)))
@@ -42,13 +47,13 @@ def test_values_and_every_subset_of_gradients(case: Case) -> None:
     assert all(torch.equal(a, b) for a, b in zip(results, plain, strict=False))
     saved = results[len(plain) :]
     assert [t.dtype for t in saved] == list(kept.dtypes)
-    assert not any(name.startswith("state_") for name in used(kept.vjp.graph))
+    assert not any(port.role is Role.STATE for port in kept.vjp.used)
 
-    names = [f"grad_output_{i}" for i in range(case.num_outputs)] + [f"grad_state_{i}" for i in range(case.num_states)]
+    cotangents = (*ports(Role.GRAD_OUTPUT, case.num_outputs), *ports(Role.GRAD_STATE, case.num_states))
     for present in itertools.product([False, True], repeat=len(plain)):
-        absent = {name for name, there in zip(names, present, strict=True) if not there}
+        absent = {port for port, there in zip(cotangents, present, strict=True) if not there}
         fewer = without_cotangents(kept.vjp, absent)
-        assert not absent & used(fewer.graph)
+        assert not absent & set(fewer.arguments)
         grads = [torch.full_like(t, 0.5 + i) for i, t in enumerate(plain) if present[i]]
         expected = trace.vjp(present, [True] * len(vjp.gradients))
         wanted = evaluate(expected.graph, [*arguments, *read, *grads], trace.step_shape)

@@ -25,12 +25,9 @@ from flexsn_codegen.errors import (
 from flexsn_codegen.scan import (
     DENSE,
     BackwardSpec,
-    CameFlag,
     ForwardSpec,
     InputLayout,
     KernelSource,
-    Param,
-    Role,
     StepLayout,
     backward_source,
     forward_source,
@@ -39,6 +36,7 @@ from flexsn_codegen.scan import (
     get_flexsn_inference_final_state_kernel,
     get_flexsn_inference_kernel,
 )
+from flexsn_graph import generate_forward_and_backward_graph, generate_inference_graph
 
 __version__ = "0.1.0"
 
@@ -48,7 +46,6 @@ __all__ = [
     "AutogradError",
     "BackwardSpec",
     "CacheFolderError",
-    "CameFlag",
     "CoreSource",
     "DeviceError",
     "ForwardSpec",
@@ -60,12 +57,10 @@ __all__ = [
     "OfflineCompileError",
     "OfflineJob",
     "OpCall",
-    "Param",
     "Pointwise",
     "Precision",
     "PrecisionError",
     "ResourceUse",
-    "Role",
     "StepLayout",
     "TraceError",
     "TritonMissingError",
@@ -78,6 +73,8 @@ __all__ = [
     "compile_triton_code_str",
     "emit_core",
     "forward_source",
+    "generate_forward_and_backward_graph",
+    "generate_inference_graph",
     "generate_triton_code_str",
     "get_flexsn_backward_kernel",
     "get_flexsn_forward_kernel",

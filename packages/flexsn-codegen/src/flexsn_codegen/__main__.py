@@ -88,7 +88,7 @@ def _show(
 
 def _print_kernel(kernel: Pointwise, inputs: Sequence[Tensor], targets: Sequence[str], *, fast_math: bool) -> None:
     traced, source = kernel.traced(*inputs), kernel.source(*inputs)
-    print(f"# graph\n{traced.graph}\n\n# source\n{source.source}")
+    print(f"# graph\n{traced.step.graph}\n\n# source\n{source.source}")
     of_result = iter(traced.dtypes)
     dtypes = [inputs[p.index].dtype if p.role.value == "input" else next(of_result) for p in source.params]
     for use in compile_offline([OfflineJob(source, target, dtypes, fast_math=fast_math) for target in targets]):

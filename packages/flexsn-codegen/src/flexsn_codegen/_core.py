@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import keyword
 import operator
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_codegen._continuity import continuous_nodes
 from flexsn_codegen._dtypes import is_supported, literal
 from flexsn_codegen._functions import FAST
-from flexsn_codegen._location import citation, source_line
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._rules import OpCall, expression, half_rounded
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
+from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
 
 HEADER = """import triton
 import triton.language as tl
@@ -41,12 +41,14 @@ class CoreSource:
     Attributes:
         name: the function's name.
         source: its text, `@triton.jit` included, imports (`HEADER`) not.
-        arguments: the graph's placeholders that the function takes, in order.
+        arguments: what the function takes, in order.
+        results: what it returns, in order.
     """
 
     name: str
     source: str
-    arguments: tuple[str, ...]
+    arguments: tuple[Port, ...]
+    results: tuple[Port, ...]
 
 
 def generate_triton_code_str(
@@ -86,7 +88,7 @@ def generate_triton_code_str(
 
 
 def emit_core(
-    graph: fx.Graph,
+    graph: StepGraph | fx.Graph,
     fn_name: str,
     *,
     prune: bool,
@@ -97,18 +99,21 @@ def emit_core(
     """Like `generate_triton_code_str`, without imports.
 
     Args:
+        graph: of a plain one, all arguments are inputs and all results are outputs.
         prune: leave out arguments that are not used.
         precision, fast_math: as for `generate_triton_code_str`.
         fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
             rounded division has a rare slow path, a branch, around which nothing is scheduled.
     """
     numerics = Numerics(precision, fast_math)
-    placeholders = [n for n in graph.nodes if n.op == "placeholder"]
-    arguments = tuple(_name(n) for n in placeholders if n.users or not prune)
-    # A result that is a constant needs a block to take its shape from.
-    needs_shape = not arguments
-    if needs_shape:
-        arguments = tuple(_name(n) for n in placeholders[:1])
+    step = graph if isinstance(graph, StepGraph) else _as_step(graph)
+    graph = step.graph
+    placeholders = step.placeholders
+    taken = {port: _name(n) for port, n in placeholders.items() if n.users or not prune}
+    if not taken:
+        # A result that is a constant needs a block to take its shape from.
+        taken = {port: _name(placeholders[port]) for port in step.arguments[:1]}
+    arguments = tuple(taken.values())
     loose = continuous_nodes(graph) if fast_division else frozenset()
     statements = [n for n in graph.nodes if n.op == "call_function" and not _is_inlined(n)]
     fast = [FAST if fast_math else ("div",) if n in loose else () for n in statements]
@@ -119,7 +124,20 @@ def emit_core(
     name = f"{identifier(fn_name)}_{digest}"
     body = "\n".join(f"    {line}" for line in lines)
     source = f"@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
-    return CoreSource(name, source, arguments)
+    return CoreSource(name, source, tuple(taken), step.results)
+
+
+def _as_step(graph: fx.Graph) -> StepGraph:
+    """A graph from inputs to outputs."""
+    inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
+    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
+
+
+def _entries(graph: fx.Graph) -> list[Any]:
+    """What the graph returns; `None` is nothing."""
+    results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    entries = results if isinstance(results, list | tuple) else (results,)
+    return [entry for entry in entries if entry is not None]
 
 
 def identifier(text: str, limit: int | None = _MAX_NAME) -> str:
@@ -155,8 +173,17 @@ def _dtype(node: fx.Node) -> torch.dtype:
 
 def location_text(node: fx.Node) -> str:
     """The user's line, as the end of an error message; empty where it is not known."""
-    where = source_line(node)
-    return "" if where is None else f"\n  at {where[0]}:{where[1]}: {where[2]}"
+    where = location_of(node)
+    return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
+
+
+def _citation(node: fx.Node) -> str:
+    """`file.py:12: code`, for a comment; the file's name alone, so that it is the same on every machine."""
+    where = location_of(node)
+    if where is None:
+        return ""
+    # On one line whatever the names hold: the text ends up in a comment.
+    return " ".join(f"{os.path.basename(where.file)}:{where.line}: {where.code}".split())
 
 
 def _is_inlined(node: fx.Node) -> bool:
@@ -170,7 +197,7 @@ def _statement(node: fx.Node, numerics: Numerics, fast: Sequence[str]) -> str:
         text = expression(call, rounded=numerics.precision == "eager", fast=fast)
     except UnsupportedOpError as error:
         raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
-    where = citation(node)
+    where = _citation(node)
     return f"{_name(node)} = {text}" + (f"  # {where}" if where else "")
 
 
@@ -213,10 +240,7 @@ def _literal(node: fx.Node) -> str:
 
 
 def _results(graph: fx.Graph, arguments: Sequence[str], numerics: Numerics) -> str:
-    output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    entries = output.args[0]
-    results = entries if isinstance(entries, list | tuple) else (entries,)
-    texts = [_result(entry, arguments, numerics) for entry in results if entry is not None]
+    texts = [_result(entry, arguments, numerics) for entry in _entries(graph)]
     if not texts:
         raise GraphError("the graph returns nothing: there is no kernel to make of it.")
     return ", ".join(texts)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._core import HEADER, CoreSource, identifier
+from flexsn_codegen._core import HEADER, CoreSource, emit_core, identifier
 from flexsn_codegen._dtypes import is_supported
 from flexsn_codegen._layout import Plan, plan_layout
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
-from flexsn_codegen._trace import MAX_DIMENSIONS, ArgumentType, Traced, gradient_of, trace
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
-from flexsn_codegen.scan import DENSE, KernelSource, Param, Role
+from flexsn_codegen.scan import DENSE, KernelSource
+from flexsn_graph import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, Role, gradient_of, ports, trace_pointwise
 
 _BLOCK = 1024
 # The interpreter's time goes with the number of programs; numpy does the rest.
@@ -72,8 +72,15 @@ class Pointwise:
     """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes."""
 
     def __init__(
-        self, fn: Callable[..., Any] | fx.Graph, *, autograd: bool, name: str | None, numerics: Numerics
+        self,
+        fn: Callable[..., Any] | fx.Graph,
+        *,
+        autograd: bool,
+        name: str | None,
+        numerics: Numerics,
+        gradient: bool = False,
     ) -> None:
+        self._gradient = gradient
         self._fn = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
         self._autograd = autograd
         self._numerics = numerics
@@ -102,8 +109,8 @@ class Pointwise:
         plan = self._plan(inputs)
         return self._build(inputs, plan, _flags(inputs, False)).source
 
-    def traced(self, *inputs: Tensor) -> Traced:
-        """The graph and core for such arguments."""
+    def traced(self, *inputs: Tensor) -> PointwiseGraph:
+        """The graph for such arguments."""
         return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd)).core.traced
 
     def _plan(self, inputs: Sequence[Tensor]) -> Plan:
@@ -123,7 +130,7 @@ class Pointwise:
             core = self._cores.get(key)
             if core is None:
                 core = self._cores[key] = self._trace(inputs, plan.dimensions, requires_grad)
-            source = _source(self._name, core.traced.core, plan.layouts, len(core.traced.dtypes))
+            source = _source(self._name, core.source, plan.layouts, len(core.traced.dtypes))
             built = self._built[(plan.layouts, *key)] = _Built(core, source)
         return built
 
@@ -134,8 +141,11 @@ class Pointwise:
             ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0, want)
             for t, want in zip(inputs, requires_grad, strict=True)
         ]
-        traced = trace(self._fn, arguments, dimensions, inputs[0].device, self._name, self._numerics)
-        return _Core(traced, arguments)
+        device = inputs[0].device
+        traced = trace_pointwise(self._fn, arguments, dimensions, device, self._name, gradient=self._gradient)
+        precision, fast_math = self._numerics.precision, self._numerics.fast_math
+        source = emit_core(traced.step, self._name, prune=True, precision=precision, fast_math=fast_math)
+        return _Core(traced, source, arguments)
 
     def _run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
         plan = self._plan(inputs)
@@ -154,9 +164,9 @@ class Pointwise:
         core = self._build(inputs, self._plan(inputs), wanted).core
         gradient = core.gradients.get(wanted)
         if gradient is None:
-            fn = gradient_of(self._fn, core.arguments, core.traced.differentiable, wanted)
+            fn = gradient_of(self._fn, len(inputs), core.traced.differentiable, wanted)
             name = f"{self._name}_backward"
-            gradient = Pointwise(fn, autograd=self._autograd, name=name, numerics=self._numerics)
+            gradient = Pointwise(fn, autograd=self._autograd, name=name, numerics=self._numerics, gradient=True)
             core.gradients[wanted] = gradient
         return gradient
 
@@ -165,7 +175,8 @@ class Pointwise:
 class _Core:
     """A function for one kind of arguments, and its gradients by the arguments that want one."""
 
-    traced: Traced
+    traced: PointwiseGraph
+    source: CoreSource
     arguments: Sequence[ArgumentType]
     gradients: dict[tuple[bool, ...], Pointwise] = field(default_factory=dict)
 
@@ -245,9 +256,8 @@ def _interpreted() -> bool:
 
 def _source(name: str, core: CoreSource, layouts: Sequence[int], num_results: int) -> KernelSource:
     """The kernel `(*inputs that are used, *results, N, *numbers of the strided inputs, BLOCK)`."""
-    used = [int(argument.removeprefix("input_")) for argument in core.arguments]
-    inputs = [Param(Role.INPUT, i) for i in used]
-    outputs = [Param(Role.OUTPUT, i) for i in range(num_results)]
+    inputs = core.arguments
+    outputs = ports(Role.OUTPUT, num_results)
     sizes = ["N"]
     lines = [
         # int64 before the product: it passes 2**31 at two billion elements.
@@ -265,7 +275,7 @@ def _source(name: str, core: CoreSource, layouts: Sequence[int], num_results: in
             offset = f"({' + '.join(terms) or 'off * 0'})"
         lines.append(f"{param.name} = dev.load({param.name}_ptr + {offset}, mask)")
     results = ", ".join(param.name for param in outputs)
-    lines.append(f"{results} = {core.name}({', '.join(core.arguments)})")
+    lines.append(f"{results} = {core.name}({', '.join(port.name for port in inputs)})")
     lines += [f"dev.store({param.name}_ptr + off, {param.name}, mask)" for param in outputs]
     params = (*inputs, *outputs)
     signature = ", ".join([*(f"{p.name}_ptr" for p in params), *sizes, "BLOCK: tl.constexpr"])

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from flexsn_codegen._dtypes import HALF_DTYPES, literal, register_dtype, tl_name
 from flexsn_codegen._functions import UNARY
 from flexsn_codegen.errors import UnsupportedOpError
+from flexsn_graph import OpFacts, facts_of, register_facts
 
 Op = torch._ops.OpOverload
 
@@ -67,22 +68,16 @@ class OpCall:
 Rule = Callable[[OpCall], str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    rule: Rule
-    # True when the result is one of the operands' values (or no half value at all): nothing to round.
-    exact: bool
+_RULES: dict[Op, Rule] = {}
 
 
-_RULES: dict[Op, _Entry] = {}
-
-
-def register_op(overload: Op, *, exact: bool = False) -> Callable[[Rule], Rule]:
-    """Adds or replaces the rule of an op.
+def register_op(overload: Op, *, exact: bool | None = None, facts: OpFacts | None = None) -> Callable[[Rule], Rule]:
+    """Adds or replaces the rule of an op, which is then not decomposed.
 
     Args:
         overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
         exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
+        facts: what else is true of the op; by default, what is known already.
 
     Returns:
         A decorator for the rule, a function from `OpCall` to a Triton expression. Half operands and
@@ -96,7 +91,9 @@ def register_op(overload: Op, *, exact: bool = False) -> Callable[[Rule], Rule]:
     """
 
     def decorate(rule: Rule) -> Rule:
-        _RULES[overload] = _Entry(rule, exact)
+        known = facts or facts_of(overload) or OpFacts()
+        register_facts(overload, known if exact is None else replace(known, exact=exact))
+        _RULES[overload] = rule
         return rule
 
     return decorate
@@ -114,16 +111,16 @@ def expression(call: OpCall, *, rounded: bool = True, fast: Collection[str] = ()
         rounded: round a half value, as eager mode does after each op.
         fast: the helper functions that their approximate twins replace, whatever rule calls them.
     """
-    entry = _RULES.get(call.op)
-    if entry is None:
+    rule, facts = _RULES.get(call.op), facts_of(call.op)
+    if rule is None or facts is None:
         raise UnsupportedOpError(
             f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
             str(call.op),
         )
-    text = entry.rule(call)
+    text = rule(call)
     if fast:
         text = re.sub(rf"\bdev\.({'|'.join(fast)})\(", r"dev.fast_\1(", text)
-    return half_rounded(text, call.result) if rounded and not entry.exact else text
+    return half_rounded(text, call.result) if rounded and not facts.exact else text
 
 
 def half_rounded(text: str, dtype: torch.dtype) -> str:
@@ -136,14 +133,17 @@ def half_rounded(text: str, dtype: torch.dtype) -> str:
 # -- the table ---------------------------------------------------------------------------------------------
 
 
-def _row(
-    name: str,
-    floats: str | None,
-    ints: str | None = None,
-    bools: str | None = None,
-    *,
-    exact: bool = False,
-) -> None:
+def _rule(op: Op) -> Callable[[Rule], Rule]:
+    """The rule of an op that has a row of facts."""
+
+    def decorate(rule: Rule) -> Rule:
+        _RULES[op] = rule
+        return rule
+
+    return decorate
+
+
+def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
     """A prim with one template per kind of dtype; `None` refuses that kind."""
 
     def rule(call: OpCall) -> str:
@@ -152,12 +152,12 @@ def _row(
             raise call.refuse("not supported. Convert to a floating-point dtype first.")
         return template.format(*call.operands)
 
-    register_op(getattr(_prims, name).default, exact=exact)(rule)
+    _rule(getattr(_prims, name).default)(rule)
 
 
 def _float_row(op: Op, function: str) -> None:
     """An op of any dtype whose result is always floating-point."""
-    register_op(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
+    _rule(op)(lambda call: f"dev.{function}({_as_result(call, 0)})")
 
 
 def _as_result(call: OpCall, index: int) -> str:
@@ -202,7 +202,7 @@ for _name, _function in {
 
 # On integers these change nothing.
 for _name in ("ceil", "floor", "round", "trunc"):
-    _row(_name, f"dev.{_name}({{0}})", "{0}", exact=True)
+    _row(_name, f"dev.{_name}({{0}})", "{0}")
 
 for _name in ("atan2", "hypot"):
     _row(_name, f"dev.{_name}({{0}}, {{1}})")
@@ -213,21 +213,21 @@ _row("fmod", "dev.fmod({0}, {1})", "dev.int_fmod({0}, {1})")
 _row("gcd", None, "dev.gcd({0}, {1})")
 
 for _name, _bool in {"maximum": "{0} | {1}", "minimum": "{0} & {1}"}.items():
-    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_name}({{0}}, {{1}})", _bool, exact=True)
+    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_name}({{0}}, {{1}})", _bool)
 for _name, _int, _bool in (("fmax", "maximum", "|"), ("fmin", "minimum", "&")):
-    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_int}({{0}}, {{1}})", f"{{0}} {_bool} {{1}}", exact=True)
+    _row(_name, f"dev.{_name}({{0}}, {{1}})", f"tl.{_int}({{0}}, {{1}})", f"{{0}} {_bool} {{1}}")
 
-_row("abs", "tl.abs({0})", "tl.abs({0})", "{0}", exact=True)
-_row("conj_physical", "{0}", "{0}", "{0}", exact=True)
+_row("abs", "tl.abs({0})", "tl.abs({0})", "{0}")
+_row("conj_physical", "{0}", "{0}", "{0}")
 
 
-@register_op(_prims.signbit.default)
+@_rule(_prims.signbit.default)
 def _signbit(call: OpCall) -> str:
     x = call.operands[0]
     return f"dev.signbit({x})" if call.is_float else f"{x} ^ {x}" if call.is_bool else f"{x} < {call.number(0)}"
 
 
-@register_op(_prims.neg.default, exact=True)
+@_rule(_prims.neg.default)
 def _neg(call: OpCall) -> str:
     x = call.operands[0]
     if call.is_bool:
@@ -236,7 +236,7 @@ def _neg(call: OpCall) -> str:
     return f"{x} * {call.number(-1)}" if call.is_float else f"{call.number(0)} - {x}"
 
 
-@register_op(_prims.sign.default, exact=True)
+@_rule(_prims.sign.default)
 def _sign(call: OpCall) -> str:
     x = call.operands[0]
     if call.is_bool:
@@ -246,14 +246,14 @@ def _sign(call: OpCall) -> str:
     return f"tl.where({x} > {zero}, {one}, tl.where({x} < {zero}, {negative}, {zero}))"
 
 
-@register_op(_prims.reciprocal.default)
+@_rule(_prims.reciprocal.default)
 def _reciprocal(call: OpCall) -> str:
     if not call.is_float:
         raise call.refuse("convert to a floating-point dtype first.")
     return f"dev.div({call.number(1.0)}, {call.operands[0]})"
 
 
-@register_op(_prims.div.default)
+@_rule(_prims.div.default)
 def _div(call: OpCall) -> str:
     x, y = call.operands
     if call.is_bool:
@@ -268,7 +268,7 @@ def _div(call: OpCall) -> str:
     return f"dev.div({x}, {y})"
 
 
-@register_op(_prims.remainder.default)
+@_rule(_prims.remainder.default)
 def _remainder(call: OpCall) -> str:
     x, y = call.operands
     if call.is_bool:
@@ -281,7 +281,7 @@ def _remainder(call: OpCall) -> str:
     return f"tl.where({differs}, {mod} + {y}, {mod})"
 
 
-@register_op(_prims.pow.default)
+@_rule(_prims.pow.default)
 def _pow(call: OpCall) -> str:
     x, y = call.operands
     if call.is_bool:
@@ -301,7 +301,7 @@ def _pow(call: OpCall) -> str:
     return written_out.get(exponent, f"dev.pow({x}, {y})") if exponent is not None else f"dev.pow({x}, {y})"
 
 
-@register_op(_prims.nextafter.default, exact=True)
+@_rule(_prims.nextafter.default)
 def _nextafter(call: OpCall) -> str:
     half = f"_{str(call.dtype).removeprefix('torch.')}" if call.dtype in HALF_DTYPES else ""
     if not call.is_float:
@@ -309,19 +309,19 @@ def _nextafter(call: OpCall) -> str:
     return f"dev.nextafter{half}({', '.join(call.operands)})"
 
 
-@register_op(_prims.frexp.default, exact=True)
+@_rule(_prims.frexp.default)
 def _frexp(call: OpCall) -> str:
     return f"dev.{('frexp_mantissa', 'frexp_exponent')[call.index]}({call.operands[0]})"
 
 
-@register_op(_prims.isfinite.default)
+@_rule(_prims.isfinite.default)
 def _isfinite(call: OpCall) -> str:
     if not call.is_float:
         return f"{call.operands[0]} == {call.operands[0]}"
     return f"tl.abs({call.operands[0]}) < {call.number(float('inf'))}"
 
 
-@register_op(_prims.bitwise_not.default)
+@_rule(_prims.bitwise_not.default)
 def _bitwise_not(call: OpCall) -> str:
     # Not `~`: the interpreter overflows on unsigned integers.
     if call.is_float:
@@ -330,14 +330,14 @@ def _bitwise_not(call: OpCall) -> str:
     return f"{call.operands[0]} ^ {call.number(ones)}"
 
 
-@register_op(_prims.shift_left.default)
+@_rule(_prims.shift_left.default)
 def _shift_left(call: OpCall) -> str:
     if call.is_float or call.is_bool:
         raise call.refuse("shifts need integers.")
     return f"dev.shift_left({', '.join(call.operands)}, {torch.iinfo(call.dtype).bits})"
 
 
-@register_op(_prims.shift_right_arithmetic.default)
+@_rule(_prims.shift_right_arithmetic.default)
 def _shift_right(call: OpCall) -> str:
     if call.is_float or call.is_bool:
         raise call.refuse("shifts need integers.")
@@ -349,13 +349,13 @@ def _shift_right(call: OpCall) -> str:
     return f"dev.shift_right({', '.join(call.operands)}, {bits - 1})"
 
 
-@register_op(_prims.where.default, exact=True)
+@_rule(_prims.where.default)
 def _where(call: OpCall) -> str:
     condition, x, y = call.operands
     return f"tl.where({condition}, {x}, {y})"
 
 
-@register_op(_prims.convert_element_type.default)
+@_rule(_prims.convert_element_type.default)
 def _convert(call: OpCall) -> str:
     x = call.operands[0]
     if call.result == torch.bool:
@@ -374,7 +374,7 @@ def _convert(call: OpCall) -> str:
 _NARROW_UNSIGNED = {torch.uint8, torch.uint16, torch.uint32}
 
 
-@register_op(torch.ops.aten.angle.default)
+@_rule(torch.ops.aten.angle.default)
 def _angle(call: OpCall) -> str:
     x = call.operands[0]
     text = "tl.full([], {}, " + tl_name(register_dtype(call.result)) + ")"
@@ -385,7 +385,7 @@ def _angle(call: OpCall) -> str:
     return f"tl.where({x} < {zero}, {text.format(math.pi)}, tl.where({x} != {x}, {x}, {zero}))"
 
 
-@register_op(torch.ops.aten.polygamma.default)
+@_rule(torch.ops.aten.polygamma.default)
 def _polygamma(call: OpCall) -> str:
     """The derivatives of digamma: (-1)^(n + 1) n! zeta(n + 1, x) (DLMF 25.11.12)."""
     order = call.constants[0]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from flexsn_graph import TraceError, UnsupportedOpError
 
-class UnsupportedOpError(NotImplementedError):
-    """A graph holds an op that has no rule.
-
-    Attributes:
-        op: the op's name, e.g. ``"prims.igamma.default"``.
-    """
-
-    def __init__(self, message: str, op: str) -> None:
-        super().__init__(message)
-        self.op = op
+__all__ = [
+    "ArgumentError",
+    "AutogradError",
+    "CacheFolderError",
+    "DeviceError",
+    "GraphError",
+    "KernelNameError",
+    "OfflineCompileError",
+    "PrecisionError",
+    "TraceError",
+    "TritonMissingError",
+    "UnsupportedOpError",
+]
 
 
 class PrecisionError(ValueError):
@@ -33,10 +37,6 @@ class CacheFolderError(RuntimeError):
 
 class TritonMissingError(ImportError):
     """Triton is not installed."""
-
-
-class TraceError(ValueError):
-    """A function that no pointwise kernel can be made of: its results, what it captures, what it reads."""
 
 
 class ArgumentError(TypeError):

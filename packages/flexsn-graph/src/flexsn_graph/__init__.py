@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from flexsn_graph._continuity import continuous_nodes
 from flexsn_graph._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph._info import FlexSNInfo, extract_info
 from flexsn_graph._layout import LiftedLayout
-from flexsn_graph._location import SourceLocation
+from flexsn_graph._location import SourceLocation, location_of
+from flexsn_graph._ops import OpFacts, facts_of, known_ops, register_facts
+from flexsn_graph._pointwise import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, gradient_of, trace_pointwise
+from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._presence import Flag, Presence
 from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangents
-from flexsn_graph._step import StepGraph, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_graph._step import StepTrace, StepValue, trace_step
+from flexsn_graph._step_graph import StepGraph
 from flexsn_graph.errors import (
     CaptureError,
     ComplexDtypeError,
@@ -23,14 +28,18 @@ from flexsn_graph.errors import (
     RequiresGradError,
     StatefulCoreError,
     StateMismatchError,
+    TorchError,
     TraceError,
     TwoLayoutsError,
     UnsupportedCoreError,
+    UnsupportedOpError,
 )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "MAX_DIMENSIONS",
+    "ArgumentType",
     "CaptureError",
     "ComplexDtypeError",
     "CoreArityError",
@@ -43,25 +52,38 @@ __all__ = [
     "LiftedLayout",
     "MutationError",
     "NonPointwiseError",
+    "OpFacts",
+    "PointwiseGraph",
+    "Port",
     "Presence",
     "RandomOpError",
     "RequiresGradError",
     "Residuals",
+    "Role",
     "SourceLocation",
     "StateMismatchError",
     "StatefulCoreError",
     "StepGraph",
     "StepTrace",
     "StepValue",
-    "StepVjp",
+    "TorchError",
     "TraceError",
     "TwoLayoutsError",
     "UnsupportedCoreError",
+    "UnsupportedOpError",
     "__version__",
+    "continuous_nodes",
     "extract_info",
+    "facts_of",
     "generate_forward_and_backward_graph",
     "generate_inference_graph",
+    "gradient_of",
     "keep_residuals",
+    "known_ops",
+    "location_of",
+    "ports",
+    "register_facts",
+    "trace_pointwise",
     "trace_step",
     "without_cotangents",
 ]

@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 
 from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
+from flexsn_graph._ops import facts_of
 from flexsn_graph._prologue import CalledOp
 from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of, written_by
 from flexsn_graph._torch_private import (
@@ -158,7 +159,7 @@ class CaptureMode(TorchDispatchMode):
         leaves = pytree.tree_leaves((args, kwargs))
         self.trail.append((str(func), *map(self._mark, leaves)))
         refuse_op(func, args, kwargs, self._frozen, location)
-        body = custom_op_body(func)
+        body = custom_op_body(func) if facts_of(func) is None else None
         if body is not None:
             with self:
                 resume(profile)

@@ -9,9 +9,10 @@ from torch import Tensor, fx
 
 from flexsn_graph._core import as_tensors, unwrap_compiled
 from flexsn_graph._layout import LiftedLayout
+from flexsn_graph._lowering import lower, split_joint
 from flexsn_graph._normalize import normalize
 from flexsn_graph._strides import broadcast_shapes
-from flexsn_graph._torch_private import lower, split_joint, undisturbed
+from flexsn_graph._torch_private import undisturbed
 from flexsn_graph._tracer import Tracer
 from flexsn_graph.errors import CoreReturnError, RequiresGradError
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 import linecache
 import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 
 import torch
@@ -17,7 +18,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
 _TRACER = os.path.join(_HERE, "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
-_TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
+_TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,12 @@ class SourceLocation:
     file: str
     line: int
     function: str
+    _text: str | None = field(default=None, compare=False, repr=False)
 
     @property
     def code(self) -> str:
         """The text of the line, without indentation; empty when the file cannot be read."""
-        return linecache.getline(self.file, self.line).strip()
+        return (linecache.getline(self.file, self.line) if self._text is None else self._text).strip()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, in {self.function}: {self.code or '(no source)'}"
@@ -66,6 +68,15 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
         entry = entry.tb_next
 
 
+def told_by_torch(error: BaseException) -> bool:
+    """Whether torch raised `error`, and not a `raise` of the user's own."""
+    *_, last = _entries(error.__traceback__)
+    code = last.tb_frame.f_code
+    if code.co_filename.startswith((_TORCH, _HERE)):
+        return True
+    return isinstance(error, RuntimeError) and code.co_code[last.tb_lasti] != dis.opmap["RAISE_VARARGS"]
+
+
 def stack_trace(location: SourceLocation | None, op: str) -> str:
     """The form in which FX keeps a location on a node, with the name of the op as it was called."""
     trace = ""
@@ -87,4 +98,4 @@ def location_of(node: fx.Node) -> SourceLocation | None:
     if not matches:
         return None
     last = matches[-1]
-    return SourceLocation(last["file"], int(last["line"]), last["function"])
+    return SourceLocation(last["file"], int(last["line"]), last["function"], last["text"])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, POINTWISE_OPS, SUM_OP
+from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, SUM_OP, TERMS, UNIFORM, facts_of
 from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.errors import CaptureError, NonPointwiseError, StatefulCoreError
 
@@ -95,9 +95,12 @@ class _Normalizer:
     def _call(self, node: fx.Node) -> Any:
         target: Any = node.target
         if target in FILL_OPS:
-            value = self._argument(node.args[FILL_OPS[target]])
+            position = FILL_OPS[target]
+            value = 0 if position is None else self._argument(node.args[position])
             return _typed_scalar(value, node) if isinstance(value, bool | int | float) else value
-        if target in ALIAS_OPS or target is SUM_OP:
+        if target is TERMS:
+            return self._argument(_unconverted(node.args[0]))
+        if target in ALIAS_OPS or target in (SUM_OP, UNIFORM):
             return self._argument(node.args[0])
         if target is operator.getitem and node.all_input_nodes[0].target in ALIAS_OPS:
             return self._argument(node.args[0])
@@ -144,6 +147,14 @@ class _Normalizer:
         return literal
 
 
+def _unconverted(node: Any) -> Any:
+    """A sum before its last conversion: the dtype may be too narrow for its terms."""
+    source = node
+    while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
+        source = source.args[0]
+    return source if source.target is SUM_OP else node
+
+
 def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
     """The value of an op on constants alone, rounded as its dtype rounds; `None` if it is no constant."""
     target: Any = node.target
@@ -161,8 +172,10 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
 
 def _wrap_constants(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Constants that their dtype does not hold, as eager converts them: 300 is 44 in uint8."""
+    target: Any = node.target
     tensors = [a for a in args if isinstance(a, fx.Node)]
-    if node.target not in POINTWISE_OPS or not tensors:
+    # Other ops convert what they take by themselves.
+    if facts_of(target) is None or target.namespace != "prims" or not tensors:
         return args
     of_result = node.target is _prims.where.default
     dtype = node.meta["val"].dtype if of_result else tensors[0].meta["val"].dtype

@@ -1,6 +1,14 @@
-"""What the ops of a lowered step mean for a scan: views, constants, sums, and the pointwise set."""
+"""What is known of the ops of a lowered function: the facts of those that work element by element, one row each; and
+which others are views, constants, sums.
+
+A target says how each of these ops is written: `flexsn_codegen.register_op`. How other ops come down to them:
+`_decompositions`.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -54,8 +62,9 @@ RESHAPE_OPS: frozenset[Op] = frozenset(
 
 ALIAS_OPS = VIEW_OPS | RESHAPE_OPS
 
-# Filled with one value whatever their tensor argument holds: `(op, position of the value)`.
-FILL_OPS: dict[Op, int] = {
+# Filled with one value whatever their tensor argument holds: `(op, position of the value)`; no position: with zeros.
+FILL_OPS: dict[Op, int | None] = {
+    _aten._efficientzerotensor.default: None,
     _aten.full.default: 1,
     _aten.full_like.default: 1,
     _aten.scalar_tensor.default: 0,
@@ -80,21 +89,49 @@ EMPTY_OPS: frozenset[Op] = frozenset(
 
 SUM_OP: Op = _prims.sum.default
 
-_POINTWISE_PRIMS = """
-    abs acos acosh add asin asinh atan atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0
-    bessel_j1 bitwise_and bitwise_not bitwise_or bitwise_xor cbrt ceil conj_physical convert_element_type
-    cos cosh digamma div eq erf erf_inv erfc erfcx exp exp2 expm1 floor fmax fmin fmod frexp gcd ge gt
-    hypot igamma igammac isfinite le lgamma log log10 log1p log2 lt maximum minimum mul ndtri ne neg
-    nextafter pow reciprocal remainder round rsqrt shift_left shift_right_arithmetic sign signbit sin
-    sinh spherical_bessel_j0 sqrt sub tan tanh trunc where zeta
-"""
+# Between the gradient of an argument without dimensions, a sum over the elements, and the terms of that sum. Each is
+# the adjoint of the other. See `_pointwise`.
+_library = torch.library.Library("flexsn_graph", "DEF")
+_library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
+_library.define("uniform(Tensor terms) -> Tensor")
+_library.impl("terms", lambda total, shape: total.expand(shape).clone(), "CompositeExplicitAutograd")
+_library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExplicitAutograd")
+TERMS: Op = torch.ops.flexsn_graph.terms.default
+UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 
-POINTWISE_OPS: frozenset[Op] = frozenset(
-    overload
-    for name in _POINTWISE_PRIMS.split()
-    if (packet := getattr(_prims, name, None)) is not None
-    for overload in (getattr(packet, o) for o in packet.overloads())
-)
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """What is true of an op that works element by element, whatever it is compiled for.
+
+    Attributes:
+        linear: sets of arguments, by position. In those of one set together the op is linear, the others being fixed
+            and its result floating-point.
+        continuous: the arguments, by position, in which it has no jumps where its result is floating-point.
+        exact: each result is a value of an operand, or of no half dtype: it needs no rounding to one.
+    """
+
+    linear: tuple[frozenset[int], ...] = ()
+    continuous: frozenset[int] = frozenset()
+    exact: bool = False
+
+
+_FACTS: dict[Op, OpFacts] = {}
+
+
+def register_facts(op: Op, facts: OpFacts) -> None:
+    """Adds or replaces what is known of an op. It is then kept as it is called, and not decomposed."""
+    _FACTS[op] = facts
+
+
+def facts_of(op: object) -> OpFacts | None:
+    """What is known of an op; `None`: it is none that works element by element, or nobody has said so."""
+    return _FACTS.get(op)  # type: ignore[call-overload, no-any-return]
+
+
+def known_ops() -> tuple[Op, ...]:
+    """The ops that work element by element, sorted by name."""
+    return tuple(sorted(_FACTS, key=str))
 
 
 def is_pointwise(op: object) -> bool:
@@ -103,6 +140,51 @@ def is_pointwise(op: object) -> bool:
     Ops of other namespaces than torch's own are given the benefit of the doubt (their shapes are
     compared): whoever has a kernel rule for them knows what they are.
     """
-    if op in POINTWISE_OPS:
-        return True
-    return isinstance(op, Op) and op.namespace not in {"aten", "prims"}
+    return op in _FACTS or (isinstance(op, Op) and op.namespace not in {"aten", "prims"})
+
+
+def lacks_a_rule(op: object) -> bool:
+    """Whether `op` works element by element, and nobody has said how to compute it in a kernel."""
+    return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
+
+
+_WITHOUT_RULE = {_prims.cbrt.default, _prims.igamma.default, _prims.igammac.default}
+
+
+def _rows(
+    names: str, *linear: Sequence[int], continuous: Sequence[int] = (), exact: bool = False, namespace: str = "prims"
+) -> None:
+    """Rows that are alike, by the names of the ops."""
+    facts = OpFacts(tuple(map(frozenset, linear)), frozenset(continuous), exact)
+    for name in names.split():
+        register_facts(getattr(getattr(torch.ops, namespace), name).default, facts)
+
+
+# -- the table -----------------------------------------------------------------------------------------------
+
+_rows("add sub", (0, 1), continuous=(0, 1))
+_rows("mul", (0,), (1,), continuous=(0, 1))
+_rows("div", (0,), continuous=(0, 1))
+_rows("neg", (0,), continuous=(0,), exact=True)
+_rows("convert_element_type", (0,), continuous=(0,))
+_rows("where", (1, 2), continuous=(1, 2), exact=True)
+_rows("maximum minimum", continuous=(0, 1), exact=True)
+_rows("atan cos erf exp reciprocal sin tanh", continuous=(0,))
+_rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc", exact=True)
+_rows(
+    """
+    acos acosh asin asinh atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and
+    bitwise_not bitwise_or bitwise_xor cosh digamma eq erf_inv erfc erfcx exp2 expm1 fmod gcd ge gt hypot isfinite le
+    lgamma log log10 log1p log2 lt ndtri ne pow remainder rsqrt shift_left shift_right_arithmetic signbit sinh
+    spherical_bessel_j0 sqrt tan zeta
+    """
+)
+# Those that torch does not decompose. Integers come unconverted.
+_rows(
+    """
+    angle polygamma special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1
+    """,
+    namespace="aten",
+)

@@ -24,11 +24,20 @@ from torch import Tensor, fx
 
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, RESHAPE_OPS, SUM_OP, is_pointwise
+from flexsn_graph._ops import (
+    ALIAS_OPS,
+    EMPTY_OPS,
+    FILL_OPS,
+    RESHAPE_OPS,
+    SUM_OP,
+    TERMS,
+    UNIFORM,
+    facts_of,
+    is_pointwise,
+    lacks_a_rule,
+)
 from flexsn_graph._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
-from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError
-
-_prims = torch.ops.prims
+from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError, UnsupportedCoreError
 
 # The step among the keys of `_Value.reads`; the others are indices of lifted tensors.
 _STEP = -1
@@ -51,6 +60,8 @@ def check_positions(
     lifted: Sequence[int | None],
     gradient_of: Sequence[int | None],
     known: Mapping[int, LiftedLayout],
+    *,
+    sums_allowed: bool = False,
 ) -> dict[int, LiftedLayout]:
     """Proves that `graph` works on each element of the step by itself.
 
@@ -61,6 +72,7 @@ def check_positions(
         gradient_of: for each result, the placeholder whose gradient it is, or `None`. Where there are
             gradients, sums are allowed.
         known: layouts that another graph of the same step has; this one must not differ.
+        sums_allowed: also without such results: the graph computes gradients, and returns terms of them.
 
     Returns:
         The layout of each lifted tensor that is read.
@@ -69,7 +81,7 @@ def check_positions(
         NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved behind the scan.
         CaptureError: a lifted tensor is read in two layouts, or in one that has no strides.
     """
-    return _Check(tuple(step_shape), lifted, gradient_of, known).run(graph)
+    return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
 
 
 class _Check:
@@ -79,11 +91,12 @@ class _Check:
         lifted: Sequence[int | None],
         gradient_of: Sequence[int | None],
         known: Mapping[int, LiftedLayout],
+        sums_allowed: bool,
     ) -> None:
         self._step = StepAxes(step_shape)
         self._lifted = lifted
         self._gradient_of = gradient_of
-        self._sums_allowed = any(position is not None for position in gradient_of)
+        self._sums_allowed = sums_allowed or any(position is not None for position in gradient_of)
         self._values: dict[fx.Node, _Values] = {}
         self._moved: fx.Node | None = None
         self._known = known
@@ -128,19 +141,29 @@ class _Check:
     def _call(self, node: fx.Node) -> _Values:
         target: Any = node.target
         if target in FILL_OPS:
-            number = node.args[FILL_OPS[target]]
+            position = FILL_OPS[target]
+            number = 0 if position is None else node.args[position]
             return _Value(_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
         if target in EMPTY_OPS:
             return _Value(_shape(node))
         if target is operator.getitem:
             source = self._values[node.all_input_nodes[0]]
             return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
+        if target in (TERMS, UNIFORM):
+            # Proved where they are made: see `_pointwise`.
+            return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
         if target in ALIAS_OPS:
             return self._view(node)
         if target is SUM_OP:
             return self._sum(node)
         if is_pointwise(target):
             return self._pointwise(node)
+        if lacks_a_rule(target):
+            raise UnsupportedCoreError(
+                f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+                called_op(node),
+                location_of(node),
+            )
         raise self._refusal(node, f"{called_op(node)} does not work element by element")
 
     def _view(self, node: fx.Node) -> _Values:
@@ -233,32 +256,21 @@ class _Check:
         axes = {operand.summed for operand in operands if operand.summed}
         if not axes:
             return frozenset()
-        target: Any = node.target
-        sums = sum(bool(operand.summed) for operand in operands)
-        first = operands[0]
-        numbers = len(node.args) - len(operands)
-        others_vanish = numbers == 0 and all(o.summed or o.zero for o in operands)
-        linear = len(axes) == 1 and (
-            target is _prims.neg.default
-            or (target is _prims.convert_element_type.default and _is_float(node))
-            or (target is _prims.mul.default and sums == 1)
-            or (target is _prims.div.default and sums == 1 and bool(first.summed))
-            or (target in (_prims.add.default, _prims.sub.default) and others_vanish)
-            or (target is _prims.where.default and self._selects_sums(node))
+        facts = facts_of(node.target)
+        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
+        # Linear in some of its arguments together: what is no sum among them has to be 0.
+        linear = facts is not None and any(
+            summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
+            for together in facts.linear
         )
         # No operand may be larger than the sum: it would be there once for each of its elements.
-        if not linear or any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands):
+        grows = any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands)
+        if len(axes) > 1 or not linear or grows or not _is_float(node):
             raise self._sum_refusal(node)
         return next(iter(axes))
 
-    def _selects_sums(self, node: fx.Node) -> bool:
-        condition, *branches = node.args
-        if isinstance(condition, fx.Node) and self._value(condition).summed:
-            return False
-        return all(
-            b == 0 if not isinstance(b, fx.Node) else self._value(b).summed or self._value(b).zero
-            for b in branches
-        )
+    def _vanishes(self, argument: Any) -> bool:
+        return self._value(argument).zero if isinstance(argument, fx.Node) else argument == 0
 
     # Results.
 
@@ -319,7 +331,8 @@ class _Check:
     def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
         return NonPointwiseError(
             f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only the sum "
-            "to the shape of a captured tensor, and what is linear in it, is supported there.",
+            "to the shape of a captured tensor or to an argument without dimensions, and what is linear in it, is "
+            "supported there.",
             called_op(node),
             location_of(node),
         )
@@ -350,11 +363,11 @@ def _first_use(node: fx.Node) -> fx.Node | None:
 
 
 def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
-    if node.target in (_prims.neg.default, _prims.convert_element_type.default):
-        return operands[0].zero
-    if node.target in (_prims.add.default, _prims.sub.default):
-        return len(operands) == len(node.args) and all(operand.zero for operand in operands)
-    return False
+    """Whether an op is linear in all of its operands together, and all are 0."""
+    facts = facts_of(node.target)
+    values = {i for i, argument in enumerate(node.args) if isinstance(argument, fx.Node | bool | int | float)}
+    all_zero = len(values) == len(operands) and all(operand.zero for operand in operands)
+    return all_zero and facts is not None and values in facts.linear
 
 
 def _is_float(node: fx.Node) -> bool:

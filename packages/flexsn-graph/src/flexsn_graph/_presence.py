@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_graph._step import StepVjp
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._step_graph import StepGraph
 
 _prims = torch.ops.prims
-_OUTPUT, _STATE = "grad_output_", "grad_state_"
 
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """Whether the gradient of a new state came: an argument ``came_state_{state}`` of the VJP.
+    """Whether the gradient of a new state came: an argument of the VJP, `Port(Role.CAME_STATE, state)`.
 
     Attributes:
         given: whether it came at the last step.
@@ -51,19 +51,19 @@ class Presence:
     """
 
     def __init__(
-        self, vjp: StepVjp, num_inputs: int, num_states: int, given: Sequence[bool], *, every_step: bool
+        self, vjp: StepGraph, num_inputs: int, num_states: int, given: Sequence[bool], *, every_step: bool
     ) -> None:
         self._vjp = vjp
         self._given = frozenset(i for i in range(num_states) if given[i])
         self._lasting = self._given if every_step else frozenset[int]()
-        self._origins = _origins(vjp.graph)
-        results: Any = next(n for n in reversed(vjp.graph.nodes) if n.op == "output").args[0]
+        self._origins = _origins(vjp)
+        results = vjp.entries
         # By primal: the gradients that its gradient depends on; `None`: it has none.
         self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
         self._of_states = self._of[num_inputs : num_inputs + num_states]
         self._first_state, self._num_states = num_inputs, num_states
         self._sure = self._always_there()
-        self._selected = _Selection(vjp.graph, self._origins, self._is_sure)
+        self._selected = _Selection(vjp, self._origins, self._is_sure)
         self.flags = self._flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
@@ -86,14 +86,15 @@ class Presence:
         behind = self._first_state + self._num_states
         return (*reached[: self._first_state], *states, *reached[behind:])
 
-    def with_flags(self) -> StepVjp:
+    def with_flags(self) -> StepGraph:
         """The VJP with arguments for `flags`, behind all others."""
-        return replace(self._vjp, graph=self._selected.graph([flag.state for flag in self.flags]))
+        flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
+        return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
 
-    def _comes(self, origins: frozenset[str] | None, there: Collection[int]) -> bool:
+    def _comes(self, origins: frozenset[Port] | None, there: Collection[int]) -> bool:
         if origins is None:
             return False
-        return not origins or any(name.startswith(_OUTPUT) or _index(name) in there for name in origins)
+        return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in there for p in origins)
 
     def _before(self, there: frozenset[int]) -> frozenset[int]:
         """The states whose gradients come at a step, if those in `there` do at the following one."""
@@ -109,7 +110,7 @@ class Presence:
                 return sure
             sure = fewer
 
-    def _is_sure(self, origins: frozenset[str]) -> bool:
+    def _is_sure(self, origins: frozenset[Port]) -> bool:
         return self._comes(origins, self._sure)
 
     def _flags(self) -> tuple[Flag, ...]:
@@ -121,24 +122,19 @@ class Presence:
             needed.add(state)
             origins = self._of_states[state]
             always = state in self._lasting or (origins is not None and self._is_sure(origins))
-            before = () if always or origins is None else tuple(sorted(map(_index, origins)))
+            before = () if always or origins is None else tuple(sorted(port.index for port in origins))
             flags[state] = Flag(state, state in self._given, always, before)
             waiting |= set(before) - needed
         return tuple(flags[state] for state in sorted(flags))
 
 
-def _index(name: str) -> int:
-    return int(name.rpartition("_")[2])
-
-
-def _origins(graph: fx.Graph) -> dict[fx.Node, frozenset[str]]:
-    """By value: the gradients that it depends on, by name."""
-    origins: dict[fx.Node, frozenset[str]] = {}
-    for node in graph.nodes:
-        if node.op == "placeholder" and str(node.target).startswith((_OUTPUT, _STATE)):
-            origins[node] = frozenset({str(node.target)})
-        elif node.op == "call_function":
-            found = frozenset[str]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
+def _origins(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
+    """By value: the gradients that it depends on."""
+    given = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
+    origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
+    for node in vjp.graph.nodes:
+        if node.op == "call_function":
+            found = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
             if found:
                 origins[node] = found
     return origins
@@ -154,8 +150,8 @@ class _Selection:
         states: those whose gradients decide a selection.
     """
 
-    def __init__(self, graph: fx.Graph, origins: Mapping[fx.Node, frozenset[str]], is_sure: Any) -> None:
-        self._graph = graph
+    def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_sure: Any) -> None:
+        self._graph = graph = vjp.graph
         self._origins = origins
         self._finite = _finite_values(graph)
         self._zero: set[fx.Node] = set()  # zero wherever all of its gradients are absent
@@ -169,9 +165,9 @@ class _Selection:
                     self._select.setdefault(argument, set()).add(node)
             if mine and not is_sure(mine) and self._stays_zero(node):
                 self._zero.add(node)
-        self.states = {_index(name) for node in self._select for name in origins[node]}
+        self.states = {port.index for node in self._select for port in origins[node]}
 
-    def graph(self, flags: Sequence[int]) -> fx.Graph:
+    def graph(self, flags: Sequence[Port]) -> fx.Graph:
         graph = fx.Graph()
         new: dict[fx.Node, fx.Node] = {}
         selected: dict[fx.Node, fx.Node] = {}
@@ -180,12 +176,12 @@ class _Selection:
         placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
         for node in placeholders:
             new[node] = graph.node_copy(node)
-        for state in flags:
-            came[state] = graph.placeholder(f"came_state_{state}")
-            came[state].meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
+        for port in flags:
+            came[port.index] = graph.placeholder(port.name)
+            came[port.index].meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
 
         def select(node: fx.Node) -> fx.Node:
-            states = tuple(sorted(map(_index, self._origins[node])))
+            states = tuple(sorted(port.index for port in self._origins[node]))
             for i, state in enumerate(states):
                 key = states[: i + 1]
                 if key not in combined:

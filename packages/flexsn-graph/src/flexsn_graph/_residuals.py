@@ -16,9 +16,13 @@ import torch
 from torch import fx
 
 from flexsn_graph._normalize import call_key
-from flexsn_graph._step import StepGraph, StepTrace, StepVjp
+from flexsn_graph._ports import Port, Role, ports
+from flexsn_graph._step import StepTrace
+from flexsn_graph._step_graph import StepGraph
 
 _prims = torch.ops.prims
+
+_COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,19 +31,18 @@ class Residuals:
 
     Attributes:
         forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states, *residuals]`.
-        vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, the residuals named ``saved_0`` and so on,
-            and uses no state.
+        vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, and uses no state.
         dtypes: of the residuals.
         traffic: bytes per element and step that are moved for the VJP: residuals, and inputs that it reads, too.
     """
 
     forward: StepGraph
-    vjp: StepVjp
+    vjp: StepGraph
     dtypes: tuple[torch.dtype, ...]
     traffic: float
 
 
-def keep_residuals(trace: StepTrace, vjp: StepVjp, *, rounded: bool = True) -> Residuals:
+def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) -> Residuals:
     """A step and its VJP with residuals.
 
     Args:
@@ -54,33 +57,32 @@ def keep_residuals(trace: StepTrace, vjp: StepVjp, *, rounded: bool = True) -> R
         ((torch.float32,), 8.0)
     """
     size = math.prod(trace.step_shape)
-    linear = _depending_on(vjp.graph, "grad_")
-    varying = _depending_on(vjp.graph, "input_", "state_")
+    linear = _depending_on(vjp, *_COTANGENTS)
+    varying = _depending_on(vjp, Role.INPUT, Role.STATE)
+    inputs = {node for port, node in vjp.placeholders.items() if port.role is Role.INPUT}
 
     def cost(node: fx.Node) -> float:
         value = node.meta["val"]
-        if _is_input(node):
+        if node in inputs:
             return float(value.element_size() * value.numel() / size) if size else 0.0
         if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):
             return math.inf
         return 2.0 * float(value.element_size())
 
     cut = _minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
-    kept = [node for node in cut if not _is_input(node)]
-    names = {node: f"saved_{i}" for i, node in enumerate(kept)}
-    layouts = {**trace.forward.layouts, **vjp.layouts}
+    kept = [node for node in cut if node not in inputs]
     return Residuals(
-        forward=StepGraph(_with_results(trace.forward.graph, vjp.graph, linear, kept), layouts),
-        vjp=replace(vjp, graph=_with_arguments(vjp.graph, names)),
+        forward=_with_results(trace.forward, vjp, linear, kept),
+        vjp=_with_arguments(vjp, kept),
         dtypes=tuple(node.meta["val"].dtype for node in kept),
         traffic=sum(map(cost, cut)),
     )
 
 
-def without_cotangents(vjp: StepVjp, absent: Collection[str]) -> StepVjp:
-    """A VJP where some cotangents, by name, are zero, and no arguments any more."""
-    linear = _depending_on(vjp.graph, "grad_")
-    zero = {node for node in vjp.graph.nodes if node.op == "placeholder" and node.target in absent}
+def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
+    """A VJP where some cotangents are zero, and no arguments any more."""
+    linear = _depending_on(vjp, *_COTANGENTS)
+    zero = {node for port, node in vjp.placeholders.items() if port in absent}
     graph, new = fx.Graph(), dict[fx.Node, Any]()
     kept: list[int] = []
     for node in vjp.graph.nodes:
@@ -88,9 +90,8 @@ def without_cotangents(vjp: StepVjp, absent: Collection[str]) -> StepVjp:
         if node in zero:
             continue
         if node.op == "output":
-            entries: Any = node.args[0]
-            kept = [i for i, entry in enumerate(entries) if entry not in zero]
-            graph.output(tuple(new[entries[i]] for i in kept))
+            kept = [i for i, entry in enumerate(vjp.entries) if entry not in zero]
+            graph.output(tuple(new[vjp.entries[i]] for i in kept))
         elif came and all(argument in zero for argument in came):
             zero.add(node)  # linear in its arguments, all of which are zero
         elif any(argument in zero for argument in came):
@@ -98,8 +99,8 @@ def without_cotangents(vjp: StepVjp, absent: Collection[str]) -> StepVjp:
         else:
             new[node] = graph.node_copy(node, new.__getitem__)
     graph.eliminate_dead_code()
-    gradients = tuple(kept.index(p) if p in kept else None for p in vjp.gradients)
-    return StepVjp(graph, vjp.layouts, gradients)
+    arguments = tuple(port for port in vjp.arguments if port not in absent)
+    return StepGraph(graph, arguments, tuple(vjp.results[i] for i in kept), vjp.layouts)
 
 
 def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
@@ -112,17 +113,11 @@ def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zer
     return graph.node_copy(node, stand_ins.__getitem__)
 
 
-def _is_input(node: fx.Node) -> bool:
-    return node.op == "placeholder" and str(node.target).startswith("input_")
-
-
-def _depending_on(graph: fx.Graph, *roles: str) -> set[fx.Node]:
-    """The arguments whose names begin so, and what is computed of them."""
-    found: set[fx.Node] = set()
-    for node in graph.nodes:
-        if (node.op == "placeholder" and str(node.target).startswith(roles)) or (
-            node.op == "call_function" and any(argument in found for argument in node.all_input_nodes)
-        ):
+def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
+    """The arguments of these roles, and what is computed of them."""
+    found = {node for port, node in step.placeholders.items() if port.role in roles}
+    for node in step.graph.nodes:
+        if node.op == "call_function" and any(argument in found for argument in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -151,12 +146,11 @@ def _minimum_cut(
 
 
 def _with_results(
-    forward: fx.Graph, vjp: fx.Graph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
-) -> fx.Graph:
+    forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
+) -> StepGraph:
     """`forward` that returns values of `vjp` as well; `linear`: those that depend on cotangents."""
     graph = fx.Graph()
     seen: dict[Any, fx.Node] = {}
-    arguments: dict[str, fx.Node] = {}
 
     def add(node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
         """The copy of a node: one that is there already if there is one."""
@@ -167,41 +161,34 @@ def _with_results(
             seen[key] = graph.node_copy(node, new.__getitem__)
         return seen[key]
 
-    of_forward: dict[fx.Node, fx.Node] = {}
-    results: Any = ()
-    for node in forward.nodes:
-        if node.op == "placeholder":
-            of_forward[node] = arguments[str(node.target)] = graph.node_copy(node)
-        elif node.op == "output":
-            results = fx.node.map_arg(node.args[0], of_forward.__getitem__)
-        else:
-            of_forward[node] = add(node, of_forward)
-    of_vjp: dict[fx.Node, fx.Node] = {}
-    for node in vjp.nodes:
-        if node.op == "placeholder" and node not in linear:
-            of_vjp[node] = arguments[str(node.target)]
-        elif node.op == "call_function" and node not in linear:
-            of_vjp[node] = add(node, of_vjp)
+    arguments = {port: graph.node_copy(node) for port, node in forward.placeholders.items()}
+    of_forward = {node: arguments[port] for port, node in forward.placeholders.items()}
+    of_vjp = {node: arguments[port] for port, node in vjp.placeholders.items() if node not in linear}
+    for new, nodes in ((of_forward, forward.graph.nodes), (of_vjp, vjp.graph.nodes)):
+        for node in nodes:
+            if node.op == "call_function" and node not in linear:
+                new[node] = add(node, new)
+    results = [of_forward[node] for node in forward.entries]
     graph.output((*results, *(of_vjp[node] for node in kept)))
     graph.eliminate_dead_code()
-    return graph
+    layouts = {**forward.layouts, **vjp.layouts}
+    return StepGraph(graph, forward.arguments, (*forward.results, *ports(Role.SAVED, len(kept))), layouts)
 
 
-def _with_arguments(vjp: fx.Graph, names: Mapping[fx.Node, str]) -> fx.Graph:
+def _with_arguments(vjp: StepGraph, kept: Sequence[fx.Node]) -> StepGraph:
     """`vjp` that takes values of its own as arguments, before the cotangents."""
     graph = fx.Graph()
     new: dict[fx.Node, fx.Node] = {}
-    placeholders = [node for node in vjp.nodes if node.op == "placeholder"]
-    for node in placeholders:
-        if not str(node.target).startswith("grad_"):
-            new[node] = graph.node_copy(node)
-    for node, name in names.items():
-        new[node] = graph.placeholder(name)
+    saved = dict(zip(ports(Role.SAVED, len(kept)), kept, strict=True))
+    primals = {port: node for port, node in vjp.placeholders.items() if port.role not in _COTANGENTS}
+    cotangents = {port: node for port, node in vjp.placeholders.items() if port.role in _COTANGENTS}
+    for port, node in {**primals, **saved, **cotangents}.items():
+        new[node] = graph.placeholder(port.name)
         new[node].meta["val"] = node.meta["val"]
-    for node in vjp.nodes:
+    for node in vjp.graph.nodes:
         if node.op == "output":
             graph.output(fx.node.map_arg(node.args[0], new.__getitem__))
         elif node not in new:
             new[node] = graph.node_copy(node, new.__getitem__)
     graph.eliminate_dead_code()
-    return graph
+    return replace(vjp, graph=graph, arguments=(*primals, *saved, *cotangents))

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from flexsn_graph._core import as_core_results, check_arity, unwrap_compiled
-from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._normalize import normalize
+from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._prologue import Hoists
+from flexsn_graph._step_graph import GRADIENTS, StepGraph
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph._tracer import Tracer
 from flexsn_graph.errors import (
@@ -43,36 +44,6 @@ class StepValue:
 
     def __str__(self) -> str:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
-
-
-@dataclass(frozen=True, slots=True)
-class StepGraph:
-    """A normalised graph and how it reads the lifted tensors.
-
-    Attributes:
-        graph: placeholders are all inputs, states and lifted tensors (and, in a VJP, the cotangents that
-            are present), used or not; the output is a tuple of nodes.
-        layouts: index of a lifted tensor to its layout; one that the graph never reads has none.
-    """
-
-    graph: fx.Graph
-    layouts: dict[int, LiftedLayout]
-
-
-@dataclass(frozen=True, slots=True)
-class StepVjp:
-    """The vector-Jacobian product of one step, from primals and cotangents alone.
-
-    Attributes:
-        graph, layouts: as in `StepGraph`. A lifted tensor has the same layout as in the forward graph.
-        gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient in the graph's
-            output, or `None` when the gradient was not asked for or is zero whatever the values are. The
-            gradient of an argument that broadcasts to the step has the step's shape: sum it afterwards.
-    """
-
-    graph: fx.Graph
-    layouts: dict[int, LiftedLayout]
-    gradients: tuple[int | None, ...]
 
 
 class StepTrace:
@@ -174,7 +145,7 @@ class StepTrace:
             return False
         return True
 
-    def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepVjp:
+    def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepGraph:
         """The step's VJP, pruned to what is there and what is asked for.
 
         Args:
@@ -184,7 +155,7 @@ class StepTrace:
                 floating-point tensors have one.
 
         Returns:
-            Its graph takes `[*inputs, *states, *lifted, *present cotangents]`.
+            A graph from `[*inputs, *states, *lifted, *present cotangents]` to the gradients that are not zero.
 
         Raises:
             RequiresGradError: the masks do not fit the step.
@@ -196,30 +167,35 @@ class StepTrace:
                 f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
                 f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
             )
-        names = self._primal_names() + self._cotangent_names(cotangents)
+        primals = self._primals
+        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         with undisturbed():
             recorded, gradients = self._tracer.record_vjp(cotangents, wanted)
             lowered, layouts = self._tracer.lower(
                 recorded, self.step_shape, gradients, self.forward.layouts
             )
-            graph = normalize(lowered, names)
-        return StepVjp(graph, layouts, _drop_zeros(graph, gradients))
+            graph = normalize(lowered, [port.name for port in arguments])
+        results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
+        return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
 
     def _primal_values(self) -> tuple[StepValue, ...]:
         return (*self.inputs, *self.states, *self.lifted_values)
 
     def _trace_forward(self) -> StepGraph:
         lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
-        return StepGraph(normalize(lowered, self._primal_names()), layouts)
+        graph = normalize(lowered, [port.name for port in self._primals])
+        results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
+        return StepGraph(graph, self._primals, results, layouts)
 
-    def _primal_names(self) -> list[str]:
-        counts = {"input": self.num_inputs, "state": self.num_states, "lifted": len(self.lifted_values)}
-        return [f"{role}_{i}" for role, count in counts.items() for i in range(count)]
-
-    def _cotangent_names(self, cotangents: Sequence[bool]) -> list[str]:
-        names = [f"grad_output_{i}" for i in range(self.num_outputs)]
-        names += [f"grad_state_{i}" for i in range(self.num_states)]
-        return [name for name, there in zip(names, cotangents, strict=True) if there]
+    @property
+    def _primals(self) -> tuple[Port, ...]:
+        counts = {
+            Role.INPUT: self.num_inputs,
+            Role.STATE: self.num_states,
+            Role.LIFTED: len(self.lifted_values),
+        }
+        return tuple(port for role, count in counts.items() for port in ports(role, count))
 
 
 def trace_step(
@@ -288,15 +264,14 @@ def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
     return step
 
 
-def _drop_zeros(graph: fx.Graph, gradients: Sequence[int | None]) -> tuple[int | None, ...]:
-    """Takes gradients that are the constant 0 out of the graph's output; the new positions."""
-    output = next(n for n in reversed(graph.nodes) if n.op == "output")
-    entries: Any = output.args[0]
-    zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in entries]
+def _without_zeros(vjp: StepGraph) -> StepGraph:
+    """The VJP without the gradients that are the constant 0."""
+    zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in vjp.entries]
     kept = [i for i, zero in enumerate(zeros) if not zero]
-    output.args = (tuple(entries[i] for i in kept),)
-    graph.eliminate_dead_code()
-    return tuple(kept.index(p) if p in kept else None for p in gradients)
+    output = next(n for n in reversed(vjp.graph.nodes) if n.op == "output")
+    output.args = (tuple(vjp.entries[i] for i in kept),)
+    vjp.graph.eliminate_dead_code()
+    return replace(vjp, results=tuple(vjp.results[i] for i in kept))
 
 
 def _check_results(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import linecache
+import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
-from flexsn_graph._ops import VIEW_OPS
 from flexsn_graph._torch_private_ops import OpOverload
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
@@ -25,14 +25,17 @@ __all__ = [
     "TorchFunctionMode",
     "autocast_now",
     "constant_value",
+    "core_aten_decompositions",
     "custom_op_body",
+    "decomposition_table",
     "fake_like",
     "gradients",
-    "lower",
+    "min_cut_partitioner",
     "op_location_key",
     "record",
+    "rounded",
     "set_stack_trace",
-    "split_joint",
+    "trace_again",
     "undisturbed",
     "unrecorded",
     "without_hooks",
@@ -84,6 +87,8 @@ expect(
     ["error_on_nested_fx_trace"],
     "functions that torch.compile has compiled are refused in step functions",
 )
+
+Table = Mapping[Any, Callable[..., Any]]
 
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _ONE_AT_A_TIME = threading.RLock()
@@ -156,6 +161,7 @@ def undisturbed() -> Iterator[None]:
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         stack.enter_context(torch.autograd.set_detect_anomaly(False))
         stack.enter_context(_unoptimized(False))
+        stack.enter_context(_silent("torch._subclasses.fake_tensor"))  # prints what it raises, too
         for device in _AUTOCAST_DEVICES:
             # Nor a cache of what it converts, where stand-ins for the user's parameters would be found afterwards.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
@@ -169,6 +175,16 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             _around.pop()
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 def gradients(
@@ -216,11 +232,11 @@ def _keeping_locations() -> Iterator[None]:
 
 
 def record(
-    function: Callable[..., Sequence[Tensor]], arguments: Sequence[FakeTensor], mode: FakeTensorMode
+    function: Callable[..., Sequence[Tensor]], arguments: Sequence[FakeTensor], mode: FakeTensorMode, table: Table
 ) -> fx.GraphModule:
-    """Records `function(*arguments)` as ATen ops, as they are called."""
+    """Records `function(*arguments)` as ATen ops, as they are called; those in `table` decomposed."""
     with mode, _keeping_locations():
-        graph: fx.GraphModule = make_fx(function, decomposition_table=_AS_EAGER)(*arguments)
+        graph: fx.GraphModule = make_fx(function, decomposition_table=table)(*arguments)
     return _without_source(graph)
 
 
@@ -239,19 +255,12 @@ def unrecorded() -> Iterator[None]:
         yield
 
 
-def lower(
-    module: fx.GraphModule,
-    mode: FakeTensorMode,
-    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
-) -> fx.GraphModule:
-    """Re-traces `module` without mutation, decomposed (by default: down to prims and views)."""
+def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> fx.GraphModule:
+    """Re-traces `module` without mutation; ops in `table` decomposed."""
 
     def replay(*inputs: Tensor) -> Any:
         return fx.Interpreter(module).run(*inputs)
 
-    table = {**(_TO_PRIMS if decompositions is None else decompositions), **_DECOMPOSITIONS}
-    for view in VIEW_OPS:
-        table.pop(view, None)
     arguments = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     functional = torch.func.functionalize(replay, remove="mutations")
     with mode, _keeping_locations(), torch.no_grad():
@@ -259,127 +268,19 @@ def lower(
     return _without_source(graph)
 
 
-def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-    return source.to(target.dtype).expand(target.shape)
-
-
-def _index_put(
-    target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
-) -> Any:
-    """`target[mask] = value`, the usual way to write a reset; other indices are not pointwise."""
-    mask = indices[0]
-    if (
-        len(indices) == 1
-        and mask is not None
-        and mask.dtype == torch.bool
-        and mask.shape == target.shape
-        and values.numel() == 1
-        and not accumulate
-    ):
-        return torch.where(mask, values.reshape(()), target)
-    return NotImplemented
-
-
-def _bce_with_logits(
-    x: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = 1,
-) -> Tensor:
-    """As eager, also for infinite `x`, where torch's table gives NaN."""
-    log_sigmoid = torch.nn.functional.logsigmoid(x)
-    if pos_weight is not None:
-        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
-    loss = (1.0 - target) * x - log_sigmoid
-    if weight is not None:
-        loss = loss * weight
-    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
-
-
-def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
-    """Numbers and tensors without dimensions are rounded to the others' half dtype first, as eager mode does.
-
-    So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
-    """
-    dtype = torch.result_type(*values)
-    if dtype in _HALF_DTYPES:
-        values = tuple(_as_half(value, dtype) for value in values)
-    return decomposition(*values)
-
-
-def _as_half(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(dtype)
-    if not isinstance(value, float):
-        return value
+def rounded(value: float, dtype: torch.dtype) -> float:
+    """A Python number, rounded to `dtype`; also while something is traced."""
     with _disable_current_modes():
-        return torch.tensor(value, dtype=dtype, device="cpu").item()
+        number: float = torch.tensor(value, dtype=dtype, device="cpu").item()
+    return number
 
 
-def _pow_by_number(x: Tensor, exponent: float) -> Any:
-    """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
-    if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
-        if exponent == 3.0:
-            return x * x * x
-        if exponent == -2.0:
-            return (x * x).reciprocal()
-    return _in_common_dtype(decomposition_table[torch.ops.aten.pow.Tensor_Scalar], x, exponent)
-
-
-def _half_numbers() -> dict[Any, Callable[..., Any]]:
-    """What torch's table computes in float32 with numbers that eager mode rounds to the tensor's half dtype."""
-    aten = torch.ops.aten
-    ops = [getattr(getattr(aten, n), k) for n in ("eq", "ne", "lt", "le", "gt", "ge") for k in ("Scalar", "Tensor")]
-    ops += [aten.fmod.Scalar, aten.fmod.Tensor, aten.pow.Scalar, aten.pow.Tensor_Tensor]
-    ops += [aten.remainder.Scalar, aten.remainder.Scalar_Tensor, aten.remainder.Tensor]
-    known = {op: decomposition_table[op] for op in ops if op in decomposition_table}
-    rounding = {op: functools.partial(_in_common_dtype, decomposition) for op, decomposition in known.items()}
-    return {**rounding, aten.pow.Tensor_Scalar: _pow_by_number}
-
-
-_HALF_DTYPES = {torch.float16, torch.bfloat16}
-_TO_PRIMS: dict[Any, Callable[..., Any]] = {**decomposition_table, **_half_numbers()}
-
-# Decomposed while it is recorded: `functionalize` has another decomposition of its own.
-_AS_EAGER: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
-}
-
-# What torch's tables leave, because its own backends have kernels for it.
-_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    torch.ops.aten.copy.default: _copy,
-    torch.ops.aten.index_put.default: _index_put,
-    torch.ops.aten.__lshift__.Scalar: torch.bitwise_left_shift,
-    torch.ops.aten.__lshift__.Tensor: torch.bitwise_left_shift,
-    torch.ops.aten.__rshift__.Scalar: torch.bitwise_right_shift,
-    torch.ops.aten.__rshift__.Tensor: torch.bitwise_right_shift,
-}
-
-
-def split_joint(
-    joint: fx.GraphModule, num_primals: int, num_results: int, mode: FakeTensorMode
-) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are kept.
-
-    On core ATen ops, not prims: on prims the minimal cut keeps about half as much again.
-    """
-    partition = needed(
+def min_cut_partitioner() -> Callable[..., tuple[fx.GraphModule, fx.GraphModule]]:
+    """Splits a joint graph where the fewest bytes are kept."""
+    partitioner: Callable[..., tuple[fx.GraphModule, fx.GraphModule]] = needed(
         "torch._functorch.partitioners",
         "min_cut_rematerialization_partition",
         _NO_SPLIT,
         takes=["num_fwd_outputs"],
     )
-    functional = lower(joint, mode, core_aten_decompositions())
-    arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
-    for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
-        # The partitioner knows the roles by these names.
-        role = f"primals_{i}" if i < num_primals else f"tangents_{i - num_primals}"
-        node._rename(role)
-        node.target = node.name
-    functional.recompile()
-    with mode:
-        forward, backward = partition(
-            functional, arguments, num_fwd_outputs=num_results
-        )
-    return forward, backward
+    return partitioner

@@ -14,8 +14,10 @@ from flexsn_graph._calls import CoreCalls
 from flexsn_graph._capture import CaptureMode
 from flexsn_graph._captures import Captures
 from flexsn_graph._core import check_examples
+from flexsn_graph._decompositions import AS_RECORDED
 from flexsn_graph._layout import LiftedLayout
-from flexsn_graph._location import raised_at
+from flexsn_graph._location import raised_at, told_by_torch
+from flexsn_graph._lowering import lower
 from flexsn_graph._positions import check_positions
 from flexsn_graph._prologue import Hoists, Prologue
 from flexsn_graph._torch_private import (
@@ -23,11 +25,17 @@ from flexsn_graph._torch_private import (
     FakeTensorMode,
     fake_like,
     gradients,
-    lower,
     record,
     without_hooks,
 )
-from flexsn_graph.errors import CaptureError, StatefulCoreError, UnsupportedCoreError
+from flexsn_graph.errors import (
+    CaptureError,
+    StatefulCoreError,
+    TorchError,
+    TraceError,
+    UnsupportedCoreError,
+    UnsupportedOpError,
+)
 from flexsn_graph.reads import Reads
 from flexsn_graph.versions import UnsupportedVersionError
 
@@ -43,6 +51,7 @@ class Tracer:
         hoists: what is computed before the step, from captured tensors alone.
         keep_views: whether views of such values remain views, so that in-place ops on one change all.
         reads: records what else `fn` reads.
+        captures: makes what keeps the tensors that `fn` captures.
 
     Attributes:
         mode: the fake mode of everything here.
@@ -61,6 +70,7 @@ class Tracer:
         hoists: Hoists = Hoists.NOTHING,
         keep_views: bool = False,
         reads: Reads | None = None,
+        captures: Callable[[FakeTensorMode], Captures] = Captures,
     ) -> None:
         check_examples(examples)
         self._reads = Reads(fn, follow=False) if reads is None else reads
@@ -71,7 +81,7 @@ class Tracer:
         self._requires_grad = [True] * len(examples) if requires_grad is None else requires_grad
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
-        self.captures = Captures(self.mode)
+        self.captures = captures(self.mode)
         # What the function did: its calls, and what it read.
         self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
         needed: set[int] = set()
@@ -158,7 +168,7 @@ class Tracer:
             return [self.captures.stand_in(t).detach() for t in results]
 
         with self._as_discovered():
-            return record(forward, self.primals, self.mode)
+            return record(forward, self.primals, self.mode, AS_RECORDED)
 
     def record_vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], *, with_results: bool = False
@@ -181,7 +191,7 @@ class Tracer:
 
         present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
         with self._as_discovered(), self._reads.recording():
-            recorded = record(vjp, [*self.primals, *present], self.mode)
+            recorded = record(vjp, [*self.primals, *present], self.mode, AS_RECORDED)
         return recorded, tuple(positions)
 
     def lower(
@@ -190,6 +200,8 @@ class Tracer:
         step_shape: Sequence[int],
         positions: Sequence[int | None] = (),
         known: Mapping[int, LiftedLayout] | None = None,
+        *,
+        sums_allowed: bool = False,
     ) -> tuple[fx.GraphModule, dict[int, LiftedLayout]]:
         """Lowers a recorded graph, checks that it is pointwise, and finds its captured tensors' layouts.
 
@@ -198,8 +210,10 @@ class Tracer:
             step_shape: shape of one step.
             positions: the gradients' positions, as `record_vjp` returned them.
             known: the layouts in the forward graph.
+            sums_allowed: as for `check_positions`.
         """
-        lowered = lower(recorded, self.mode)
+        with _explained():
+            lowered = lower(recorded, self.mode)
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
@@ -207,7 +221,9 @@ class Tracer:
         results = next(n for n in reversed(lowered.graph.nodes) if n.op == "output").args[0]
         first = [None] * (len(results) - len(gradient_of))
         roles = [*lifted, *[None] * others]
-        layouts = check_positions(lowered.graph, step_shape, roles, [*first, *gradient_of], known or {})
+        layouts = check_positions(
+            lowered.graph, step_shape, roles, [*first, *gradient_of], known or {}, sums_allowed=sums_allowed
+        )
         return lowered, layouts
 
     def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -221,7 +237,7 @@ class Tracer:
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
         """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
         self.captures.locations.clear()
-        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls):
+        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), _explained():
             results = calls.finish(self._as_results(self._fn(*arguments)))
         # Autograd itself calls a little more, depending on what needs a gradient.
         recording = (torch.is_grad_enabled(), whole, *(t.requires_grad for t in self.captures.tensors.values()))
@@ -341,3 +357,18 @@ class Tracer:
     def _variable(self, number: int, calls: CoreCalls) -> Tensor | None:
         """What autograd knows a lifted value as: the captured tensor itself, or what stands for a computed one."""
         return self.captures.tensors.get(number, calls.variables.get(number))
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Torch's errors say where the user's code made them."""
+    try:
+        yield
+    except (TraceError, UnsupportedOpError, UnsupportedVersionError):
+        raise
+    except Exception as error:
+        if not told_by_torch(error):
+            raise
+        where = raised_at(error)
+        at = "" if where is None else f"\n  at {where}"
+        raise TorchError(f"torch cannot trace the core: {error}{at}") from error

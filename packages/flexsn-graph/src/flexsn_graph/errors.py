@@ -9,6 +9,10 @@ class TraceError(ValueError):
     """The step function could not be turned into a graph."""
 
 
+class TorchError(TraceError, RuntimeError):
+    """Torch raised an error while a function ran on tensors without data."""
+
+
 class ExampleError(TypeError):
     """An example is not a dense tensor."""
 
@@ -33,18 +37,22 @@ class GraphArityError(ValueError):
     """A graph has another number of arguments or results than was announced."""
 
 
-class UnsupportedCoreError(NotImplementedError):
-    """The step function does something that a scan kernel cannot honour.
+class UnsupportedOpError(NotImplementedError):
+    """An op that no kernel can be made of.
 
     Attributes:
         op: the operator's name, e.g. ``"aten.bernoulli.p"``.
-        location: where the step function calls it, or `None` when that is unknown.
+        location: where the user's code calls it, or `None` when that is unknown.
     """
 
-    def __init__(self, message: str, op: str, location: SourceLocation | None) -> None:
+    def __init__(self, message: str, op: str, location: SourceLocation | None = None) -> None:
         super().__init__(message if location is None else f"{message}\n  at {location}")
         self.op = op
         self.location = location
+
+
+class UnsupportedCoreError(UnsupportedOpError):
+    """The step function does something that a scan kernel cannot honour."""
 
 
 class StatefulCoreError(UnsupportedCoreError):

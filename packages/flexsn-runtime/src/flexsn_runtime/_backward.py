@@ -10,8 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import BackwardSpec, CameFlag, Param, Role
-from flexsn_graph import LiftedLayout, Presence, Residuals
+from flexsn_codegen import BackwardSpec
+from flexsn_graph import LiftedLayout, Port, Presence, Residuals, Role
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._layout import contiguous_strides
@@ -174,7 +174,7 @@ class BackwardScan:
             stages=config.stages,
             rest=rest,
             strided=strided,
-            flags=tuple(CameFlag(f.state, f.given, f.always, f.states) for f in self._presence.flags),
+            flags=self._presence.flags,
         )
         kernel = step.backward_kernel(spec, source)
         self._launch = Launch(kernel, operands.sizes, config, arguments.device)
@@ -371,5 +371,5 @@ def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
-def _params(role: Role, entries: Sequence[object]) -> list[Param]:
-    return [Param(role, i) for i in range(len(entries))]
+def _params(role: Role, entries: Sequence[object]) -> list[Port]:
+    return [Port(role, i) for i in range(len(entries))]

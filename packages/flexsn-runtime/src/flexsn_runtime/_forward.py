@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import ForwardSpec, Param, Role
-from flexsn_graph import Residuals, StepValue
+from flexsn_codegen import ForwardSpec
+from flexsn_graph import Port, Residuals, Role, StepValue
 from flexsn_runtime._buckets import LaunchPlan
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._operands import Arguments, Operands
@@ -162,11 +162,11 @@ def checkpoint_rows(num_steps: int, chunk: int) -> int:
     return (num_steps - 1) // chunk if num_steps > 0 else 0
 
 
-def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Param, torch.dtype]]:
-    return [(Param(role, i), value.dtype) for i, value in enumerate(values)]
+def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Port, torch.dtype]]:
+    return [(Port(role, i), value.dtype) for i, value in enumerate(values)]
 
 
 def _described(
-    values: Sequence[tuple[Param, torch.dtype]], shape: tuple[int, ...], strides: tuple[int, ...]
-) -> list[tuple[Param, tuple[int, ...], tuple[int, ...], torch.dtype]]:
+    values: Sequence[tuple[Port, torch.dtype]], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> list[tuple[Port, tuple[int, ...], tuple[int, ...], torch.dtype]]:
     return [(param, shape, strides, dtype) for param, dtype in values]

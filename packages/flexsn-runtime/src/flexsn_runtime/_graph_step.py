@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.library import wrap_triton
 
 from flexsn_codegen import CoreSource, KernelSource
-from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, StepVjp, trace_step
+from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, trace_step
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
 from flexsn_runtime._layout import broadcast_shape
@@ -22,7 +22,7 @@ from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
 
-_Graph = TypeVar("_Graph", StepTrace, StepVjp)
+_Graph = TypeVar("_Graph", StepTrace, StepGraph)
 
 # Without a hint of a symbolic size: the plan of large steps, which suits small ones better than the reverse.
 _UNKNOWN_NCL = 2**20
@@ -132,7 +132,7 @@ class GraphSpecialization(Specialization):
         # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
         return not isinstance(num_steps, int) or num_steps % chunk > 0
 
-    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepVjp:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
         with untraced():
             vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
             _check_same(self._emit_vjp, vjps)
@@ -147,7 +147,7 @@ class GraphSpecialization(Specialization):
 
         return _Recorded(standalone(function))
 
-    def _layouts(self, graphs: Sequence[StepGraph | StepVjp]) -> dict[int, LiftedLayout]:
+    def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
         return {
             i: symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
             for i in graphs[0].layouts

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import DENSE, InputLayout, Param, Role, StepLayout
-from flexsn_graph import LiftedLayout
+from flexsn_codegen import DENSE, InputLayout, StepLayout
+from flexsn_graph import LiftedLayout, Port, Role
 from flexsn_runtime._layout import broadcast_strides, contiguous_strides, step_terms
 from flexsn_runtime._order import StepOrder
 
@@ -92,10 +92,10 @@ class Operands:
         self._shape, self._order = shape, order
         self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
         self.inputs = tuple(
-            self._sequence(Param(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
+            self._sequence(Port(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
         )
         self.states = tuple(
-            None if v is None else self._step(Param(Role.STATE, i), v.stride())
+            None if v is None else self._step(Port(Role.STATE, i), v.stride())
             for i, v in enumerate(arguments.states)
         )
         self.lifted = tuple(self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted)))
@@ -108,10 +108,10 @@ class Operands:
         self._device = arguments.device
 
     @property
-    def params(self) -> tuple[Param, ...]:
+    def params(self) -> tuple[Port, ...]:
         """The parameters for `[*inputs, *states, *lifted]`."""
         roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
-        return tuple(Param(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
+        return tuple(Port(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
 
     def move(self, tensors: list[Tensor | None]) -> None:
         """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.
@@ -128,8 +128,8 @@ class Operands:
             tensors[first_lifted + i] = lifted.detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
 
     def strided(
-        self, tensors: Iterable[tuple[Param, Sequence[int], Sequence[int]]]
-    ) -> tuple[tuple[Param, InputLayout], ...]:
+        self, tensors: Iterable[tuple[Port, Sequence[int], Sequence[int]]]
+    ) -> tuple[tuple[Port, InputLayout], ...]:
         """For the kernel's spec: the layouts of those that are not dense in its order of elements.
 
         Args:
@@ -148,7 +148,7 @@ class Operands:
                 found.append((param, layout))
         return tuple(found)
 
-    def _sequence(self, param: Param, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
+    def _sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
         layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
         # The distance between steps counts where there is a second one.
         strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
@@ -159,9 +159,9 @@ class Operands:
     def _lifted(self, i: int, layout: LiftedLayout | None) -> StepLayout:
         if layout is None:
             return DENSE  # never read
-        return self._step(Param(Role.LIFTED, i), layout.strides)
+        return self._step(Port(Role.LIFTED, i), layout.strides)
 
-    def _step(self, param: Param, strides: Sequence[int]) -> StepLayout:
+    def _step(self, param: Port, strides: Sequence[int]) -> StepLayout:
         """How a tensor over a step is laid out, by its stride along each dimension of the step."""
         terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):

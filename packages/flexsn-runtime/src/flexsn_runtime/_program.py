@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from flexsn_codegen import (
     BackwardSpec,
@@ -17,9 +17,7 @@ from flexsn_codegen import (
     ForwardSpec,
     KernelSource,
     Numerics,
-    Param,
     Precision,
-    Role,
     backward_source,
     compile_options,
     compile_triton_code_str,
@@ -29,12 +27,15 @@ from flexsn_codegen import (
     tl_name,
 )
 from flexsn_graph import (
+    Port,
     Presence,
     Residuals,
+    Role,
     StateMismatchError,
+    StepGraph,
     StepTrace,
     StepValue,
-    StepVjp,
+    ports,
     trace_step,
     without_cotangents,
 )
@@ -59,7 +60,7 @@ class CompiledKernel:
     """A kernel, its calling convention, and the compiler's options that it is made for."""
 
     function: Any  # triton.JITFunction, or what stands for it in the interpreter
-    params: tuple[Param, ...]
+    params: tuple[Port, ...]
     sizes: tuple[str, ...]
     options: Mapping[str, bool]
 
@@ -98,7 +99,7 @@ class Specialization:
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
-        self._vjps: dict[Hashable, tuple[StepVjp, CoreSource | None]] = {}
+        self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
         self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
         self._lock = threading.RLock()
         self._plans: dict[int, LaunchPlan] = {}  # by size class
@@ -183,13 +184,13 @@ class Specialization:
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
-                self._cores[residuals] = self._emit_graph(forward.graph, "step")
+                self._cores[residuals] = self._emit_graph(forward, "step")
             return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
-        return self._emit_graph(trace.forward.graph, "step")
+        return self._emit_graph(trace.forward, "step")
 
-    def _emit_graph(self, graph: fx.Graph, role: str, *, fast_division: bool = False) -> CoreSource:
+    def _emit_graph(self, graph: StepGraph, role: str, *, fast_division: bool = False) -> CoreSource:
         return emit_core(
             graph,
             f"{self.name}_{role}",
@@ -201,11 +202,11 @@ class Specialization:
 
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
-    ) -> tuple[StepVjp, CoreSource | None]:
+    ) -> tuple[StepGraph, CoreSource | None]:
         """The step's VJP and its source; no source when every gradient is zero."""
         return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 
-    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepVjp:
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
         self._renew_trace()
         with as_outside():
             return self.trace.vjp(cotangents, wanted)
@@ -236,23 +237,23 @@ class Specialization:
                 self._residuals[wanted] = choose_residuals(self, wanted, self._policy)
         return self._residuals[wanted]
 
-    def kept(self, residuals: Residuals | None) -> list[tuple[Param, torch.dtype]]:
+    def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
         """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
         if residuals is None:
-            return [(Param(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
-        return [(Param(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
+            return [(Port(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
+        return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
 
-    def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepVjp, CoreSource | None]:
+    def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
         """As `vjp`, from residuals; `present`: for each output, whether its gradient came."""
-        names = [f"grad_output_{i}" for i in range(self.trace.num_outputs)]
+        cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
         absent = {
-            name
-            for name, came, flows in zip(names, present, self.trace.differentiable, strict=False)
+            port
+            for port, came, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
             if flows and not came
         }
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
-    def flagged(self, presence: Presence, key: Hashable) -> tuple[StepVjp, CoreSource | None]:
+    def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
         """The VJP that takes a presence's flags, and its source.
 
         Args:
@@ -260,7 +261,7 @@ class Specialization:
         """
         return self._with_source((key, presence.flags), presence.with_flags)
 
-    def _with_source(self, key: Hashable, make: Callable[[], StepVjp]) -> tuple[StepVjp, CoreSource | None]:
+    def _with_source(self, key: Hashable, make: Callable[[], StepGraph]) -> tuple[StepGraph, CoreSource | None]:
         """The VJP that `make` makes, once, and its source."""
         with self._lock:
             if key not in self._vjps:
@@ -268,9 +269,8 @@ class Specialization:
                 self._vjps[key] = (vjp, self._emit_vjp(vjp))
             return self._vjps[key]
 
-    def _emit_vjp(self, vjp: StepVjp) -> CoreSource | None:
-        present = any(position is not None for position in vjp.gradients)
-        return self._emit_graph(vjp.graph, "vjp", fast_division=True) if present else None
+    def _emit_vjp(self, vjp: StepGraph) -> CoreSource | None:
+        return self._emit_graph(vjp, "vjp", fast_division=True) if vjp.results else None
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""

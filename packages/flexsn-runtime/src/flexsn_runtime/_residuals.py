@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from torch import fx
-
-from flexsn_graph import Residuals, keep_residuals
+from flexsn_graph import Port, Residuals, Role, StepGraph, keep_residuals
 from flexsn_runtime.errors import ResidualsError
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def choose_residuals(step: Specialization, wanted: Sequence[bool], policy: Polic
             raise
         return None  # a step that has no gradient is refused when one is asked for, if it ever is
     residuals = keep_residuals(step.trace, vjp, rounded=step.numerics.precision == "eager")
-    return residuals if policy == "save" or _saving(residuals) < _recomputing(step, vjp.graph) else None
+    return residuals if policy == "save" or _saving(residuals) < _recomputing(step, vjp) else None
 
 
 # Bytes of a residual that a launch for wider values moves as fast as a single one: see benchmarks/results/residuals.md,
@@ -58,22 +56,18 @@ def _saving(residuals: Residuals) -> float:
     return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
 
 
-def _recomputing(step: Specialization, vjp: fx.Graph) -> float:
+def _recomputing(step: Specialization, vjp: StepGraph) -> float:
     """Bytes per element and step that recomputation moves: inputs, read again, and checkpoints, written and read."""
     trace = step.trace
-    used = set(_used(vjp))
-    from_states = any(f"state_{i}" in used for i in range(trace.num_states))
+    used = vjp.used
+    from_states = any(port.role is Role.STATE for port in used)
     if from_states:
-        used.update(_used(trace.forward.graph))
+        used |= trace.forward.used
     size = math.prod(trace.step_shape)
     inputs = sum(
         value.dtype.itemsize * math.prod(value.shape) / max(size, 1)
         for i, value in enumerate(trace.inputs)
-        if f"input_{i}" in used
+        if Port(Role.INPUT, i) in used
     )
     checkpoints = sum(value.dtype.itemsize for value in trace.states) / step.plan(size).backward.chunk
     return inputs + checkpoints * (2 if from_states else 1)
-
-
-def _used(graph: fx.Graph) -> Iterator[str]:
-    return (str(node.target) for node in graph.nodes if node.op == "placeholder" and node.users)

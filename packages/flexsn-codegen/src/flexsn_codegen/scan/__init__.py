@@ -13,24 +13,18 @@ from flexsn_codegen.scan._forward import forward_source
 from flexsn_codegen.scan._spec import (
     DENSE,
     BackwardSpec,
-    CameFlag,
     ForwardSpec,
     InputLayout,
     KernelSource,
-    Param,
-    Role,
     StepLayout,
 )
 
 __all__ = [
     "DENSE",
     "BackwardSpec",
-    "CameFlag",
     "ForwardSpec",
     "InputLayout",
     "KernelSource",
-    "Param",
-    "Role",
     "StepLayout",
     "backward_source",
     "forward_source",

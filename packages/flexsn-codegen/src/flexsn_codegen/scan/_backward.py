@@ -8,8 +8,9 @@ last steps are masked: the gradients pass them unchanged. Saving: the VJP takes 
 from __future__ import annotations
 
 from flexsn_codegen._core import CoreSource
-from flexsn_codegen.scan._spec import BackwardSpec, KernelSource, Param, Role
+from flexsn_codegen.scan._spec import BackwardSpec, KernelSource
 from flexsn_codegen.scan._writer import ScanWriter
+from flexsn_graph import Port, Role
 
 
 def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
@@ -19,8 +20,7 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
         name: start of the kernel's name.
         core: the step as in the forward, to recompute states with if the VJP takes any; `None` when intermediates
             were saved.
-        vjp: `[inputs, states, lifted, *cotangents] -> [*gradients]`, arguments named as in the forward and
-            ``grad_output_0``, ``grad_state_0``; with saved intermediates it takes ``saved_0`` and so on.
+        vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: what is read and written, and how.
     """
     return _Backward(core, vjp, spec).write(name)
@@ -32,9 +32,9 @@ class _Backward:
         self._spec = spec
         self._writer = ScanWriter(spec.strided)
         self._num_states = len(spec.states)
-        takes_states = any(f"state_{i}" in vjp.arguments for i in range(self._num_states))
+        takes_states = any(port.role is Role.STATE for port in vjp.arguments)
         self._core = core if takes_states else None
-        self._used = set(vjp.arguments) | (set(self._core.arguments) if self._core else set())
+        self._used = frozenset((*vjp.arguments, *(self._core.arguments if self._core else ())))
         first_lifted = len(spec.inputs) + self._num_states
         self._input_gradients = spec.gradients[: len(spec.inputs)]
         self._state_gradients = spec.gradients[len(spec.inputs) : first_lifted]
@@ -71,14 +71,14 @@ class _Backward:
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         # The states before a segment: only those that something in it is computed from.
-        self._needed_states = [i for i in range(self._num_states) if f"state_{i}" in self._used]
+        self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
             i: w.add(Role.STATE, i, layout) for i in self._needed_states if (layout := spec.states[i]) is not None
         }
         for i, param in self._states.items():
             w.load(f"initial_{i}", param)
         self._checkpoints = {i: w.add(Role.CHECKPOINT, i) for i in self._needed_states}
-        self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if f"saved_{i}" in self._used}
+        self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
@@ -95,7 +95,7 @@ class _Backward:
         for i in self._grad_lifted:
             w.zeros(f"grad_lifted_{i}", spec.lifted_dtypes[i])
 
-    def _moving(self) -> list[Param]:
+    def _moving(self) -> list[Port]:
         return [
             *self._inputs.values(),
             *self._saved.values(),
@@ -182,14 +182,10 @@ class _Backward:
     def _call(self, core: CoreSource, k: int) -> str:
         return f"{core.name}({', '.join(self._argument(a, k) for a in core.arguments)})"
 
-    def _argument(self, name: str, k: int) -> str:
+    def _argument(self, port: Port, k: int) -> str:
         """What stands for an argument of the step or its VJP at step `k` of the chunk."""
-        role, _, index = name.rpartition("_")
-        if role in ("input", "state", "saved"):
-            return f"{name}_{k}"
-        if role == "grad_output" and int(index) in self._grad_outputs:
-            return f"{name}_{k}"
-        return name
+        moving = port.role in (Role.INPUT, Role.STATE, Role.SAVED) or port in self._grad_outputs.values()
+        return f"{port.name}_{k}" if moving else port.name
 
 
 def _flag(value: bool) -> str:

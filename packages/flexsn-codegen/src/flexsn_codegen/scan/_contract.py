@@ -9,6 +9,7 @@ from flexsn_codegen._core import HEADER, CoreSource
 from flexsn_codegen.scan._backward import backward_source
 from flexsn_codegen.scan._forward import forward_source
 from flexsn_codegen.scan._spec import DENSE, BackwardSpec, ForwardSpec, InputLayout, KernelSource
+from flexsn_graph import Port, Role, ports
 
 
 class StepInfo(Protocol):
@@ -73,9 +74,12 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
     """
     num_results = info.num_outputs + info.num_states
     saved = len(info.fwd_core_returns) - num_results
-    arguments = [f"saved_{i}" for i in range(saved)]
-    arguments += [f"grad_output_{i}" for i in range(info.num_outputs)]
-    arguments += [f"grad_state_{i}" for i in range(info.num_states)]
+    arguments = (
+        *ports(Role.SAVED, saved),
+        *ports(Role.GRAD_OUTPUT, info.num_outputs),
+        *ports(Role.GRAD_STATE, info.num_states),
+    )
+    gradients = (*ports(Role.GRAD_INPUT, info.num_inputs), *ports(Role.GRAD_STATE, info.num_states))
     num_primals = info.num_inputs + info.num_states
     spec = BackwardSpec(
         inputs=(InputLayout(),) * info.num_inputs,
@@ -93,7 +97,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
         lifted_dtypes=(),
         saved=saved,
     )
-    core = _as_core(core_str, core_name, tuple(arguments))
+    core = _as_core(core_str, core_name, arguments, gradients)
     return _compile(backward_source("backward", None, core, spec), verbose)
 
 
@@ -107,25 +111,26 @@ def _forward(
     state_seqs: bool,
     saved: int = 0,
 ) -> Any:
-    arguments = [f"input_{i}" for i in range(info.num_inputs)]
-    arguments += [f"state_{i}" for i in range(info.num_states)]
-    arguments += [f"lifted_{i}" for i in range(len(info.fwd_core_args) - len(arguments))]
+    num_lifted = len(info.fwd_core_args) - info.num_inputs - info.num_states
+    states = ports(Role.STATE, info.num_states)
+    arguments = (*ports(Role.INPUT, info.num_inputs), *states, *ports(Role.LIFTED, num_lifted))
+    results = (*ports(Role.OUTPUT, info.num_outputs), *states, *ports(Role.SAVED, saved))
     spec = ForwardSpec(
         inputs=(InputLayout(),) * info.num_inputs,
         states=(DENSE,) * info.num_states,
         state_dtypes=("tl.float32",) * info.num_states,
-        lifted=(DENSE,) * (len(info.fwd_core_args) - info.num_inputs - info.num_states),
+        lifted=(DENSE,) * num_lifted,
         outputs=(True,) * info.num_outputs,
         state_seqs=(state_seqs,) * info.num_states,
         final_states=(not state_seqs,) * info.num_states,
         saved=saved,
     )
-    core = _as_core(core_str, core_name, tuple(arguments))
+    core = _as_core(core_str, core_name, arguments, results)
     return _compile(forward_source(name, core, spec), verbose)
 
 
-def _as_core(core_str: str, core_name: str, arguments: tuple[str, ...]) -> CoreSource:
-    return CoreSource(core_name, core_str.removeprefix(HEADER).strip() + "\n", arguments)
+def _as_core(core_str: str, core_name: str, arguments: tuple[Port, ...], results: tuple[Port, ...]) -> CoreSource:
+    return CoreSource(core_name, core_str.removeprefix(HEADER).strip() + "\n", arguments, results)
 
 
 def _compile(source: KernelSource, verbose: bool) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flexsn_codegen._core import CoreSource
-from flexsn_codegen.scan._spec import ForwardSpec, KernelSource, Param, Role
+from flexsn_codegen.scan._spec import ForwardSpec, KernelSource
 from flexsn_codegen.scan._writer import ScanWriter
+from flexsn_graph import Port, Role
 
 
 def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
@@ -19,8 +20,8 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
 
     Args:
         name: start of the kernel's name.
-        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; its arguments are
-            named ``input_0``, ``state_0``, ``lifted_0`` and so on; those that it does not use may be absent.
+        core: the step, `[inputs, states, lifted] -> [*outputs, *new_states, *saved]`; arguments that it does not use
+            may be absent.
         spec: what is read and written, and how.
     """
     return _Forward(core, spec).write(name)
@@ -31,7 +32,7 @@ class _Forward:
         self._core = core
         self._spec = spec
         self._writer = ScanWriter(spec.strided)
-        self._used = set(core.arguments)
+        self._used = frozenset(core.arguments)
 
     def write(self, name: str) -> KernelSource:
         w, spec, chunk = self._writer, self._spec, self._spec.chunk
@@ -83,11 +84,11 @@ class _Forward:
         self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
-        self._checkpoints: Sequence[Param] = (
+        self._checkpoints: Sequence[Port] = (
             [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
         )
 
-    def _moving(self) -> list[Param]:
+    def _moving(self) -> list[Port]:
         return [
             *self._inputs.values(),
             *self._outputs.values(),
@@ -109,11 +110,9 @@ class _Forward:
             w.store(param, f"state_{i}", at, begins)
 
     def _step(self, k: int) -> None:
-        w, spec = self._writer, self._spec
-        results = [f"output_{i}" for i in range(len(spec.outputs))]
-        results += [f"state_{i}" for i in range(len(spec.states))]
-        results += [f"saved_{i}" for i in range(spec.saved)]
-        arguments = [f"{a}_{k}" if a.startswith("input_") else a for a in self._core.arguments]
+        w = self._writer
+        results = [port.name for port in self._core.results]
+        arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
         w.line(f"{', '.join(results)} = {self._core.name}({', '.join(arguments)})")
         for i, param in self._outputs.items():
             w.store(param, f"output_{i}", w.at(param, k))

@@ -3,44 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+
+from flexsn_graph import Flag, Port
 
 # How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
 # A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
 # the kernel; 0 terms is one value for the whole step.
 StepLayout = int
 DENSE: StepLayout = -1
-
-
-class Role(StrEnum):
-    """What a kernel argument is. `[T, …]` leads with time, `[rows, …]` with checkpoints."""
-
-    INPUT = "input"  # [T, *step], read
-    STATE = "state"  # initial state, [*step], read
-    LIFTED = "lifted"  # captured tensor, broadcast to [*step], read
-    OUTPUT = "output"  # [T, *step], written
-    STATE_SEQ = "state_seq"  # [T, *step], written: the state after each step
-    FINAL_STATE = "final_state"  # [*step], written
-    CHECKPOINT = "checkpoint"  # [rows, *step], the state before each segment but the first
-    SAVED = "saved"  # [T, *step], an intermediate that the forward keeps for the backward
-    GRAD_OUTPUT = "grad_output"  # [T, *step], read
-    GRAD_STATE_SEQ = "grad_state_seq"  # [T, *step], read
-    GRAD_FINAL_STATE = "grad_final_state"  # [*step], read
-    GRAD_INPUT = "grad_input"  # [T, *step], written; or, summed over the step's elements of a program, [T, programs]
-    GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
-    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step; or [programs]
-
-
-@dataclass(frozen=True, slots=True)
-class Param:
-    """A tensor argument: `index` counts within its role."""
-
-    role: Role
-    index: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.role.value}_{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +21,7 @@ class InputLayout:
     strided_time: bool = False
 
 
-Strided = tuple[tuple[Param, InputLayout], ...]
+Strided = tuple[tuple[Port, InputLayout], ...]
 """Layouts of tensors that are not dense in the order in which the kernel counts elements."""
 
 
@@ -91,22 +61,6 @@ class ForwardSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class CameFlag:
-    """Whether the gradient of a state came to a step: the VJP's argument ``came_state_{state}``.
-
-    Attributes:
-        given: whether it came to the last step.
-        always: whether it comes to every step before that.
-        states: if not: it comes where one of these did at the following step.
-    """
-
-    state: int
-    given: bool
-    always: bool
-    states: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class BackwardSpec:
     """A backward scan.
 
@@ -125,7 +79,7 @@ class BackwardSpec:
         summed_inputs, summed_lifted: of which gradients each program writes one number (per time step), the sum over
             its elements: for what is one number for the whole step. Empty: of none.
         rest: as in the forward.
-        flags: of those states for which the VJP asks.
+        flags: those that the VJP takes.
         strided: layouts of what the forward kept, of the gradients that come in, and of those that are written; what
             is not in it is dense.
     """
@@ -150,7 +104,7 @@ class BackwardSpec:
     summed_lifted: tuple[bool, ...] = ()
     rest: bool = True
     strided: Strided = ()
-    flags: tuple[CameFlag, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,5 +121,5 @@ class KernelSource:
 
     name: str
     source: str
-    params: tuple[Param, ...]
+    params: tuple[Port, ...]
     sizes: tuple[str, ...]

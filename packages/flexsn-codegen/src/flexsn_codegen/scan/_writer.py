@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 from flexsn_codegen._core import HEADER, CoreSource, identifier
-from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, Param, Role, StepLayout, Strided
+from flexsn_codegen.scan._spec import DENSE, InputLayout, KernelSource, StepLayout, Strided
+from flexsn_graph import Port, Role
 
 
 def _mask(exists: str | None) -> str:
@@ -28,12 +29,12 @@ class ScanWriter:
         self._strided = dict(strided)
         self._lines: list[str] = []
         self._indent = 1
-        self._params: list[Param] = []
+        self._params: list[Port] = []
         self._sizes: list[str] = ["T", "NCL"]
         # Without one: all elements of the step read one number, which is loaded once and not for each of them.
-        self._offsets: dict[Param, str] = {}
-        self._sums: set[Param] = set()
-        self._times: dict[Param, str] = {}
+        self._offsets: dict[Port, str] = {}
+        self._sums: set[Port] = set()
+        self._times: dict[Port, str] = {}
 
     # -- lines -------------------------------------------------------------------------------------------
 
@@ -63,9 +64,9 @@ class ScanWriter:
         self.line("mask = off < NCL")
         self.line("step = tl.cast(NCL, tl.int64)")
 
-    def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Param:
+    def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Port:
         """Declares a tensor argument and its offset within a step."""
-        param = Param(role, index)
+        param = Port(role, index)
         known = self._strided.get(param)
         if known is not None:
             layout, strided_time = known.step, known.strided_time
@@ -88,21 +89,21 @@ class ScanWriter:
         self.line(f"{param.name}_off = {' + '.join(terms)}")
         return param
 
-    def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[str]) -> dict[int, Param]:
-        """Declares the inputs, by number, that are among the names `used`."""
+    def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
+        """Declares the inputs, by number, that are among the arguments `used`."""
         return {
             i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
             for i, layout in enumerate(layouts)
-            if f"input_{i}" in used
+            if Port(Role.INPUT, i) in used
         }
 
-    def add_lifted(self, layouts: Sequence[StepLayout], used: Collection[str]) -> dict[int, Param]:
-        """Declares the lifted tensors, by number, that are among the names `used`."""
-        return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if f"lifted_{i}" in used}
+    def add_lifted(self, layouts: Sequence[StepLayout], used: Collection[Port]) -> dict[int, Port]:
+        """Declares the lifted tensors, by number, that are among the arguments `used`."""
+        return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if Port(Role.LIFTED, i) in used}
 
     def add_present(
         self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()
-    ) -> dict[int, Param]:
+    ) -> dict[int, Port]:
         """Declares the tensors of one role, by number, that are present.
 
         Args:
@@ -113,7 +114,7 @@ class ScanWriter:
         self._times |= dict.fromkeys(self._sums, "tl.num_programs(0)")
         return params
 
-    def load(self, target: str, param: Param, at: str | None = None, exists: str | None = None) -> None:
+    def load(self, target: str, param: Port, at: str | None = None, exists: str | None = None) -> None:
         """Loads one step of `param`.
 
         Args:
@@ -126,7 +127,7 @@ class ScanWriter:
         else:
             self.line(f"{target} = tl.broadcast_to(dev.load({pointer}, {exists or True}), [BLOCK])")
 
-    def store(self, param: Param, value: str, at: str | None = None, exists: str | None = None) -> None:
+    def store(self, param: Port, value: str, at: str | None = None, exists: str | None = None) -> None:
         """Stores one step of `param`, or its sum; `at` and `exists` as for `load`."""
         pointer = at or f"{param.name}_ptr"
         if param in self._sums:
@@ -135,19 +136,19 @@ class ScanWriter:
         else:
             self.line(f"dev.store({pointer} + {self._offsets[param]}, {value}, {_mask(exists)})")
 
-    def time_of(self, param: Param) -> str:
+    def time_of(self, param: Port) -> str:
         """The distance between two time steps of `param`, in elements."""
         return self._times[param]
 
-    def point(self, param: Param, rows: str = "0") -> None:
+    def point(self, param: Port, rows: str = "0") -> None:
         """Sets the operand's scalar pointer to time step or row `rows`."""
         start = f"{param.name}_ptr"
         self.line(f"{param.name}_at = {start}" + ("" if rows == "0" else f" + {rows} * {self.time_of(param)}"))
 
-    def at(self, param: Param, step: int = 0) -> str:
+    def at(self, param: Port, step: int = 0) -> str:
         return f"{param.name}_at" + (f" + {step} * {self.time_of(param)}" if step else "")
 
-    def move(self, param: Param, steps: int) -> None:
+    def move(self, param: Port, steps: int) -> None:
         sign, count = ("-", -steps) if steps < 0 else ("+", steps)
         self.line(f"{param.name}_at {sign}= {count} * {self.time_of(param)}")
 

@@ -1,28 +1,47 @@
-"""Ops in terms of others, as eager mode computes them: what torch's own table leaves, or does differently."""
+"""Ops in terms of others, as eager mode computes them: torch's own table, and what that leaves or does differently."""
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen._dtypes import HALF_DTYPES
-from flexsn_codegen._torch_private import decomposition_table, rounded
+from flexsn_graph._torch_private import Table, decomposition_table, rounded
 
 _aten = torch.ops.aten
+_HALF_DTYPES = {torch.float16, torch.bfloat16}
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(target.dtype).expand(target.shape)
+
+
+def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """`target[mask] = value`, the usual way to write a reset; other indices are not pointwise."""
+    mask = indices[0]
+    if (
+        len(indices) == 1
+        and mask is not None
+        and mask.dtype == torch.bool
+        and mask.shape == target.shape
+        and values.numel() == 1
+        and not accumulate
+    ):
+        return torch.where(mask, values.reshape(()), target)
+    return NotImplemented
 
 
 def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
-    """Numbers and tensors without dimensions are rounded to the others' half dtype first.
+    """Numbers and tensors without dimensions are rounded to the others' half dtype first, as eager mode does.
 
     So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
     """
     dtype = torch.result_type(*values)
-    if dtype in HALF_DTYPES:
+    if dtype in _HALF_DTYPES:
         values = tuple(_as_half(value, dtype) for value in values)
     return decomposition(*values)
 
@@ -33,15 +52,14 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
     return rounded(value, dtype) if isinstance(value, float) else value
 
 
-def _pow_by_number(x: Tensor, exponent: float) -> Tensor:
+def _pow_by_number(x: Tensor, exponent: float) -> Any:
     """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
         if exponent == 3.0:
             return x * x * x
         if exponent == -2.0:
             return (x * x).reciprocal()
-    power: Tensor = _in_common_dtype(decomposition_table[_aten.pow.Tensor_Scalar], x, exponent)
-    return power
+    return _in_common_dtype(decomposition_table[_aten.pow.Tensor_Scalar], x, exponent)
 
 
 def _signbit(x: Tensor) -> Tensor:
@@ -110,28 +128,47 @@ def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
 
 
 def _widened(x: Tensor) -> Tensor:
-    return x.to(torch.float32) if x.dtype in HALF_DTYPES else x
+    return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
 
 
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_IN_COMMON_DTYPE = [
+    *(getattr(getattr(_aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")),
+    *(_aten.fmod.Scalar, _aten.fmod.Tensor),
+    *(_aten.pow.Scalar, _aten.pow.Tensor_Tensor),
+    *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor),
+]
+
+# What torch's tables leave, because its own backends have kernels for it.
+LEFT: Table = {
+    _aten.copy.default: _copy,
+    _aten.index_put.default: _index_put,
     _aten.__lshift__.Scalar: torch.bitwise_left_shift,
     _aten.__lshift__.Tensor: torch.bitwise_left_shift,
     _aten.__rshift__.Scalar: torch.bitwise_right_shift,
     _aten.__rshift__.Tensor: torch.bitwise_right_shift,
+}
+
+# Views that only torch's own references call, and `functionalize` does not know.
+_VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
+
+# Decomposed while it is recorded: `functionalize` has another decomposition of its own, or none.
+AS_RECORDED: Table = {
+    _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
+}
+
+TO_PRIMS: Table = {
+    **decomposition_table,
+    **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
+    **LEFT,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     _aten.hardshrink_backward.default: _shrink_backward,
     _aten.logit.default: _logit,
     _aten.logit_backward.default: _logit_backward,
     _aten.pow.Tensor_Scalar: _pow_by_number,
-    _aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
     _aten.signbit.default: _signbit,
+    _aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
     _aten.soft_margin_loss_backward.default: _soft_margin_backward,
     _aten.softshrink_backward.default: _shrink_backward,
 }
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_IN_COMMON_DTYPE = [getattr(getattr(_aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")]
-_IN_COMMON_DTYPE += [_aten.fmod.Scalar, _aten.fmod.Tensor]
-_IN_COMMON_DTYPE += [_aten.pow.Scalar, _aten.pow.Tensor_Tensor]
-_IN_COMMON_DTYPE += [_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor]
-for _op in _IN_COMMON_DTYPE:
-    DECOMPOSITIONS[_op] = functools.partial(_in_common_dtype, decomposition_table[_op])

@@ -6,31 +6,9 @@ must be what the forward computed. So a division may only be a fast one where it
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, fx
 
-_prims = torch.ops.prims
-
-_CONTINUOUS = frozenset(
-    {
-        _prims.add.default,
-        _prims.atan.default,
-        _prims.convert_element_type.default,
-        _prims.cos.default,
-        _prims.div.default,
-        _prims.erf.default,
-        _prims.exp.default,
-        _prims.maximum.default,
-        _prims.minimum.default,
-        _prims.mul.default,
-        _prims.neg.default,
-        _prims.reciprocal.default,
-        _prims.sin.default,
-        _prims.sub.default,
-        _prims.tanh.default,
-        _prims.where.default,
-    }
-)
+from flexsn_graph._ops import facts_of
 
 
 def continuous_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
@@ -43,7 +21,7 @@ def continuous_nodes(graph: fx.Graph) -> frozenset[fx.Node]:
 
 
 def _keeps(user: fx.Node, node: fx.Node) -> bool:
-    value = user.meta.get("val")
-    if user.target not in _CONTINUOUS or not isinstance(value, Tensor) or not value.is_floating_point():
+    value, facts = user.meta.get("val"), facts_of(user.target)
+    if facts is None or not isinstance(value, Tensor) or not value.is_floating_point():
         return False
-    return not (user.target is _prims.where.default and user.args[0] is node)
+    return all(i in facts.continuous for i, argument in enumerate(user.args) if argument is node)

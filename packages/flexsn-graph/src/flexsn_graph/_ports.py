@@ -1,0 +1,49 @@
+"""What an argument or a result is, of a graph and of the kernels made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    """What an argument or a result is.
+
+    Of a kernel: `[T, …]` leads with time, `[rows, …]` with checkpoints. A graph is one step, and has `STATE` and
+    `GRAD_STATE` on both sides: the state before the step comes in, the one after it goes out; of a VJP, the gradient
+    of the latter comes in, and that of the former goes out.
+    """
+
+    INPUT = "input"  # [T, *step], read
+    STATE = "state"  # initial state, [*step], read
+    LIFTED = "lifted"  # captured tensor, broadcast to [*step], read
+    OUTPUT = "output"  # [T, *step], written
+    STATE_SEQ = "state_seq"  # [T, *step], written: the state after each step
+    FINAL_STATE = "final_state"  # [*step], written
+    CHECKPOINT = "checkpoint"  # [rows, *step], the state before each segment but the first
+    SAVED = "saved"  # [T, *step], an intermediate that the forward keeps for the backward
+    GRAD_OUTPUT = "grad_output"  # [T, *step], read
+    GRAD_STATE_SEQ = "grad_state_seq"  # [T, *step], read
+    GRAD_FINAL_STATE = "grad_final_state"  # [*step], read
+    CAME_STATE = "came_state"  # of a VJP: whether the gradient of a new state came, or counts as absent
+    GRAD_INPUT = "grad_input"  # [T, *step], written; or, summed over the step's elements of a program, [T, programs]
+    GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
+    GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step; or [programs]
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One argument or result: `index` counts within its role."""
+
+    role: Role
+    index: int
+
+    @property
+    def name(self) -> str:
+        """What it is called in graphs and generated sources, for people to read: no role is told from a name."""
+        return f"{self.role.value}_{self.index}"
+
+
+def ports(role: Role, count: int) -> tuple[Port, ...]:
+    """All of one role."""
+    return tuple(Port(role, i) for i in range(count))
