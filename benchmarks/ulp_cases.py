@@ -82,7 +82,9 @@ def cases() -> tuple[list[Case], dict[str, str]]:
     uncovered: dict[str, str] = {}
     for op in supported_ops():
         own = list(_cases_of(op))
-        if not own:
+        if "polynomial" in op._opname:
+            uncovered[str(op)] = "close to a root, eager mode's float32 recurrence has no digit right"
+        elif not own:
             uncovered[str(op)] = f"takes {op._schema}: neither one nor two tensors alone, and no case written for it"
         found += own
     assert len({case.name for case in found}) == len(found)
@@ -98,6 +100,8 @@ def _cases_of(op: Any) -> Iterator[Case]:
     def case(what: str, function: Function, arity: int, dtypes: tuple[torch.dtype, ...] = dtypes, **more: Any) -> Case:
         return Case(what, str(op), function, arity, dtypes, **{"limit": limit, **more})
 
+    if "polynomial" in name:
+        return
     if name == "where":
         yield case(name, lambda x, y: op(x > y, x, y), 2)
     elif name == "convert_element_type":

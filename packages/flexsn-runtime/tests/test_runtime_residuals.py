@@ -11,7 +11,7 @@ import torch
 from runtime_cores import DEVICE, STEP, hard_lif, loop, random, soft_lif
 from torch import Tensor
 
-from flexsn_codegen import Role
+from flexsn_graph import Role
 from flexsn_runtime import ResidualsError, ScanProgram, Specialization, prepare, scan
 
 STEPS = 9

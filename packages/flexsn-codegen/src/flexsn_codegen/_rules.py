@@ -200,6 +200,28 @@ for _name, _function in {
 }.items():
     _float_row(getattr(torch.ops.aten, _name).default, _function)
 
+
+
+def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:
+    """A polynomial, by its argument and degree, each a tensor of any dtype or a number; `shifted`: to [0, 1]."""
+
+    def rule(call: OpCall) -> str:
+        pairs = zip(call.operands, call.constants, strict=True)
+        x, n = (text if number is None else literal(float(number), torch.float64) for text, number in pairs)
+        if shifted:
+            x = f"({x}.to(tl.float64) * 2.0 - 1.0)"
+        return f"dev.{function}({x}, {n}).to({tl_name(register_dtype(call.result))})"
+
+    _rule(getattr(torch.ops.aten, f"special_{name}").default)(rule)
+
+
+for _name in "tuvw":
+    _polynomial_row(f"chebyshev_polynomial_{_name}", f"chebyshev_{_name}")
+    _polynomial_row(f"shifted_chebyshev_polynomial_{_name}", f"chebyshev_{_name}", shifted=True)
+for _name in ("hermite_h", "hermite_he", "laguerre_l", "legendre_p"):
+    _family, _kind = _name.split("_")
+    _polynomial_row(f"{_family}_polynomial_{_kind}", _name)
+
 # On integers these change nothing.
 for _name in ("ceil", "floor", "round", "trunc"):
     _row(_name, f"dev.{_name}({{0}})", "{0}")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_graph._ops import POLYNOMIALS
 from flexsn_graph._torch_private import Table, decomposition_table, rounded
 
 _aten = torch.ops.aten
@@ -127,6 +128,14 @@ def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
     return torch.where((x >= -width) & (x <= width), 0.0, grad)
 
 
+def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
+    """With a number in place of a tensor, which does not promote."""
+    other = x if isinstance(x, Tensor) else degree
+    dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+    tensors = (a if isinstance(a, Tensor) else torch.scalar_tensor(a, dtype=dtype) for a in (x, degree))
+    return polynomial(*tensors)
+
+
 def _widened(x: Tensor) -> Tensor:
     return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
 
@@ -138,6 +147,12 @@ _IN_COMMON_DTYPE = [
     *(_aten.pow.Scalar, _aten.pow.Tensor_Tensor),
     *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor),
 ]
+
+_OF_NUMBERS: Table = {
+    getattr(packet, overload): functools.partial(_polynomial, packet.default)
+    for packet in (getattr(_aten, name) for name in POLYNOMIALS)
+    for overload in ("n_scalar", "x_scalar")
+}
 
 # What torch's tables leave, because its own backends have kernels for it.
 LEFT: Table = {
@@ -162,6 +177,7 @@ TO_PRIMS: Table = {
     **decomposition_table,
     **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
     **LEFT,
+    **_OF_NUMBERS,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     _aten.hardshrink_backward.default: _shrink_backward,
     _aten.logit.default: _logit,

@@ -188,3 +188,11 @@ _rows(
     """,
     namespace="aten",
 )
+
+# Of `(x, degree)`.
+POLYNOMIALS = (
+    *(f"special_{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *(f"special_{name}" for name in ("hermite_polynomial_h", "hermite_polynomial_he")),
+    *(f"special_{name}" for name in ("laguerre_polynomial_l", "legendre_polynomial_p")),
+)
+_rows(" ".join(POLYNOMIALS), namespace="aten")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from flexsn_graph._normalize import call_key
 from flexsn_graph._ports import Port, Role, ports
@@ -63,6 +63,8 @@ def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) ->
 
     def cost(node: fx.Node) -> float:
         value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            return math.inf  # several results: each is a node of its own
         if node in inputs:
             return float(value.element_size() * value.numel() / size) if size else 0.0
         if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):

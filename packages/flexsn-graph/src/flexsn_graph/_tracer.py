@@ -78,7 +78,9 @@ class Tracer:
         self._hoists = hoists
         self._keep_views = keep_views
         self._as_results = as_results
-        self._requires_grad = [True] * len(examples) if requires_grad is None else requires_grad
+        self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
+        # What torch refuses to differentiate by, such as the target of a loss, and how.
+        self._constant: dict[int, TorchError] = {}
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
@@ -240,7 +242,8 @@ class Tracer:
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), _explained():
             results = calls.finish(self._as_results(self._fn(*arguments)))
         # Autograd itself calls a little more, depending on what needs a gradient.
-        recording = (torch.is_grad_enabled(), whole, *(t.requires_grad for t in self.captures.tensors.values()))
+        captured = (t.requires_grad for t in self.captures.tensors.values())
+        recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
         if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
             raise StatefulCoreError(
                 "the core does something else in each call: it must depend on its arguments alone. Return "
@@ -306,7 +309,12 @@ class Tracer:
             self._run([t.detach() for t in self.examples], set())
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
-            results, _ = self._run(leaves, needed)
+            try:
+                results, _ = self._run(leaves, needed)
+            except TorchError as error:
+                self._find_constants(error)
+                leaves = self._leaves(self.examples)
+                results, _ = self._run(leaves, needed)
             stand_ins = [self.captures.stand_in(t) for t in results]
             roots = [t for t in results if t.requires_grad]
             if roots:
@@ -322,9 +330,25 @@ class Tracer:
             described = [fake_like(self.mode, t) for t in stand_ins]
         return described, tuple(t.requires_grad for t in results)
 
+    def _find_constants(self, error: TorchError) -> None:
+        """Finds the examples by which torch refuses to differentiate, after an `error` with all of them."""
+        all_of_them = self._requires_grad
+        for i, want in enumerate(all_of_them):
+            self._requires_grad = [want and i == j for j in range(len(all_of_them))]
+            try:
+                self._run(self._leaves(self.examples))
+            except TorchError as refusal:
+                self._constant[i] = refusal
+        if not self._constant:
+            raise error
+        self._requires_grad = [want and i not in self._constant for i, want in enumerate(all_of_them)]
+
     def _gradients(
         self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], wanted: Sequence[bool]
     ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
+        for i, refusal in self._constant.items():
+            if wanted[i]:
+                raise refusal
         with torch.enable_grad():
             leaves = self._leaves(arguments)
             results, calls = self._run(leaves)

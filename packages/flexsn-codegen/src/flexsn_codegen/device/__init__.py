@@ -11,3 +11,4 @@ from __future__ import annotations
 from flexsn_codegen.device._base import *  # noqa: F403
 from flexsn_codegen.device._base import INTERPRETED as INTERPRETED
 from flexsn_codegen.device._composed import *  # noqa: F403
+from flexsn_codegen.device._polynomials import *  # noqa: F403

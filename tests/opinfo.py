@@ -1,4 +1,4 @@
-"""PyTorch's own samples of its elementwise ops and their gradients: a pointwise kernel against eager mode."""
+"""PyTorch's own samples of its elementwise ops and gradients, by `pointwise` and by `FlexSN`, against eager mode."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import UnsupportedOpError, pointwise
+from flexsn_nn import FlexSN
 
 pytest.importorskip("expecttest")  # PyTorch's test utilities need it
 
@@ -59,6 +60,8 @@ OTHERS = {
     "where",
     "zeros_like",
 }
+# They compute with complex numbers, or draw random ones.
+EXCLUDED = {"cdouble", "cfloat", "chalf", "complex", "imag", "nn.functional.rrelu", "polar"}
 # They are samples of a reduction, unless it is turned off.
 LOSSES = {name for name in OTHERS if "_loss" in name or "entropy" in name or "kl_div" in name}
 # What the two differ in on purpose.
@@ -83,26 +86,36 @@ _TOLERANCE = {
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the samples of one variant in one dtype.
+    """What came of samples, each of which is one of these.
 
     Attributes:
         equal: samples with eager mode's bits.
-        close: samples within the tolerance of eager mode, or of eager mode in float64 rounded once.
-        refused: the error, if there was one.
+        close: samples within the tolerance of eager mode, or no further from float64 than eager mode is.
+        refused: by name, with an `UnsupportedOpError`.
+        why: the first such error.
         wrong: what was wrong, for each other sample.
+        crashed: another error, for each other sample.
+        apart: where `pointwise` and `FlexSN` do not agree, for each sample.
     """
 
     equal: int = 0
     close: int = 0
-    refused: str = ""
+    refused: int = 0
+    why: str = ""
     wrong: list[str] = field(default_factory=list)
+    crashed: list[str] = field(default_factory=list)
+    apart: list[str] = field(default_factory=list)
+
+    @property
+    def runs(self) -> int:
+        return self.equal + self.close + self.refused + len(self.wrong) + len(self.crashed)
 
 
 def variants() -> list[Any]:
     """All elementwise variants, by name."""
     found = [o for o in op_db if isinstance(o, UnaryUfuncInfo | BinaryUfuncInfo) or o.name in OTHERS]
     # Jiterator takes the source of a CUDA kernel.
-    return sorted((o for o in found if "jiterator" not in o.name), key=variant_name)
+    return sorted((o for o in found if o.name not in EXCLUDED and "jiterator" not in o.name), key=variant_name)
 
 
 def variant_name(info: Any) -> str:
@@ -139,34 +152,32 @@ class Sample:
         return f"{', '.join(shown)} {self.keywords}"
 
 
-def check(info: Any, dtype: torch.dtype, *, samples: int, special: bool) -> Outcome:
-    """Runs up to `samples` of the variant's samples, then special values."""
-    return _check(info, dtype, samples, special, _check_forward)
+def check(
+    info: Any, dtype: torch.dtype, *, samples: int, special: bool, gradient: bool = False, first: int = 0
+) -> Outcome:
+    """Runs some of the variant's samples, then special values.
 
-
-def check_gradient(info: Any, dtype: torch.dtype, *, samples: int, special: bool) -> Outcome:
-    """The same for the gradients, and the results with them; nothing, where PyTorch says that there are none."""
-    if not is_differentiable(info, dtype):
-        return Outcome()
-    return _check(info, dtype, samples, special, _check_backward)
+    Args:
+        samples: how many, from number `first` on (or the last one, if there are fewer).
+        gradient: the gradients, and the results with them; nothing, where PyTorch says that there are none.
+    """
+    outcome = Outcome()
+    if gradient and not is_differentiable(info, dtype):
+        return outcome
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = list(itertools.islice(_samples(info, dtype, requires_grad=gradient), first + samples))
+        given = found[first:] or found[-1:]
+        if special:
+            given += list(_special_samples(dtype, found))
+        for sample in given:
+            if sample.tensors and (not gradient or any(t.requires_grad for t in sample.tensors)):
+                _compare(sample, _gradients if gradient else _values, outcome)
+    return outcome
 
 
 def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
     return bool(info.supports_autograd and dtype in info.backward_dtypes)
-
-
-def _check(
-    info: Any, dtype: torch.dtype, samples: int, special: bool, check_one: Callable[[Sample, Outcome], None]
-) -> Outcome:
-    outcome = Outcome()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        given = list(itertools.islice(_samples(info, dtype, requires_grad=check_one is _check_backward), samples))
-        if special:
-            given += list(_special_samples(dtype, given))
-        for sample in given:
-            check_one(sample, outcome)
-    return outcome
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
@@ -201,65 +212,106 @@ def _special_values(dtype: torch.dtype) -> Tensor:
     return torch.tensor(numbers, dtype=dtype)
 
 
-def _check_forward(sample: Sample, outcome: Outcome) -> None:
-    def compute(function: Callable[..., Any], *, wide: bool = False) -> list[Tensor]:
-        results = function(*(_copy(t, wide=wide) for t in sample.tensors))
-        return [r.expand(sample.shape) for r in _as_tuple(results)]
-
-    _compare(sample, compute, outcome)
+Function = Callable[..., Any]
 
 
-def _check_backward(sample: Sample, outcome: Outcome) -> None:
+def _pointwise(sample: Sample) -> Function:
+    return pointwise(sample.call, autograd=True, name=f"{variant_name(sample.info)}_sample")
+
+
+def _flexsn(sample: Sample) -> Function:
+    """The sample as a step without states, run for one step of time."""
+
+    def core(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(r.expand(sample.shape) for r in _as_tuple(sample.call(*values)))
+
+    def run(*values: Tensor) -> list[Tensor]:
+        count = len(core(*(v.detach() for v in values)))
+        outputs = FlexSN(core, len(values), 0, count, backend="triton")(*(v.unsqueeze(0) for v in values))
+        return [o.squeeze(0) for o in _as_tuple(outputs)]
+
+    return run
+
+
+def _values(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
+    results = function(*(_copy(t, wide=wide) for t in sample.tensors))
+    return [r.expand(sample.shape) for r in _as_tuple(results)]
+
+
+def _gradients(sample: Sample, function: Function, *, wide: bool = False) -> list[Tensor]:
     wanted = [t.requires_grad for t in sample.tensors]
-
-    def compute(function: Callable[..., Any], *, wide: bool = False) -> list[Tensor]:
-        leaves = [_copy(t, wide=wide).requires_grad_(want) for t, want in zip(sample.tensors, wanted, strict=True)]
-        asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        results = [r.expand(sample.shape) for r in _as_tuple(function(*leaves))]
-        roots = [r for r in results if r.requires_grad]
-        if not roots:
-            return []
-        weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
-        found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
-        gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
-        return [*(r.detach() for r in results), *gradients]
-
-    if any(wanted):
-        _compare(sample, compute, outcome)
+    leaves = [_copy(t, wide=wide).requires_grad_(want) for t, want in zip(sample.tensors, wanted, strict=True)]
+    asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+    results = [r.expand(sample.shape) for r in _as_tuple(function(*leaves))]
+    roots = [r for r in results if r.requires_grad]
+    if not roots:
+        return []
+    weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64).reshape(r.shape).to(r.dtype) for r in roots]
+    found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
+    gradients = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
+    return [*(r.detach() for r in results), *gradients]
 
 
 def _compare(sample: Sample, compute: Callable[..., list[Tensor]], outcome: Outcome) -> None:
-    info = sample.info
+    """One run of a sample by each of the two ways; it counts as the worse of them."""
     try:
-        expected = compute(sample.call)
+        expected = compute(sample, sample.call)
     except (RuntimeError, NotImplementedError, ZeroDivisionError):
         return  # eager mode refuses
-    try:
-        actual = compute(pointwise(sample.call, autograd=True, name=f"{variant_name(info)}_sample"))
-    except UnsupportedOpError as error:
-        outcome.refused = str(error).splitlines()[0]
+    found: list[list[Tensor] | Exception] = []
+    for way in (_pointwise, _flexsn):
+        try:
+            found.append(compute(sample, way(sample)))
+        except Exception as error:
+            found.append(error)
+    refusals = [f for f in found if isinstance(f, UnsupportedOpError)]
+    errors = [f for f in found if isinstance(f, Exception) and not isinstance(f, UnsupportedOpError)]
+    results = [f for f in found if not isinstance(f, Exception)]
+    if len(refusals) == 1 or (len(results) == 2 and not _agree(*results)):
+        outcome.apart.append(f"{variant_name(sample.info)}, {sample}: {found}")
+    if errors:
+        outcome.crashed.append(f"{type(errors[0]).__name__}: {errors[0]} for {sample}")
         return
-    if not expected and not actual:
+    if refusals:
+        outcome.refused += 1
+        outcome.why = outcome.why or str(refusals[0]).splitlines()[0]
         return
+    problems = [p for actual in results if (p := _problem(sample, compute, expected, actual))]
+    if problems:
+        outcome.wrong.append(f"{problems[0]} for {sample}")
+    elif all(_same(e, a) for actual in results for e, a in zip(expected, actual, strict=True)):
+        outcome.equal += 1
+    else:
+        outcome.close += 1
+
+
+def _agree(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Gradients may be off by the rounding of a division."""
+    return len(one) == len(other) and all(
+        a.dtype == b.dtype and a.shape == b.shape and bool(_close(a, b).all()) for a, b in zip(one, other, strict=True)
+    )
+
+
+def _problem(
+    sample: Sample, compute: Callable[..., list[Tensor]], expected: Sequence[Tensor], actual: Sequence[Tensor]
+) -> str:
+    """What is wrong with results, if anything."""
+    if len(expected) != len(actual):
+        return f"{len(actual)} results, not {len(expected)}"
     pairs = list(zip(expected, actual, strict=True))
     problems = [_judge(e, a) for e, a in pairs]
     if any(problems):
         # Eager mode's float32 code has errors of its own (gelu(inf) is NaN in vectors of 16).
         try:
-            exact = compute(sample.call, wide=True)
+            exact = compute(sample, sample.call, wide=True)
         except (RuntimeError, ZeroDivisionError):
-            exact = expected
-        scale = 1.0 if info.name in CANCELLING else 0.0
+            exact = list(expected)
+        scale = 1.0 if sample.info.name in CANCELLING else 0.0
+        free = sample.info.name in EXCEPTIONS
         problems = [
-            _judge(e, a, x, nan_is_free=info.name in EXCEPTIONS, scale=scale)
-            for (e, a), x in zip(pairs, exact, strict=True)
+            _judge(e, a, x, nan_is_free=free, scale=scale) for (e, a), x in zip(pairs, exact, strict=True)
         ]
-    if any(problems):
-        outcome.wrong.append(f"{next(filter(None, problems))} for {sample}")
-    elif all(_same(e, a) for e, a in pairs):
-        outcome.equal += 1
-    else:
-        outcome.close += 1
+    return next(filter(None, problems), "")
 
 
 def _copy(tensor: Tensor, *, wide: bool) -> Tensor:
@@ -283,7 +335,7 @@ def _judge(
     nan_is_free: bool = False,
     scale: float = 0.0,
 ) -> str:
-    """What is wrong, if anything; an element may equal `exact`, rounded, instead of `expected`.
+    """What is wrong, if anything; an element may be as near to `exact` as `expected` is, or equal it, rounded.
 
     `scale`: the values of which the results are differences; they count as close relative to it.
     """
@@ -292,6 +344,8 @@ def _judge(
     wrong = ~_close(actual, expected, scale)
     if exact is not None:
         wrong &= ~_close(actual, exact.to(expected.dtype), scale)
+        # Or no further from it than eager mode is.
+        wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
     if nan_is_free and expected.is_floating_point():
         wrong &= ~expected.isnan()
     if not wrong.any():

@@ -1,0 +1,52 @@
+"""A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, by `pointwise` and by `FlexSN`.
+
+Of each variant, one sample in one dtype after the other, of which each variant begins with another one.
+"""
+
+from __future__ import annotations
+
+import pytest
+from opinfo import DIFFERENTIABLE, DTYPES, Outcome, check, is_differentiable, variant_name, variants
+
+Outcomes = dict[str, dict[str, Outcome]]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> Outcomes:
+    found: Outcomes = {}
+    for i, info in enumerate(variants()):
+        here = [dtype for dtype in DTYPES if dtype in info.dtypes]
+        smooth = [dtype for dtype in DIFFERENTIABLE if is_differentiable(info, dtype)]
+        of_variant = found[variant_name(info)] = {}
+        if here:
+            dtype = here[i % len(here)]
+            of_variant["values"] = check(info, dtype, samples=1, special=i % 4 == 0, first=i % 5)
+        if smooth:
+            dtype = smooth[i % len(smooth)]
+            of_variant["gradients"] = check(info, dtype, samples=1, special=i % 8 == 0, first=i % 5, gradient=True)
+    return found
+
+
+def everything(outcomes: Outcomes) -> list[Outcome]:
+    return [outcome for found in outcomes.values() for outcome in found.values()]
+
+
+def test_no_wrong_answer_and_no_crash(outcomes: Outcomes) -> None:
+    assert [problem for o in everything(outcomes) for problem in (*o.wrong, *o.crashed)] == []
+
+
+def test_both_ways_agree(outcomes: Outcomes) -> None:
+    assert [where for o in everything(outcomes) for where in o.apart] == []
+
+
+def test_nearly_all_runs_pass(outcomes: Outcomes) -> None:
+    passed = sum(o.equal + o.close for o in everything(outcomes))
+    refused = {name: o.why for name, found in outcomes.items() for o in found.values() if o.refused}
+    assert passed >= 0.95 * sum(o.runs for o in everything(outcomes)), refused
+
+
+def test_every_variant_ran(outcomes: Outcomes) -> None:
+    # It takes complex numbers alone.
+    assert [name for name, found in outcomes.items() if not any(o.runs for o in found.values())] == [
+        "nn.functional.silu.complex"
+    ]
