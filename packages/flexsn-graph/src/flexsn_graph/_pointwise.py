@@ -136,7 +136,7 @@ def gradient_of(
 def _terms(gradient: Tensor, shape: torch.Size) -> Tensor:
     if gradient.shape == shape:
         return gradient
-    terms: Tensor = _Terms.apply(gradient, shape)  # type: ignore[no-untyped-call]
+    terms: Tensor = _Terms.apply(gradient, shape)
     return terms
 
 
@@ -148,7 +148,7 @@ class _Terms(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _Uniform.apply(gradient), None  # type: ignore[no-untyped-call]
+        return _Uniform.apply(gradient), None
 
 
 class _Uniform(torch.autograd.Function):

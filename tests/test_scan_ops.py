@@ -1,0 +1,192 @@
+"""Ops of torch that need care, and ops of a stranger's, in kernels of scans as in the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import OpCall, pointwise, register_op, supported_ops
+from flexsn_graph import OpFacts, TorchError, UnsupportedCoreError, facts_of
+from flexsn_nn import FlexSN
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+Core = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def neuron(function: Callable[[Tensor], Tensor], backend: str) -> FlexSN:
+    return FlexSN(lambda x: (function(x),), 1, 0, 1, backend=backend)
+
+
+def with_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_()
+    result = function(leaf)
+    result.sum().backward()
+    assert leaf.grad is not None
+    return result.detach(), leaf.grad
+
+
+EDGES = torch.tensor([-math.inf, -200.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 200.0, math.inf, math.nan])
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.soft_margin_loss(x, torch.ones_like(x), reduction="none"),
+        torch.logit,
+        lambda x: torch.logit(x, 0.25),
+        lambda x: functional.smooth_l1_loss(x, torch.zeros_like(x), reduction="none"),
+        functional.hardshrink,
+        functional.softshrink,
+    ],
+    ids=["soft_margin_loss", "logit", "logit with eps", "smooth_l1_loss", "hardshrink", "softshrink"],
+)
+def test_gradients_at_the_edges_are_those_of_the_loop(function: Callable[[Tensor], Tensor]) -> None:
+    x = EDGES.unsqueeze(0)
+    expected = with_gradient(neuron(function, "torch"), x)
+    for kernel in (neuron(function, "triton"), pointwise(function, autograd=True)):
+        for found, wanted in zip(with_gradient(kernel, x), expected, strict=True):
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.angle,
+        lambda x: torch.polygamma(2, x),
+        torch.special.bessel_y0,
+        torch.special.bessel_y1,
+        torch.special.modified_bessel_i0,
+        torch.special.modified_bessel_k1,
+        torch.special.scaled_modified_bessel_k0,
+        lambda x: torch.special.hermite_polynomial_h(x, 3),
+        lambda x: torch.special.chebyshev_polynomial_t(x, 40),
+    ],
+)
+def test_every_op_that_has_a_rule_can_be_in_a_step(function: Callable[[Tensor], Tensor]) -> None:
+    x = torch.linspace(-0.9, 3.0, 24).reshape(2, 12)
+    torch.testing.assert_close(neuron(function, "triton")(x), function(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", [lambda x: torch.igamma(x, x), torch.special.airy_ai, torch.ops.prims.cbrt])
+def test_an_op_without_a_rule_is_refused_when_it_is_traced(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(UnsupportedCoreError, match=r"has no rule\. Write it in other ops, or add one with") as caught:
+        neuron(function, "triton")(torch.ones(1, 3))
+    assert caught.value.op
+
+
+def test_torchs_own_references_can_be_called() -> None:
+    weight = torch.tensor([0.1])
+
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = torch._refs.nn.functional.prelu(x, weight)
+        return result
+
+    x = torch.linspace(-2, 2, 12).reshape(2, 6, 1)
+    torch.testing.assert_close(neuron(function, "triton")(x), functional.prelu(x, weight))
+
+
+def test_what_torch_refuses_while_it_traces_names_the_users_line() -> None:
+    other = torch.ones(7)
+    with pytest.raises(TorchError, match=r"(.|\n)*at .*test_scan_ops\.py:\d+.*x \+ other"):
+        neuron(lambda x: x + other, "triton")(torch.ones(1, 3))
+    with pytest.raises(TorchError, match=r"<lambda> was traced on tensors of a shape of their own, \[3\] first"):
+        pointwise(lambda x: x + torch.ones(7))(torch.ones(5))
+
+
+def test_an_error_of_the_users_own_is_left_alone() -> None:
+    def function(x: Tensor) -> Tensor:
+        raise RuntimeError("not today")
+
+    with pytest.raises(RuntimeError, match=r"^not today$"):
+        neuron(function, "triton")(torch.ones(1, 3))
+
+
+def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() -> None:
+    def loss(x: Tensor, target: Tensor) -> tuple[Tensor]:
+        return (functional.soft_margin_loss(x, target, reduction="none"),)
+
+    x, target = torch.tensor([[0.5, -1.0]]), torch.tensor([[1.0, -1.0]])
+    kernel = FlexSN(loss, 2, 0, 1, backend="triton")
+    x.requires_grad_()
+    result = kernel(x, target)
+    torch.testing.assert_close(result, loss(x, target)[0])
+    result.sum().backward()
+    assert x.grad is not None
+    with pytest.raises(TorchError, match="'target'"):
+        kernel(x, target.clone().requires_grad_()).sum().backward()
+
+
+@pytest.fixture
+def triangle() -> Iterator[Callable[..., Tensor]]:
+    """An op of another project's: its implementation and gradient, one row of facts, and one for Triton."""
+    from flexsn_codegen._rules import _RULES
+    from flexsn_graph._ops import _FACTS
+
+    with torch.library._scoped_library("scan_ops_test", "DEF") as library:
+        library.define("triangle(Tensor x, float width) -> Tensor")
+        library.define("slope(Tensor grad, Tensor x, float width) -> Tensor")
+        library.impl(
+            "triangle", lambda x, width: (1.0 - x.abs() / width).clamp(min=0.0), "CompositeExplicitAutograd"
+        )
+        library.impl(
+            "slope",
+            lambda grad, x, width: torch.where(x.abs() < width, -x.sign() * grad / width, 0.0),
+            "CompositeExplicitAutograd",
+        )
+        ops = torch.ops.scan_ops_test
+
+        def backward(ctx: torch.autograd.function.FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+            (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
+            return ops.slope(grad, x, ctx.width), None  # type: ignore[attr-defined]
+
+        def setup(ctx: torch.autograd.function.FunctionCtx, inputs: tuple[Tensor, float], output: Tensor) -> None:
+            ctx.save_for_backward(inputs[0])
+            ctx.width = inputs[1]  # type: ignore[attr-defined]
+
+        torch.library.register_autograd("scan_ops_test::triangle", backward, setup_context=setup, lib=library)
+
+        @register_op(ops.triangle.default, facts=OpFacts(continuous=frozenset({0})))
+        def write_triangle(call: OpCall) -> str:
+            x, width = call.operands
+            return f"dev.maximum({call.number(1.0)} - dev.div(tl.abs({x}), {width}), {call.number(0.0)})"
+
+        @register_op(ops.slope.default, facts=OpFacts(linear=(frozenset({0}),), continuous=frozenset({0})))
+        def write_slope(call: OpCall) -> str:
+            grad, x, width = call.operands
+            sign = f"tl.where({x} > {call.number(0.0)}, {call.number(-1.0)}, {call.number(1.0)})"
+            inside = f"(tl.abs({x}) < {width}) & ({x} != {call.number(0.0)})"
+            return f"tl.where({inside}, dev.div({grad} * {sign}, {width}), {call.number(0.0)})"
+
+        yield ops.triangle
+        for op in (ops.triangle.default, ops.slope.default):
+            _RULES.pop(op)
+            _FACTS.pop(op)
+
+
+def test_an_op_from_outside_is_one_row_of_facts_and_one_for_the_target(triangle: Callable[..., Tensor]) -> None:
+    weight = torch.tensor(0.7, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x * weight
+        return triangle(h - 1.0, 1.5), h
+
+    assert torch.ops.scan_ops_test.triangle.default in supported_ops()
+    assert facts_of(torch.ops.scan_ops_test.slope.default) is not None
+    x = torch.linspace(-2, 4, 60).reshape(5, 12)
+    found = {}
+    for backend in ("triton", "torch"):
+        leaf = x.clone().requires_grad_()
+        result = FlexSN(core, 1, 1, 1, backend=backend)(leaf)
+        # The gradient of a number goes through a sum over the elements, in which `slope` has to be linear.
+        found[backend] = (result, *torch.autograd.grad(result.square().sum(), (leaf, weight)))
+    for ours, eagers in zip(found["triton"], found["torch"], strict=True):
+        torch.testing.assert_close(ours, eagers)
+    kernel = pointwise(lambda x: triangle(x, 2.0) * 3.0, autograd=True)
+    for ours, eagers in zip(with_gradient(kernel, x), with_gradient(lambda x: triangle(x, 2.0) * 3.0, x), strict=True):
+        torch.testing.assert_close(ours, eagers)
