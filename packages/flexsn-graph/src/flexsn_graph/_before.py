@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx
 
+from flexsn_graph._decompositions import AS_RECORDED, LEFT
 from flexsn_graph._location import called_op, location_of
+from flexsn_graph._lowering import lower
 from flexsn_graph._ops import VIEW_OPS
 from flexsn_graph._prologue import ComputedBefore
-from flexsn_graph._torch_private import FakeTensor, lower, record
+from flexsn_graph._torch_private import FakeTensor, record
 from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
 
 if TYPE_CHECKING:
@@ -46,9 +48,10 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
             results += [g for g in found if g is not None]
         return results
 
-    whole = _functional(record(forward, [*tracer.examples, *stand_ins], tracer.mode), tracer)
+    primals = [*tracer.examples, *stand_ins]
     values = [captures.stand_ins[number] for number in tracer.computed]
-    joint = _functional(record(backward, [*tracer.examples, *stand_ins, *values], tracer.mode), tracer)
+    whole = _functional(record(forward, primals, tracer.mode, AS_RECORDED), tracer)
+    joint = _functional(record(backward, [*primals, *values], tracer.mode, AS_RECORDED), tracer)
     places = [node for node in joint.graph.nodes if node.op == "placeholder"]
     parts: list[fx.Graph | None] = []
     refusal: UnsupportedCoreError | None = None
@@ -82,7 +85,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
 
 def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
     """Without mutation, and without what nothing is computed from."""
-    functional = lower(recorded, tracer.mode, {})
+    functional = lower(recorded, tracer.mode, LEFT)
     for node in functional.graph.nodes:
         if node.target in _COPIES and not node.kwargs:
             node.replace_all_uses_with(node.args[0])  # nothing is written to any more
