@@ -23,19 +23,13 @@ def core_step_a0cb3adb881d(input_0, state_0, lifted_0):
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_forward_b6f3cd030977(
+def core_forward_d400ee636ac9(
     input_0_ptr,
     lifted_0_ptr,
     output_0_ptr,
     final_state_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
@@ -45,7 +39,6 @@ def core_forward_b6f3cd030977(
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
     state_0 = tl.zeros([BLOCK], tl.float32)
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
@@ -53,10 +46,10 @@ def core_forward_b6f3cd030977(
     output_0_at = output_0_ptr
     chunks = T // 4
     for c in tl.range(0, chunks, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         output_0, state_0 = core_step_a0cb3adb881d(input_0_1, state_0, lifted_0)
@@ -68,7 +61,7 @@ def core_forward_b6f3cd030977(
         input_0_at += 4 * step
         output_0_at += 4 * step
     for t in tl.range(chunks * 4, T, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         input_0_at += 1 * step
@@ -77,7 +70,7 @@ def core_forward_b6f3cd030977(
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_forward_2f2a822171ac(
+def core_forward_7537590112c3(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -85,34 +78,34 @@ def core_forward_2f2a822171ac(
     state_seq_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Forward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
-    state_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    state_0 = dev.load(state_0_ptr + state_0_off, mask)
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
     input_0_at = input_0_ptr
     output_0_at = output_0_ptr
     state_seq_0_at = state_seq_0_ptr
     chunks = T // 4
     for c in tl.range(0, chunks, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         dev.store(state_seq_0_at + off, state_0, mask)
@@ -129,7 +122,7 @@ def core_forward_2f2a822171ac(
         output_0_at += 4 * step
         state_seq_0_at += 4 * step
     for t in tl.range(chunks * 4, T, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         dev.store(state_seq_0_at + off, state_0, mask)
@@ -176,7 +169,7 @@ def core_vjp_30cf75733ae5(input_0, state_0, lifted_0, grad_output_0, grad_state_
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_backward_dc411da20926(
+def core_backward_26cc91f64e7a(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -188,26 +181,33 @@ def core_backward_dc411da20926(
     grad_lifted_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
+    grad_state_0_inner0,
+    grad_state_0_size0,
+    grad_state_0_stride0,
+    grad_state_0_inner1,
+    grad_state_0_size1,
+    grad_state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
-    initial_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    initial_0 = dev.load(state_0_ptr + state_0_off, mask)
     grad_state_0 = dev.load(grad_final_state_0_ptr + off, mask)
+    grad_state_0_off = (off // grad_state_0_inner0) % grad_state_0_size0 * grad_state_0_stride0 + (off // grad_state_0_inner1) % grad_state_0_size1 * grad_state_0_stride1
     grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
     chunks = T // 4
     input_0_at = input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
@@ -217,13 +217,13 @@ def core_backward_dc411da20926(
     if left > 0:
         state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
         state_0_0 = tl.where(chunks > 0, state_0_0, initial_0)
-        input_0_0 = dev.load(input_0_at + input_0_off, mask & (0 < left))
+        input_0_0 = dev.load(input_0_at + off, mask & (0 < left))
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask & (1 < left))
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask & (1 < left))
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask & (2 < left))
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask & (2 < left))
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask & (3 < left))
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask & (3 < left))
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
         unused_0, state_0_1 = core_step_a0cb3adb881d(input_0_0, state_0_0, lifted_0)
         unused_0, state_0_2 = core_step_a0cb3adb881d(input_0_1, state_0_1, lifted_0)
@@ -251,13 +251,13 @@ def core_backward_dc411da20926(
         c = chunks - 1 - i
         state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
         state_0_0 = tl.where(c > 0, state_0_0, initial_0)
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
         unused_0, state_0_1 = core_step_a0cb3adb881d(input_0_0, state_0_0, lifted_0)
         unused_0, state_0_2 = core_step_a0cb3adb881d(input_0_1, state_0_1, lifted_0)
@@ -278,12 +278,12 @@ def core_backward_dc411da20926(
         dev.store(grad_input_0_at + off, result_0, mask)
         grad_state_0 = result_1
         grad_lifted_0 += result_2.to(tl.float32)
-    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_0_ptr + grad_state_0_off, grad_state_0, mask)
     dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_forward_d2fced4b0cc6(
+def core_forward_74270be0177e(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -292,37 +292,37 @@ def core_forward_d2fced4b0cc6(
     checkpoint_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
-    state_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    state_0 = dev.load(state_0_ptr + state_0_off, mask)
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
     input_0_at = input_0_ptr
     output_0_at = output_0_ptr
     chunks = T // 8
     for c in tl.range(0, chunks, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
-        input_0_4 = dev.load(input_0_at + 4 * step + input_0_off, mask)
-        input_0_5 = dev.load(input_0_at + 5 * step + input_0_off, mask)
-        input_0_6 = dev.load(input_0_at + 6 * step + input_0_off, mask)
-        input_0_7 = dev.load(input_0_at + 7 * step + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
         dev.store(checkpoint_0_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_0, mask & (c > 0))
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
@@ -344,7 +344,7 @@ def core_forward_d2fced4b0cc6(
         input_0_at += 8 * step
         output_0_at += 8 * step
     for t in tl.range(chunks * 8, T, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         dev.store(checkpoint_0_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_0, mask & ((t > 0) & (t % 4 == 0)))
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
@@ -391,7 +391,7 @@ def core_vjp_715d64def23d(input_0, lifted_0, saved_0, grad_output_0, grad_state_
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_backward_0141db0b97ad(
+def core_backward_b8b11fc7f266(
     input_0_ptr,
     lifted_0_ptr,
     saved_0_ptr,
@@ -402,25 +402,25 @@ def core_backward_0141db0b97ad(
     grad_lifted_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    grad_state_0_inner0,
+    grad_state_0_size0,
+    grad_state_0_stride0,
+    grad_state_0_inner1,
+    grad_state_0_size1,
+    grad_state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
     grad_state_0 = dev.load(grad_final_state_0_ptr + off, mask)
+    grad_state_0_off = (off // grad_state_0_inner0) % grad_state_0_size0 * grad_state_0_stride0 + (off // grad_state_0_inner1) % grad_state_0_size1 * grad_state_0_stride1
     grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
     chunks = T // 4
     input_0_at = input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
@@ -429,16 +429,16 @@ def core_backward_0141db0b97ad(
     grad_input_0_at = grad_input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
     left = T % 4
     if left > 0:
-        input_0_0 = dev.load(input_0_at + input_0_off, mask & (0 < left))
+        input_0_0 = dev.load(input_0_at + off, mask & (0 < left))
         saved_0_0 = dev.load(saved_0_at + off, mask & (0 < left))
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask & (1 < left))
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask & (1 < left))
         saved_0_1 = dev.load(saved_0_at + 1 * step + off, mask & (1 < left))
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask & (2 < left))
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask & (2 < left))
         saved_0_2 = dev.load(saved_0_at + 2 * step + off, mask & (2 < left))
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask & (3 < left))
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask & (3 < left))
         saved_0_3 = dev.load(saved_0_at + 3 * step + off, mask & (3 < left))
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
         result_0, result_1, result_2 = core_vjp_715d64def23d(input_0_3, lifted_0, saved_0_3, grad_output_0_3, grad_state_0)
@@ -463,16 +463,16 @@ def core_backward_0141db0b97ad(
         grad_output_0_at -= 4 * step
         grad_input_0_at -= 4 * step
         c = chunks - 1 - i
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         saved_0_0 = dev.load(saved_0_at + off, mask)
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
         saved_0_1 = dev.load(saved_0_at + 1 * step + off, mask)
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
         saved_0_2 = dev.load(saved_0_at + 2 * step + off, mask)
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
         saved_0_3 = dev.load(saved_0_at + 3 * step + off, mask)
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
         result_0, result_1, result_2 = core_vjp_715d64def23d(input_0_3, lifted_0, saved_0_3, grad_output_0_3, grad_state_0)
@@ -491,7 +491,7 @@ def core_backward_0141db0b97ad(
         dev.store(grad_input_0_at + off, result_0, mask)
         grad_state_0 = result_1
         grad_lifted_0 += result_2.to(tl.float32)
-    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_0_ptr + grad_state_0_off, grad_state_0, mask)
     dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
 
 
@@ -513,7 +513,7 @@ def core_step_b97df8f20e69(input_0, state_0, lifted_0):
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_forward_0d21b229cca6(
+def core_forward_f619714cfb1b(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -522,38 +522,38 @@ def core_forward_0d21b229cca6(
     final_state_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
-    state_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    state_0 = dev.load(state_0_ptr + state_0_off, mask)
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
     input_0_at = input_0_ptr
     output_0_at = output_0_ptr
     saved_0_at = saved_0_ptr
     chunks = T // 8
     for c in tl.range(0, chunks, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
-        input_0_4 = dev.load(input_0_at + 4 * step + input_0_off, mask)
-        input_0_5 = dev.load(input_0_at + 5 * step + input_0_off, mask)
-        input_0_6 = dev.load(input_0_at + 6 * step + input_0_off, mask)
-        input_0_7 = dev.load(input_0_at + 7 * step + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
         output_0, state_0, saved_0 = core_step_b97df8f20e69(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         dev.store(saved_0_at + off, saved_0, mask)
@@ -582,7 +582,7 @@ def core_forward_0d21b229cca6(
         output_0_at += 8 * step
         saved_0_at += 8 * step
     for t in tl.range(chunks * 8, T, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         output_0, state_0, saved_0 = core_step_b97df8f20e69(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
         dev.store(saved_0_at + off, saved_0, mask)
@@ -593,7 +593,7 @@ def core_forward_0d21b229cca6(
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_backward_6daf4eeab523(
+def core_backward_e26895a631f0(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -605,26 +605,33 @@ def core_backward_6daf4eeab523(
     grad_lifted_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
+    grad_state_0_inner0,
+    grad_state_0_size0,
+    grad_state_0_stride0,
+    grad_state_0_inner1,
+    grad_state_0_size1,
+    grad_state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Backward scan, 4 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
-    initial_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    initial_0 = dev.load(state_0_ptr + state_0_off, mask)
     grad_state_0 = tl.zeros([BLOCK], tl.float32)
+    grad_state_0_off = (off // grad_state_0_inner0) % grad_state_0_size0 * grad_state_0_stride0 + (off // grad_state_0_inner1) % grad_state_0_size1 * grad_state_0_stride1
     grad_lifted_0 = tl.zeros([BLOCK], tl.float32)
     chunks = T // 4
     input_0_at = input_0_ptr + tl.cast(chunks, tl.int64) * 4 * step
@@ -635,16 +642,16 @@ def core_backward_6daf4eeab523(
     if left > 0:
         state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(chunks, tl.int64) - 1) * step + off, mask & (chunks > 0))
         state_0_0 = tl.where(chunks > 0, state_0_0, initial_0)
-        input_0_0 = dev.load(input_0_at + input_0_off, mask & (0 < left))
+        input_0_0 = dev.load(input_0_at + off, mask & (0 < left))
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask & (0 < left))
         grad_state_seq_0_0 = dev.load(grad_state_seq_0_at + off, mask & (0 < left))
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask & (1 < left))
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask & (1 < left))
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask & (1 < left))
         grad_state_seq_0_1 = dev.load(grad_state_seq_0_at + 1 * step + off, mask & (1 < left))
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask & (2 < left))
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask & (2 < left))
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask & (2 < left))
         grad_state_seq_0_2 = dev.load(grad_state_seq_0_at + 2 * step + off, mask & (2 < left))
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask & (3 < left))
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask & (3 < left))
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask & (3 < left))
         grad_state_seq_0_3 = dev.load(grad_state_seq_0_at + 3 * step + off, mask & (3 < left))
         unused_0, state_0_1 = core_step_a0cb3adb881d(input_0_0, state_0_0, lifted_0)
@@ -678,16 +685,16 @@ def core_backward_6daf4eeab523(
         c = chunks - 1 - i
         state_0_0 = dev.load(checkpoint_0_ptr + (tl.cast(c, tl.int64) - 1) * step + off, mask & (c > 0))
         state_0_0 = tl.where(c > 0, state_0_0, initial_0)
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         grad_output_0_0 = dev.load(grad_output_0_at + off, mask)
         grad_state_seq_0_0 = dev.load(grad_state_seq_0_at + off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
         grad_output_0_1 = dev.load(grad_output_0_at + 1 * step + off, mask)
         grad_state_seq_0_1 = dev.load(grad_state_seq_0_at + 1 * step + off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
         grad_output_0_2 = dev.load(grad_output_0_at + 2 * step + off, mask)
         grad_state_seq_0_2 = dev.load(grad_state_seq_0_at + 2 * step + off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
         grad_output_0_3 = dev.load(grad_output_0_at + 3 * step + off, mask)
         grad_state_seq_0_3 = dev.load(grad_state_seq_0_at + 3 * step + off, mask)
         unused_0, state_0_1 = core_step_a0cb3adb881d(input_0_0, state_0_0, lifted_0)
@@ -713,12 +720,12 @@ def core_backward_6daf4eeab523(
         dev.store(grad_input_0_at + off, result_0, mask)
         grad_state_0 = result_1
         grad_lifted_0 += result_2.to(tl.float32)
-    dev.store(grad_state_0_ptr + off, grad_state_0, mask)
+    dev.store(grad_state_0_ptr + grad_state_0_off, grad_state_0, mask)
     dev.store(grad_lifted_0_ptr + off, grad_lifted_0, mask)
 
 
 @triton.jit(do_not_specialize=["T"])
-def core_forward_f9ea37262f87(
+def core_forward_84e229e862fc(
     input_0_ptr,
     lifted_0_ptr,
     state_0_ptr,
@@ -727,38 +734,38 @@ def core_forward_f9ea37262f87(
     checkpoint_0_ptr,
     T,
     NCL,
-    input_0_inner0,
-    input_0_size0,
-    input_0_stride0,
-    input_0_inner1,
-    input_0_size1,
-    input_0_stride1,
     lifted_0_inner0,
     lifted_0_size0,
     lifted_0_stride0,
+    state_0_inner0,
+    state_0_size0,
+    state_0_stride0,
+    state_0_inner1,
+    state_0_size1,
+    state_0_stride1,
     BLOCK: tl.constexpr,
 ):
     """Forward scan, 8 steps a chunk. One program: BLOCK elements, all T."""
     off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = off < NCL
     step = tl.cast(NCL, tl.int64)
-    input_0_off = (off // input_0_inner0) % input_0_size0 * input_0_stride0 + (off // input_0_inner1) % input_0_size1 * input_0_stride1
     lifted_0_off = (off // lifted_0_inner0) % lifted_0_size0 * lifted_0_stride0
-    state_0 = dev.load(state_0_ptr + off, mask)
+    state_0_off = (off // state_0_inner0) % state_0_size0 * state_0_stride0 + (off // state_0_inner1) % state_0_size1 * state_0_stride1
+    state_0 = dev.load(state_0_ptr + state_0_off, mask)
     lifted_0 = dev.load(lifted_0_ptr + lifted_0_off, mask)
     input_0_at = input_0_ptr
     output_0_at = output_0_ptr
     state_seq_0_at = state_seq_0_ptr
     chunks = T // 8
     for c in tl.range(0, chunks, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
-        input_0_1 = dev.load(input_0_at + 1 * step + input_0_off, mask)
-        input_0_2 = dev.load(input_0_at + 2 * step + input_0_off, mask)
-        input_0_3 = dev.load(input_0_at + 3 * step + input_0_off, mask)
-        input_0_4 = dev.load(input_0_at + 4 * step + input_0_off, mask)
-        input_0_5 = dev.load(input_0_at + 5 * step + input_0_off, mask)
-        input_0_6 = dev.load(input_0_at + 6 * step + input_0_off, mask)
-        input_0_7 = dev.load(input_0_at + 7 * step + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
+        input_0_1 = dev.load(input_0_at + 1 * step + off, mask)
+        input_0_2 = dev.load(input_0_at + 2 * step + off, mask)
+        input_0_3 = dev.load(input_0_at + 3 * step + off, mask)
+        input_0_4 = dev.load(input_0_at + 4 * step + off, mask)
+        input_0_5 = dev.load(input_0_at + 5 * step + off, mask)
+        input_0_6 = dev.load(input_0_at + 6 * step + off, mask)
+        input_0_7 = dev.load(input_0_at + 7 * step + off, mask)
         dev.store(checkpoint_0_ptr + tl.cast(c * 2 + -1, tl.int64) * step + off, state_0, mask & (c > 0))
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
@@ -789,7 +796,7 @@ def core_forward_f9ea37262f87(
         output_0_at += 8 * step
         state_seq_0_at += 8 * step
     for t in tl.range(chunks * 8, T, num_stages=2):
-        input_0_0 = dev.load(input_0_at + input_0_off, mask)
+        input_0_0 = dev.load(input_0_at + off, mask)
         dev.store(checkpoint_0_ptr + tl.cast(t // 4 - 1, tl.int64) * step + off, state_0, mask & ((t > 0) & (t % 4 == 0)))
         output_0, state_0 = core_step_a0cb3adb881d(input_0_0, state_0, lifted_0)
         dev.store(output_0_at + off, output_0, mask)
