@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,8 +71,7 @@ CASES = (
 
 
 def spikingjelly_lif() -> nn.Module:
-    from spikingjelly.activation_based import neuron
-
+    neuron = importlib.import_module("spikingjelly.activation_based.neuron")
     node: nn.Module = neuron.LIFNode(tau=2.0, step_mode="m")  # which runs its Triton kernels on a GPU
     return node
 
@@ -96,7 +96,7 @@ def training_step(case: Case, make: Activation, memory_format: torch.memory_form
     net = case.make(make).to(device)
     frames = torch.rand(case.shape, device=device)
     if len(case.formats) > 1:
-        net = net.to(memory_format=memory_format)  # type: ignore[call-overload]
+        net = net.to(memory_format=memory_format)
         frames = frames.flatten(0, 1).contiguous(memory_format=memory_format).unflatten(0, case.shape[:2])
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
