@@ -141,7 +141,9 @@ def prune_cache(days: float) -> int:
     deleted = 0
     for path in cache_folder().iterdir():
         with contextlib.suppress(OSError):  # another process deletes it at the same time
-            if path.is_file() and path.stat().st_mtime < limit:
+            # A file that is being written aside is not there to be deleted, unless whoever wrote it is long gone.
+            latest = min(limit, time.time() - 86400) if path.suffix == ".tmp" else limit
+            if path.is_file() and path.stat().st_mtime < latest:
                 path.unlink()
                 deleted += 1
     return deleted
