@@ -18,6 +18,7 @@ from flexsn_codegen._dtypes import is_supported, literal
 from flexsn_codegen._functions import FAST
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._rules import OpCall, expression, half_rounded
+from flexsn_codegen._torch_private_ops import OpOverload
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
 
@@ -207,7 +208,7 @@ def _op_call(node: fx.Node) -> OpCall:
     if node.target is operator.getitem:
         node, index = node.args  # type: ignore[assignment]
     target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, OpOverload):
         raise UnsupportedOpError(f"{target} is not an ATen or custom op{location_text(node)}", str(target))
     values = [a for a in node.args if isinstance(a, fx.Node | _Number)]
     if any(isinstance(a, fx.Node) for a in node.kwargs.values()):

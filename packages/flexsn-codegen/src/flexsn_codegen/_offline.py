@@ -170,8 +170,8 @@ def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _compile(task: dict[str, Any]) -> dict[str, Any]:
     kernel = compile_triton_code_str(task["source"], task["name"])
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
+
+    from flexsn_codegen._triton_private import ASTSource, GPUTarget
 
     backend, arch, warp_size = _target(task["target"])
     signature: dict[str, str] = task["signature"]

@@ -15,10 +15,11 @@ import torch
 
 from flexsn_codegen._dtypes import HALF_DTYPES, literal, register_dtype, tl_name
 from flexsn_codegen._functions import UNARY
+from flexsn_codegen._torch_private_ops import OpOverload
 from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_graph import OpFacts, facts_of, register_facts
 
-Op = torch._ops.OpOverload
+Op = OpOverload
 
 _prims = torch.ops.prims
 

@@ -1,4 +1,4 @@
-"""Everything here is private to Triton."""
+"""Everything here is private to Triton. Each name is probed when this is imported."""
 
 from __future__ import annotations
 
@@ -6,6 +6,19 @@ from typing import Any
 
 import triton.language as tl
 
+from flexsn_codegen.versions import expect, needed, private, say_if_newer
+
+say_if_newer("triton")
+
+_NO_INTERPRETER = "kernels cannot run in Triton's interpreter"
+_NO_OFFLINE = "`compile_offline` cannot compile"
+
+# The interpreter is imported when a kernel is interpreted: it needs numpy, which nothing else here does.
+expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "TensorHandle.dtype"], _NO_INTERPRETER)
+_block_type = private("triton.language", "block_type", _NO_INTERPRETER)
+_tensor = private("triton.language", "tensor", _NO_INTERPRETER)
+GPUTarget = private("triton.backends.compiler", "GPUTarget", _NO_OFFLINE)
+ASTSource = private("triton.compiler", "ASTSource", _NO_OFFLINE, takes=["fn", "signature", "constexprs", "attrs"])
 
 def array_of(x: Any) -> Any:
     """The numpy array that stands for a value in Triton's interpreter."""
@@ -14,11 +27,9 @@ def array_of(x: Any) -> Any:
 
 def value_of(like: Any, data: Any, kind: Any) -> Any:
     """A value of the interpreter that holds `data`, of the shape of `like` and the dtype `kind`."""
-    # Here, because Triton's interpreter needs numpy, which nothing else here does.
-    from triton.runtime.interpreter import TensorHandle
-
-    shape = tl.block_type(kind, like.type.shape) if like.type.is_block() else kind
-    return tl.tensor(TensorHandle(data.reshape(array_of(like).shape), kind), shape)
+    handle = needed("triton.runtime.interpreter", "TensorHandle", _NO_INTERPRETER)
+    shape = _block_type(kind, like.type.shape) if like.type.is_block() else kind
+    return _tensor(handle(data.reshape(array_of(like).shape), kind), shape)
 
 
 def as_flags(mask: Any) -> Any:
@@ -27,4 +38,4 @@ def as_flags(mask: Any) -> Any:
     The interpreter gives a comparison the dtype of what was compared: one number, compared and broadcast to a block,
     is an array of int32.
     """
-    return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, tl.tensor) else mask
+    return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, _tensor) else mask

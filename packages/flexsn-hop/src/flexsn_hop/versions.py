@@ -38,7 +38,8 @@ class UnsupportedVersionError(NotImplementedError):
 @functools.cache
 def installed(library: str) -> str:
     """`"torch 2.15.0"`: a library by name and version."""
-    return f"{library} {torch.__version__ if library == 'torch' else importlib.metadata.version(library)}"
+    version = torch.__version__ if library == "torch" else importlib.metadata.version(library)
+    return f"{library} {version}"
 
 
 def private(

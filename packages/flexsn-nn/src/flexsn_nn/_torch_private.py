@@ -1,8 +1,14 @@
-"""What touches private parts of torch. Seen working on torch 2.11 and 2.13."""
+"""What touches private parts of torch. Each name is probed when this is imported."""
 
 from __future__ import annotations
 
-import torch
+from flexsn_hop.versions import private
+
+_UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
+
+_backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
+_current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
+private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
 
 
 def is_jit_tracing() -> bool:
@@ -15,8 +21,8 @@ def recomputation() -> tuple[int, int] | None:
 
     `None`: in none.
     """
-    backward_pass = torch._C._current_graph_task_id()
+    backward_pass: int = _backward_pass()
     if backward_pass == -1:
         return None
-    node = torch._C._current_autograd_node()
+    node = _current_node()
     return backward_pass, -1 if node is None else node._sequence_nr()

@@ -14,6 +14,7 @@ from typing import Any
 import triton
 
 from flexsn_codegen import compile_triton_code_str
+from flexsn_runtime._triton_private import launches_on_nvidia
 
 _HEADER = """import triton
 import triton.language as tl
@@ -43,7 +44,7 @@ class _Linker:
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         # AMD's compilers have no such instruction: there, a product and a sum may become one operation.
-        self._rounds = triton.runtime.driver.active.get_current_target().backend == "cuda"
+        self._rounds = launches_on_nvidia()
         self._written: dict[str, str] = {}
         self._add(kernel)
 

@@ -1,21 +1,49 @@
-"""What touches private parts of torch. Seen working on torch 2.11 and 2.13."""
+"""What touches private parts of torch. Each name is probed when this is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import sympy
 import torch
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import _disable_current_modes
+
+from flexsn_graph.versions import needed, private
+
+_NO_TRACE = "steps cannot be traced, and nothing can be compiled"
+_BLIND = "compiled kernels cannot be called: they would not see a transform of torch.func, and give wrong gradients"
+_NO_SIZES = "a compiled graph of symbolic sizes runs as a loop"
 
 # `torch.autograd.Function` looks for transforms of `torch.func` first, at every `apply`.
-SingleLevelFunction = torch.autograd.function._SingleLevelFunction
+if TYPE_CHECKING:
+    SingleLevelFunction = torch.autograd.Function
+else:
+    SingleLevelFunction = private(
+        "torch.autograd.function",
+        "_SingleLevelFunction",
+        "calls of compiled kernels take longer",
+        default=torch.autograd.Function,
+    )
+_included_keys = private("torch._C", "_dispatch_tls_local_include_set", _NO_TRACE, default=lambda: None)
+_excluded_keys = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_TRACE, default=lambda: None)
+_force_keys = private("torch._C", "_ForceDispatchKeyGuard", _NO_TRACE)
+_set_hooks_tracing = private("torch._C", "_autograd._saved_tensors_hooks_set_tracing", _NO_TRACE)
+_disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
+_are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
+_tracing_state = private("torch._C", "_get_tracing_state", _BLIND)
+_is_batched = private("torch._C", "_functorch.is_batchedtensor", _BLIND)
+_is_legacy_batched = private("torch._C", "_functorch.is_legacy_batchedtensor", _BLIND, default=lambda tensor: False)
+_number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
+_mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
+_sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
+private("torch.fx.experimental.sym_node", "SymNode.expr", _NO_SIZES)
+private("torch.fx.experimental.sym_node", "SymNode.hint", _NO_SIZES)
 
 # Of a thread that is in no operator and in no mode; as it is when this package is imported.
-_INCLUDED = torch._C._dispatch_tls_local_include_set()
-_EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
+_INCLUDED = _included_keys()
+_EXCLUDED = _excluded_keys()
 
 
 @contextmanager
@@ -26,12 +54,12 @@ def as_outside() -> Iterator[None]:
     its own backward is nothing for the caller's saved-tensor hooks (activation checkpointing).
     """
     # Not by hooks that change nothing: where an op saves its own result, torch would keep the two alive for good.
-    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    before = _set_hooks_tracing(True)
     try:
-        with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED):
+        with _force_keys(_INCLUDED, _EXCLUDED):
             yield
     finally:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
+        _set_hooks_tracing(before)
 
 
 @contextmanager
@@ -42,9 +70,8 @@ def untraced() -> Iterator[None]:
 
 
 _MODES = {
-    torch._C._TorchDispatchModeKey.PROXY: "make_fx",
-    torch._C._TorchDispatchModeKey.FUNCTIONAL: "functionalization",
-    torch._C._TorchDispatchModeKey.FAKE: "FakeTensorMode",
+    private("torch._C", f"_TorchDispatchModeKey.{key}", _BLIND, default=key): name
+    for key, name in (("PROXY", "make_fx"), ("FUNCTIONAL", "functionalization"), ("FAKE", "FakeTensorMode"))
 }
 
 
@@ -53,29 +80,38 @@ def transform_at_work() -> str | None:
 
     `torch.func`, forward mode, and what traces or stands in for operators.
     """
-    if torch._C._are_functorch_transforms_active():
+    if _are_transforms_active():
         return "a transform of torch.func (grad, vjp, vmap, jvp, ...)"
+    if not _sees_forward_mode:
+        needed("torch.autograd.forward_ad", "_current_level", _BLIND)
     if forward_ad._current_level >= 0:
         return "torch.autograd.forward_ad"
-    if torch._C._get_tracing_state() is not None:
+    if _tracing_state() is not None:
         return "torch.jit.trace (torch.export records programs that it can be part of)"
-    if torch._C._len_torch_dispatch_stack():
-        return next((name for key, name in _MODES.items() if torch._C._get_dispatch_mode(key) is not None), None)
+    if _number_of_modes():
+        return next((name for key, name in _MODES.items() if _mode_of(key) is not None), None)
     return None
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:
     """Whether a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
-    functorch = torch._C._functorch
-    return tensor is not None and (functorch.is_batchedtensor(tensor) or functorch.is_legacy_batchedtensor(tensor))
+    return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
 
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:
     """A size as a formula of symbols."""
-    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+    return _of_symbol(size, "expr") if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
     """What a symbolic size was when it was traced, if that is known. Asking puts no guard on it."""
-    hint: int | None = size.node.hint if isinstance(size, torch.SymInt) else size  # type: ignore[assignment]
+    hint: int | None = _of_symbol(size, "hint") if isinstance(size, torch.SymInt) else size
     return hint
+
+
+def _of_symbol(size: torch.SymInt, attribute: str) -> Any:
+    try:
+        return getattr(size.node, attribute)
+    except AttributeError:
+        needed("torch.fx.experimental.sym_node", f"SymNode.{attribute}", _NO_SIZES)
+        raise

@@ -1,25 +1,44 @@
-"""What touches private parts of Triton. Seen working on Triton 3.6; 3.7 has the same."""
+"""What touches private parts of Triton. Each name is probed when this is imported."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from flexsn_graph.versions import expect, lacking, needed
+
+_COMPILER = "triton.compiler.compiler"
+_LAUNCHER = ["CompiledKernel", "CompiledKernel.function", "CompiledKernel.packed_metadata", "CompiledKernel.run"]
+_NO_LAUNCH = "compiled kernels cannot be launched"
+_SLOW_LAUNCH = "calls of compiled kernels take longer"
+_DRIVER = "triton.runtime.driver"
+
+_short = importlib.util.find_spec("triton") is not None
+if _short:
+
+    expect(_DRIVER, ["driver"], _NO_LAUNCH)
+    expect("triton", ["knobs"], _NO_LAUNCH)
+    expect(_COMPILER, _LAUNCHER, _SLOW_LAUNCH)
+    _short = not lacking(_COMPILER, _LAUNCHER)
 
 
 def launcher(compiled: Any, grid: tuple[int, int, int], device: torch.device) -> Callable[..., None]:
     """Launches a compiled kernel, on the current stream of `device`, with the arguments of its function.
 
     As `compiled[grid]` does, without what that prepares for the hooks of profilers: half of its time. Where there are
-    hooks, it is left to do it.
+    hooks, it is left to do it, as it is in a version that launches in another way.
     """
-    from triton import knobs
-    from triton.runtime.driver import driver
+    driver = needed(_DRIVER, "driver", _NO_LAUNCH)
+    hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
 
     usual = compiled[grid]
+    current_stream, index = driver.active.get_current_stream, device.index
+    if not _short:
+        return lambda *arguments: usual(*arguments, stream=current_stream(index))
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    current_stream, index, hooks = driver.active.get_current_stream, device.index, knobs.runtime
     x, y, z = grid
 
     def launch(*arguments: Any) -> None:
@@ -30,3 +49,9 @@ def launcher(compiled: Any, grid: tuple[int, int, int], device: torch.device) ->
             run(x, y, z, stream, function, metadata, None, None, None, *arguments)
 
     return launch
+
+
+def launches_on_nvidia() -> bool:
+    """Whether the GPU that kernels are launched on is NVIDIA's."""
+    driver = needed(_DRIVER, "driver", _NO_LAUNCH)
+    return bool(driver.active.get_current_target().backend == "cuda")

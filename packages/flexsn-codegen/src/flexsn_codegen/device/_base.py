@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import triton
 
+from flexsn_codegen import _triton_private as _triton_private  # probes this version of Triton
+
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 
 if INTERPRETED:

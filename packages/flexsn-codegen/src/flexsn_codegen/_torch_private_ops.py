@@ -1,0 +1,12 @@
+"""The class of torch's ops, which is private."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flexsn_codegen.versions import private
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload as OpOverload
+else:
+    OpOverload = private("torch._ops", "OpOverload", "no source can be generated")
