@@ -25,7 +25,7 @@ def scan(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tup
     if torch.is_grad_enabled():
         for t in tensors:
             if t is not None and t.requires_grad:
-                results: tuple[Tensor, ...] = _Scan.apply(  # type: ignore[attr-defined]
+                results: tuple[Tensor, ...] = _Scan.apply(
                     step, state_seqs, arguments, *tensors
                 )
                 return results
