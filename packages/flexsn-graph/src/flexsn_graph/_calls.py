@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flexsn_graph._capture import CaptureMode, WriteError
 from flexsn_graph._location import user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
 from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now
+from flexsn_graph._torch_private_ops import pytree
 
 
 @dataclass(frozen=True, slots=True)

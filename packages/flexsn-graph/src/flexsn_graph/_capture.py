@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
@@ -32,6 +31,7 @@ from flexsn_graph._torch_private import (
     set_stack_trace,
     unrecorded,
 )
+from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
 from flexsn_graph.reads import Profile, resume, suspend
 

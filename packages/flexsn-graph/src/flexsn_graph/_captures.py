@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._prologue import Call, Ref
 from flexsn_graph._refusals import storage_of
+from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like
 
 _TOLD_APART = (

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from flexsn_graph._location import called_op, location_of
 from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, SUM_OP, TERMS, UNIFORM, facts_of
 from flexsn_graph._torch_private import FakeTensor
+from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import CaptureError, NonPointwiseError, StatefulCoreError
 
 _prims = torch.ops.prims
@@ -161,7 +162,7 @@ def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
     value = node.meta.get("val")
     if target in EMPTY_OPS or not isinstance(value, Tensor):
         return None
-    if any(isinstance(a, fx.Node) for a in torch.utils._pytree.tree_leaves((args, kwargs))):
+    if any(isinstance(a, fx.Node) for a in pytree.tree_leaves((args, kwargs))):
         return None
     tensors = [
         torch.tensor(new, dtype=old.meta["val"].dtype, device="cpu") if isinstance(old, fx.Node) else new

@@ -21,6 +21,7 @@ from torch import Tensor, fx
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._ops import VIEW_OPS, Op
+from flexsn_graph._torch_private_ops import pytree
 
 
 class Hoists(Enum):

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from flexsn_graph._core import complex_error
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._ops import Op
+from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import (
     DataDependentError,
     MutationError,

@@ -141,7 +141,10 @@ def _takes(function: Callable[..., Any], parameter: str) -> bool:
 
 
 # A class, a function, a variable, a parameter, an attribute, something that is imported or looked for by its name.
-_DEFINITION = r"""\s*(?:(?:class|def)\s+{0}\b|(?:self\.)?{0}\s*(?:[:=,]|$))|.*\bimport [^#]*\b{0}\b|.*["']{0}["']"""
+_DEFINITION = (
+    r"""\s*(?:(?:class|def)\s+{0}\b|(?:self\.)?{0}\s*(?:[:=,]|$))|.*[(,]\s*{0}\s*[:=]"""
+    r"""|.*\bimport [^#]*\b{0}\b|.*["']{0}["']"""
+)
 
 
 def _defines(text: str, name: str) -> bool:

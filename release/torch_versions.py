@@ -1,0 +1,302 @@
+"""Tries versions of torch that the packages support: their tests, their kernels, and what `pip install` brings today.
+
+    hatch run python release/torch_versions.py test 2.11           the whole suite with torch 2.11, into the table
+    hatch run python release/torch_versions.py test 2.15 --python python3.13
+    hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not there
+    hatch run python release/torch_versions.py install             five wheels, no pins, and the README's tour
+
+Each version has an environment of its own under `.venvs`, made on the first call: several GB. The suite runs in
+parts; one that is broken off goes on, on the same commit, with the part that it was in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+from distributions import ROOT, distributions, in_order
+from packaging.version import Version
+from wheels import build, counted, tools_for_tests, wheel_of
+
+RESULTS = ROOT / "benchmarks" / "results"
+TABLE = RESULTS / "torch_versions.md"
+KERNELS = RESULTS / "offline_kernels.md"
+
+# What tells soonest that a version is another: tracing, generated kernels, the operator, compilers, all backends.
+SHORT = (
+    "packages/flexsn-graph/tests/test_graph_vjp.py",
+    "packages/flexsn-codegen/tests/test_codegen_core.py",
+    "packages/flexsn-hop/tests/test_hop_package.py",
+    "packages/flexsn-hop/tests/test_hop_trace.py",
+    "packages/flexsn-runtime/tests/test_runtime_autograd.py",
+    "packages/flexsn-nn/tests/test_nn_export.py",
+    "tests/test_compiled_interpreted.py",
+    "tests/test_torch_probes.py",
+)
+_FROM_A_GPU = "needs a CUDA GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """A virtual environment with one version of torch and everything that the tests use."""
+
+    folder: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.folder / "bin" / "python"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """With the packages of this tree, which are not installed: trees may share environments."""
+        sources = [str(member.folder / "src") for member in distributions()]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(sources), "VIRTUAL_ENV": str(self.folder)}
+
+    def versions(self) -> dict[str, str]:
+        """Of what is in it."""
+        code = (
+            "import json, platform, importlib.metadata as m\n"
+            "print(json.dumps({'python': platform.python_version(), **{n: m.version(n) for n in ('torch', 'triton')}}))"
+        )
+        found: dict[str, str] = json.loads(subprocess.check_output([self.python, "-c", code], text=True))
+        return found
+
+
+def make(torch: str, python: str, environments: Path) -> Environment:
+    """The environment of a version, made where there is none yet.
+
+    Raises:
+        subprocess.CalledProcessError: there is no such Python, or pip found no such torch for it.
+    """
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    minor = subprocess.check_output([python, "-c", code], text=True).strip()
+    environment = Environment(environments / f"torch-{torch}-python-{minor}")
+    complete = environment.folder / "complete"
+    if not complete.exists():
+        print(f"making {environment.folder}", flush=True)
+        subprocess.run([python, "-m", "venv", "--clear", environment.folder], check=True)
+        # Triton is the one that this torch asks for.
+        tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
+        pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, f"torch=={torch}.*", *tools], check=True)
+        complete.touch()
+    return environment
+
+
+def commit() -> str:
+    """The commit that the tree is at, with a plus when something has been changed since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.check_output(["git", *arguments], cwd=ROOT, text=True).strip()
+
+    return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
+
+
+def parts(short: bool) -> list[Sequence[str]]:
+    """What pytest is given, run by run."""
+    if short:
+        return [SHORT]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    return [[path] for path in settings["testpaths"]]
+
+
+def reports(environment: Environment, short: bool, options: Sequence[str], at: str) -> list[Path]:
+    """Run the suite; the JUnit report of each of its parts. Those of this commit are not run again."""
+    folder = environment.folder / "reports" / at
+    folder.mkdir(parents=True, exist_ok=True)
+    found = []
+    for part in parts(short):
+        name = "short" if short else part[0].removeprefix("packages/").replace("/", "-")
+        report = folder / f"{name}.xml"
+        found.append(report)
+        if report.exists() and not at.endswith("+"):
+            print(f"{name}: done before", flush=True)
+            continue
+        unfinished = report.with_suffix(".unfinished")
+        pytest: list[str | Path] = [environment.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *part]
+        pytest.append(f"--junitxml={unfinished}")
+        done = subprocess.run(pytest, cwd=ROOT, env=environment.variables, check=False)
+        if done.returncode not in (0, 1):  # 1: some failed
+            raise SystemExit(f"pytest ended with {done.returncode} in {name}: nothing is written down")
+        unfinished.replace(report)
+    return found
+
+
+def _packages() -> str:
+    versions = {str(member.version) for member in distributions()}
+    return ", ".join(sorted(versions)) if len(versions) == 1 else ", ".join(f"{d.name} {d.version}" for d in in_order())
+
+
+def try_suite(torch: str, python: str, environments: Path, short: bool, options: Sequence[str], table: Path) -> bool:
+    """Run the tests with a version of torch and write its row; whether none failed."""
+    environment = make(torch, python, environments)
+    at = commit()
+    counts = [0, 0, 0]
+    notes: list[str] = []
+    versions = environment.versions()
+    key = f"torch {versions['torch']}, Python {versions['python']}"
+    for report in reports(environment, short, options, at):
+        counts = [a + b for a, b in zip(counts, counted(report), strict=True)]
+        notes += notable(report, key)
+    date = time.strftime("%Y-%m-%d")
+    tests = "short form" if short else "all"
+    cells = [versions["torch"], versions["triton"], versions["python"], f"{_packages()} ({at})", tests, *counts, date]
+    row = "| " + " | ".join(map(str, cells)) + " |"
+    publish(table, row, key, notes)
+    print(row, *notes, sep="\n")
+    return counts[0] > 0 and counts[2] == 0
+
+
+def notable(report: Path, key: str) -> list[str]:
+    """What failed, and what was skipped for another reason than that there is no GPU; a line for each."""
+    lines = []
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"`{case.get('classname', '').rpartition('.')[2]}::{case.get('name')}`"
+        if case.find("failure") is not None or case.find("error") is not None:
+            lines.append(f"- {key}: {name} failed")
+        elif (skipped := case.find("skipped")) is not None and _FROM_A_GPU not in (skipped.get("message") or ""):
+            lines.append(f"- {key}: {name} is skipped: {' '.join((skipped.get('message') or '').split())}")
+    return lines
+
+
+_HEAD = """# The tests with each version of torch
+
+Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in an
+environment of its own, with the Triton that this torch brings, on the CPU (kernels in Triton's interpreter). What is
+skipped are the tests that need a GPU, and what is named below.
+
+| torch | Triton | Python | packages (commit) | tests | passed | skipped | failed | date |
+|---|---|---|---|---|---|---|---|---|
+"""
+
+
+def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
+    """Put a row and its notes into the table, in the place of those of the same torch, Python and tests."""
+    text = table.read_text(encoding="utf-8") if table.exists() else ""
+    same = _identity(row)
+    rows = [line for line in text.splitlines() if re.match(r"\| \d", line) and _identity(line) != same]
+    others = [line for line in text.splitlines() if line.startswith("- ") and not line.startswith(f"- {key}: ")]
+    rows = sorted([*rows, row], key=_identity)
+    text = _HEAD + "\n".join(rows) + "\n"
+    if others or notes:
+        text += "\n" + "\n".join(sorted([*others, *notes])) + "\n"
+    table.parent.mkdir(parents=True, exist_ok=True)
+    table.write_text(text, encoding="utf-8")
+
+
+def _identity(row: str) -> tuple[Version, Version, str]:
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    torch, python = (Version(".".join(cells[i].split("+")[0].split(".")[:2])) for i in (0, 2))
+    return torch, python, cells[4]
+
+
+# "lif_hard, forward, size 8388608, sm_90: sm_90: 24 registers, 0 bytes spilled, ..."
+_USE = re.compile(
+    r"(?P<kernel>\w+, \w+, size \d+, \w+): \w+: (?P<registers>\d+) registers, (?P<spilled>\d+) bytes spilled"
+)
+
+
+def compare_kernels(versions: Iterable[str], python: str, environments: Path) -> None:
+    """Compile the same kernels with each version's Triton, and write what they use of each GPU."""
+    uses: dict[str, dict[str, str]] = {}
+    for version in versions:
+        environment = make(version, python, environments)
+        options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "every_core"]
+        command = [environment.python, "-m", "pytest", *options, "tests/test_scan_offline.py"]
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment.variables, stdout=subprocess.PIPE, text=True, check=True
+        )
+        name = f"Triton {environment.versions()['triton']}"
+        uses[name] = {use["kernel"]: f"{use['registers']}, {use['spilled']}" for use in _USE.finditer(done.stdout)}
+        assert uses[name], "the test says nothing"
+        print(f"{name}: {len(uses[name])} kernels", flush=True)
+    names = list(uses)
+    lines = [
+        "# Registers and spills of kernels, by the version of Triton",
+        "",
+        "Written by `hatch run python release/torch_versions.py kernels VERSION ...`: what kernels of training steps",
+        "use, compiled without a GPU by tests/test_scan_offline.py: registers and bytes spilled, both per thread.",
+        "",
+        f"| kernel | {' | '.join(names)} | |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for kernel in uses[names[0]]:
+        cells = [uses[name].get(kernel, "none") for name in names]
+        same = " |" if len(set(cells)) == 1 else " | differs |"
+        lines.append(f"| {kernel} | {' | '.join(cells)}{same}")
+    KERNELS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def tour() -> str:
+    """The README's five-minute tour as a script."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = re.search(r"^## From nothing to a neuron.*?(?=^## )", text, re.MULTILINE | re.DOTALL)
+    assert section is not None, "README.md has no tour"
+    return "\n".join(re.findall(r"^```python\n(.*?)^```$", section[0], re.MULTILINE | re.DOTALL))
+
+
+def try_installation(python: str) -> None:
+    """Install the five wheels, without pins, as somebody would today; run the tour with nothing else.
+
+    Raises:
+        subprocess.CalledProcessError: pip or the tour failed.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        wheels = []
+        for member in in_order():
+            build(member, folder)
+            wheels.append(wheel_of(member, folder))
+        environment = Environment(folder / "environment")
+        subprocess.run([python, "-m", "venv", environment.folder], check=True)
+        subprocess.run([environment.python, "-m", "pip", "install", "--quiet", *wheels], check=True)
+        (folder / "tour.py").write_text(tour(), encoding="utf-8")
+        variables = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TRITON"))}
+        subprocess.run([environment.python, "-W", "error", "tour.py"], cwd=folder, env=variables, check=True)
+        print("the tour ran with", environment.versions())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Does one of the three."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(prog="torch_versions", description=__doc__.splitlines()[0])
+    parser.add_argument("command", choices=["test", "kernels", "install"])
+    parser.add_argument("versions", nargs="*", help="of torch: 2.11; test: one or more, one after another")
+    parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the one that runs this)")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="where they are (default: .venvs)")
+    parser.add_argument("--short", action="store_true", help="test: a few files that show soonest that one is broken")
+    parser.add_argument("-n", default="2", help="test: processes (default: 2)")
+    parser.add_argument("--table", type=Path, default=TABLE, help="test: where the rows are kept")
+    parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
+    chosen = parser.parse_args(arguments)
+    if (chosen.command == "install") == bool(chosen.versions):
+        parser.error("test and kernels want versions of torch, install takes the newest")
+    environments = chosen.environments.resolve()
+    if chosen.command == "install":
+        try_installation(chosen.python)
+        return 0
+    if chosen.command == "kernels":
+        compare_kernels(chosen.versions, chosen.python, environments)
+        return 0
+    options = [*(["-n", chosen.n, "--dist", "loadgroup"] if chosen.n != "0" else []), *chosen.pytest.split()]
+    passed = [
+        try_suite(version, chosen.python, environments, chosen.short, options, chosen.table)
+        for version in chosen.versions
+    ]
+    return 0 if all(passed) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,148 @@
+"""What a version of torch or Triton lacks is said at import, by name and once; nothing private is used elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexsn_graph.versions import TESTED, UnsupportedVersionError, lacking, needed, private
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIES = sorted(ROOT.glob("packages/*/src/*/versions.py"))
+SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_private" not in str(path))
+
+
+def ended(code: str, *options: str) -> tuple[str, str]:
+    """What a process prints and warns of, that imports nothing before `code` does."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, *options, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_copies_are_equal() -> None:
+    assert len(COPIES) >= 2
+    assert len({path.read_text(encoding="utf-8") for path in COPIES}) == 1
+
+
+def private_uses(source: str) -> list[str]:
+    """Names of torch and Triton that begin with an underscore, and modules of Triton that it does not document."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            found.add(ast.unparse(node))
+    inner = re.compile(r"torch\.(?!ops\.)(?:\w+\.)*_(?!_)\w+|triton\.(?:runtime|compiler|backends)\b")
+    return sorted(name for name in found if inner.match(name))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_private_names_stand_in_the_quarantine_files(path: Path) -> None:
+    assert private_uses(path.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    "source", ["import torch._dynamo", "torch._C.x()", "from torch.fx import _pytree", "from triton.compiler import X"]
+)
+def test_a_private_use_is_found(source: str) -> None:
+    assert private_uses(source) != []
+
+
+# What is deleted before the import (torch itself imports without), what is said of it, and what a call then does.
+CALL = "LIF(backend='triton')(torch.ones(4, 3))"
+COMPILED = "torch.compile(LIF(backend='hop'), backend='eager')(torch.ones(4, 3))"
+VJP = "flexsn_graph.generate_forward_and_backward_graph(lambda x: x * 2, (torch.ones(3, requires_grad=True),))"
+LACKS = [
+    ("torch.autograd.graph", "_engine_run_backward", "gradients cannot be traced", VJP, "UnsupportedVersionError"),
+    ("torch.autograd.forward_ad", "_current_level", "would not see a transform", CALL, "UnsupportedVersionError"),
+    ("torch._C", "_current_graph_task_id", "a call from a recomputation", CALL, "UnsupportedVersionError"),
+    ("torch._dynamo.variables.higher_order_ops", "make_attr", "breaks its graph", COMPILED, "ran"),
+    ("torch._functorch.partitioners", "min_cut_rematerialization_partition", "cannot split", CALL, "ran"),
+    ("torch._inductor.lowering", "process_subgraph_nodes", "without kernels", CALL, "ran"),
+    ("torch._higher_order_ops.while_loop", "while_loop", "the lowering 'while_loop'", CALL, "ran"),
+    ("triton.compiler.compiler", "CompiledKernel", "take longer", CALL, "ran"),
+]
+
+
+@pytest.mark.parametrize(("module", "name", "consequence", "call", "outcome"), LACKS, ids=[lack[1] for lack in LACKS])
+def test_what_a_version_lacks_is_said_and_raised(
+    module: str, name: str, consequence: str, call: str, outcome: str
+) -> None:
+    code = f"""
+import importlib, torch
+delattr(importlib.import_module({module!r}), {name!r})
+import flexsn_graph
+from flexsn_nn import LIF
+import flexsn_nn, flexsn_hop, flexsn_runtime
+try:
+    {call}
+    print("ran")
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    printed, warned = ended(code)
+    library = module.partition(".")[0]
+    said = re.findall(rf"UnsupportedVersionWarning: ({library} [\w.+]+ has no {re.escape(module)}\.{name}: .*)", warned)
+    assert len(said) == 1, warned
+    assert consequence in said[0]
+    assert TESTED[library][-1] in said[0]
+    assert printed.startswith(outcome), printed
+    if outcome != "ran":
+        assert said[0] in printed
+
+
+@pytest.mark.parametrize("library", sorted(TESTED))
+def test_a_newer_version_is_used_and_said_once(library: str) -> None:
+    code = f"""
+import importlib.metadata, torch
+version = importlib.metadata.version
+importlib.metadata.version = lambda name: "99.1.0" if name == {library!r} else version(name)
+if {library!r} == "torch":
+    torch.__version__ = "99.1.0+cpu"
+from flexsn_nn import LIF
+print(tuple(LIF(backend="triton")(torch.ones(4, 3)).shape))
+"""
+    printed, warned = ended(code)
+    assert printed.strip() == "(4, 3)"
+    first, last = TESTED[library][0], TESTED[library][-1]
+    assert warned.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warned
+
+
+def test_this_version_lacks_nothing() -> None:
+    _, warned = ended("import flexsn_nn", "-W", "always")
+    assert "UnsupportedVersionWarning" not in warned
+
+
+def test_a_probe_without_what_it_looks_for() -> None:
+    with pytest.warns(UserWarning, match=r"has no torch\.nn\.Foo: nothing works"):
+        stand_in = private("torch", "nn.Foo", "nothing works")
+    assert not isinstance(3, stand_in)
+    for use in (stand_in, lambda: stand_in.attribute, type("Derived", (stand_in,), {})):
+        with pytest.raises(UnsupportedVersionError, match="nothing works"):
+            use()
+    with pytest.warns(UserWarning, match=r"\.relu\(steps=\.\.\.\)"):
+        private("torch.nn.functional", "relu", "nothing works", takes=["input", "steps"], default=None)
+    with pytest.raises(UnsupportedVersionError, match=r"has no torch\.nowhere\.x"):
+        needed("torch.nowhere", "x", "nothing works")
+
+
+def test_names_are_found_without_an_import() -> None:
+    names = ["reenter_make_fx", "unique_graph_id.prefix", "torch", "unwritten_name"]
+    assert lacking("torch._higher_order_ops.utils", names) == ["unwritten_name"]
+    code = """
+import sys, torch
+from flexsn_graph.versions import lacking
+print(lacking("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "unwritten_name"]))
+print("torch._inductor.lowering" in sys.modules)
+"""
+    assert ended(code)[0].splitlines() == ["['unwritten_name']", "False"]
