@@ -32,6 +32,8 @@ from wheels import build, counted, tools_for_tests, wheel_of
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = RESULTS / "torch_versions.md"
 KERNELS = RESULTS / "offline_kernels.md"
+README = ROOT / "README.md"
+MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
 # What tells soonest that a version is another: tracing, generated kernels, the operator, compilers, all backends.
 SHORT = (
@@ -194,6 +196,21 @@ def publish(table: Path, row: str, key: str, notes: Sequence[str]) -> None:
         text += "\n" + "\n".join(sorted([*others, *notes])) + "\n"
     table.parent.mkdir(parents=True, exist_ok=True)
     table.write_text(text, encoding="utf-8")
+    if table == TABLE:
+        show(text)
+
+
+def lines_of_table(text: str) -> list[str]:
+    """The lines of a text that belong to a table."""
+    return [line for line in text.splitlines() if line.startswith("|")]
+
+
+def show(text: str) -> None:
+    """Put the table into the README, between its marks."""
+    before, rest = README.read_text(encoding="utf-8").split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    shown = "\n".join([MARKS[0], *lines_of_table(text), MARKS[1]])
+    README.write_text(before + shown + after, encoding="utf-8")
 
 
 def _identity(row: str) -> tuple[Version, Version, str]:
@@ -214,7 +231,7 @@ def compare_kernels(versions: Iterable[str], python: str, environments: Path) ->
     for version in versions:
         environment = make(version, python, environments)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-k", "every_core"]
-        command = [environment.python, "-m", "pytest", *options, "tests/test_scan_offline.py"]
+        command: list[str | Path] = [environment.python, "-m", "pytest", *options, "tests/test_scan_offline.py"]
         done = subprocess.run(
             command, cwd=ROOT, env=environment.variables, stdout=subprocess.PIPE, text=True, check=True
         )

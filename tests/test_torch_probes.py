@@ -7,9 +7,11 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from flexsn_graph.versions import TESTED, UnsupportedVersionError, lacking, needed, private
 
@@ -25,6 +27,31 @@ def ended(code: str, *options: str) -> tuple[str, str]:
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout, done.stderr
+
+
+def test_the_readme_shows_the_table_of_versions() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = readme.split("<!-- what release/torch_versions.py wrote -->\n")[1].split("<!-- until here -->")[0]
+    table = (ROOT / "benchmarks" / "results" / "torch_versions.md").read_text(encoding="utf-8")
+    assert shown.splitlines() == [line for line in table.splitlines() if line.startswith("|")]
+    assert len(shown.splitlines()) > 2
+
+
+def test_the_declared_bounds_are_the_oldest_that_were_tested() -> None:
+    found = {}
+    for path in ROOT.glob("packages/*/pyproject.toml"):
+        for line in tomllib.loads(path.read_text(encoding="utf-8"))["project"]["dependencies"]:
+            requirement = Requirement(line)
+            if requirement.name in TESTED:
+                found[path.parent.name, requirement.name] = str(requirement.specifier)
+    assert found == {key: f">={TESTED[key[1]][0]}" for key in found}
+    assert len(found) >= 7
+
+
+def test_the_environment_has_the_newest_that_was_tested() -> None:
+    lines = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]["default"]["dependencies"]
+    pins = {Requirement(line).name: str(Requirement(line).specifier) for line in lines}
+    assert {name: pins[name] for name in TESTED} == {name: f"=={known[-1]}.*" for name, known in TESTED.items()}
 
 
 def test_the_copies_are_equal() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._prologue import Call, Ref
 from flexsn_graph._refusals import storage_of
-from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like
+from flexsn_graph._torch_private_ops import pytree
 
 _TOLD_APART = (
     *(bool, int, float, complex, str, bytes, type(None), type(...), slice, Ref),

@@ -21,7 +21,6 @@ from torch import Tensor, fx
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph._ops import VIEW_OPS, Op
-from flexsn_graph._torch_private_ops import pytree
 
 
 class Hoists(Enum):
