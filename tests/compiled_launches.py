@@ -19,9 +19,11 @@ import torch
 import triton
 from scan_cores import CASES, hard_spike, problem
 from torch import Tensor, nn
+from torch._dynamo.device_interface import CpuInterface
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.runtime import triton_compat
 from torch._inductor.utils import run_and_get_code
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -181,6 +183,9 @@ def main() -> None:
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_runtime._launch, "_single_device", return_value=True),
+        # torch 2.15 asks Triton which options it knows for the tensors' device: the CPU, which it has no backend for.
+        mock.patch.object(CpuInterface, "raise_if_triton_unavailable", return_value=None),
+        mock.patch.object(triton_compat, "GPUTarget", return_value=TARGET),
         torch._inductor.config.patch(fx_graph_cache=False, compile_threads=1),
     ):
         found = {

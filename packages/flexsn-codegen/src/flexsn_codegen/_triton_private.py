@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import warnings
 from typing import Any
 
+import triton
 import triton.language as tl
 
-from flexsn_codegen.versions import expect, needed, private, say_if_newer
+from flexsn_codegen.versions import UnsupportedVersionWarning, expect, installed, needed, private, say_if_newer
 
 say_if_newer("triton")
 
 _NO_INTERPRETER = "kernels cannot run in Triton's interpreter"
 _NO_OFFLINE = "`compile_offline` cannot compile"
 
+
+def _fails_with_numpy() -> bool:
+    """Triton 3.6 makes a Python number of an array with one dimension, which numpy 2.4 refuses."""
+    numpy = importlib.metadata.version("numpy").split(".")[:2]
+    return triton.__version__.startswith("3.6.") and [int(part) for part in numpy] >= [2, 4]
+
+
 # The interpreter is imported when a kernel is interpreted: it needs numpy, which nothing else here does.
 expect("triton.runtime.interpreter", ["TensorHandle", "TensorHandle.data", "TensorHandle.dtype"], _NO_INTERPRETER)
+if triton.knobs.runtime.interpret and _fails_with_numpy():
+    warnings.warn(
+        f"{installed('triton')}'s interpreter does not work with numpy {importlib.metadata.version('numpy')}: "
+        f"{_NO_INTERPRETER}. Run `pip install 'numpy<2.4'`, or take a newer Triton.",
+        UnsupportedVersionWarning,
+        stacklevel=2,
+    )
 _block_type = private("triton.language", "block_type", _NO_INTERPRETER)
 _tensor = private("triton.language", "tensor", _NO_INTERPRETER)
 GPUTarget = private("triton.backends.compiler", "GPUTarget", _NO_OFFLINE)
