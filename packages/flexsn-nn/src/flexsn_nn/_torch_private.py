@@ -7,13 +7,14 @@ from flexsn_hop.versions import private
 _UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
 
 _backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
+_tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
 _current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
 
 
 def is_jit_tracing() -> bool:
     """Whether `torch.jit.trace` records what is called."""
-    return torch._C._get_tracing_state() is not None
+    return _tracing_state() is not None
 
 
 def recomputation() -> tuple[int, int] | None:
