@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flexsn_codegen.versions import private
+from flexsn_graph.versions import private
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload as OpOverload

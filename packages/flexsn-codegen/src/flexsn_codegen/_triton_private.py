@@ -9,7 +9,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from flexsn_codegen.versions import UnsupportedVersionWarning, expect, installed, needed, private, say_if_newer
+from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, needed, private, say_if_newer
 
 say_if_newer("triton")
 
