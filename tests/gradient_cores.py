@@ -418,7 +418,7 @@ class _Writer:
     def mixable(self) -> str:
         fits = [n for n, s in self.fixed.items() if s != "rows"]
         # Late ones more often.
-        return self.random.choice(fits[-4:] + fits) if fits else "0.5"
+        return self.random.choice(fits[-4:] + fits) if fits else "x0"
 
     def varying_line(self) -> None:
         r = self.random.random()

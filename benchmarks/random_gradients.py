@@ -1,0 +1,96 @@
+"""Random step functions with captured tensors, compiled against the loop: values, dtypes and gradients. A table.
+
+    python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--output FILE]
+
+The cores and calls of `tests/gradient_cores.py`. On the CPU in Triton's interpreter. Ends with status 1 if anything
+differs from the loop, or fails otherwise than by a refusal that names what is wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Before triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from gradient_cores import Outcome, compare, random_core  # noqa: E402
+from measure import where  # noqa: E402
+
+
+def outcome_of(seed: int, device: str) -> tuple[int, Outcome]:
+    torch.set_num_threads(1)
+    # Half of them with what the forward keeps for the backward saved, half with it computed again.
+    residuals = ("recompute", "save")[seed % 2]
+    try:
+        return seed, compare(random_core(seed), device=device, residuals=residuals)
+    except Exception as error:
+        return seed, Outcome(broken=[f"{type(error).__name__}: {error}"])
+
+
+def kind(refusal: str) -> str:
+    """What was refused, without what is particular to one core."""
+    text = refusal.split(": ", 1)[1].split("\n")[0]
+    return re.sub(r"\([^()]*\)|\[[^\[\]]*\]|number \d+|\d+", "…", text)[:150]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND_LAST")
+    parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--device", default=DEVICE)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_gradients.md")
+    options = parser.parse_args()
+    first, behind = map(int, options.seeds.split(":"))
+    counts: Counter[str] = Counter()
+    refusals: Counter[str] = Counter()
+    wrong: list[str] = []
+    run = functools.partial(outcome_of, device=options.device)
+    with multiprocessing.get_context("spawn").Pool(options.n, maxtasksperchild=50) as pool:
+        for seed, outcome in pool.imap_unordered(run, range(first, behind)):
+            counts["equal to the loop"] += outcome.same
+            counts["different"] += len(outcome.different)
+            counts["refused by name"] += len(outcome.refused)
+            counts["failed otherwise"] += len(outcome.broken)
+            refusals.update(kind(text) for text in outcome.refused)
+            for text in outcome.different + outcome.broken:
+                wrong.append(f"seed {seed}: {text}")
+                print(wrong[-1], flush=True)
+    lines = [
+        "# Random step functions: gradients of what they compute with captured tensors",
+        "",
+        f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}` on {where(torch.device(options.device))}",
+        "",
+        f"{behind - first} random step functions, two to four calls each: in-place operations and custom",
+        "`autograd.Function`s on captured tensors, parameters frozen and trained between calls, results that are in no",
+        "loss, 0 to 11 steps; float64, compiled against the loop in values, dtypes and gradients.",
+        "",
+        "| calls | number |",
+        "|---|---:|",
+        *(f"| {name} | {counts[name]} |" for name in ("equal to the loop", "different", "refused by name")),
+        f"| failed otherwise | {counts['failed otherwise']} |",
+        "",
+        "| refused because | number |",
+        "|---|---:|",
+        *(f"| {text.replace('|', '/')} | {number} |" for text, number in refusals.most_common()),
+        *(["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []),
+    ]
+    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{dict(counts)} -> {options.output}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
