@@ -208,6 +208,8 @@ UNARY = (
     "{0}.detach() * {0}",
     "{0}.data * {0}",
     "torch.where({0} > 0, {0}, 0.1 * {0})",
+    "{0} * k0",
+    "{0} * k0 + {0}.tanh()",
 )
 BINARY = (
     "{0} + {1}",
@@ -332,6 +334,8 @@ class Call:
         leaves: for each input and state, whether it does.
         in_loss: for each output and state result, whether it is in the loss.
         mode: `"grad"`, `"no_grad"` or `"inference"`.
+        number: the value of the global `k0`.
+        replaced: for each parameter, whether it is another tensor from this call on.
     """
 
     steps: int
@@ -340,6 +344,8 @@ class Call:
     in_loss: tuple[bool, ...]
     state_seqs: bool
     mode: str
+    number: float = 0.75
+    replaced: tuple[bool, ...] = ()
 
 
 @dataclass
@@ -496,6 +502,8 @@ def random_core(seed: int) -> Core:
                 in_loss=tuple(rng.random() < 0.6 for _ in range(num_outputs + num_states)),
                 state_seqs=rng.random() < 0.4,
                 mode=rng.choice(["grad"] * 8 + ["no_grad", "inference"]),
+                number=rng.choice([0.75, 0.75, 1.25, -0.5]),
+                replaced=tuple(i > 0 and rng.random() < 0.15 for _ in parameters),
             )
         )
     return core
@@ -511,7 +519,7 @@ def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) ->
 
 def build(core: Core, dtype: torch.dtype, device: str) -> tuple[Callable[..., Any], dict[str, Tensor]]:
     """The function, and its parameters by name."""
-    namespace: dict[str, Any] = {"torch": torch, **FUNCTIONS}
+    namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
         name: numbers(SHAPES[shape], 40 + i, dtype, device).requires_grad_()
         for i, (name, shape) in enumerate(core.parameters.items())
@@ -539,9 +547,13 @@ def compare(core: Core, *, dtype: torch.dtype = torch.float64, device: str = "cp
     function, parameters = build(core, dtype, device)
     program = ScanProgram(function, *core.counts, residuals=residuals)
     for number, call in enumerate(core.calls):
+        namespace = function.__globals__
+        namespace["k0"] = call.number
+        for name, replaced in zip(parameters, call.replaced, strict=False):
+            if replaced:
+                namespace[name] = parameters[name] = (parameters[name].detach() * 0.5 + 0.25).clone()
         for parameter, trains in zip(parameters.values(), call.trains, strict=True):
             parameter.requires_grad_(trains)
-        namespace = function.__globals__
         for name, expression in core.derived.items():
             namespace[name] = eval(expression, namespace)
         expected = _run(core, call, function, parameters, None, dtype, device)
