@@ -42,7 +42,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 
 def test_every_page_is_in_the_index() -> None:
     index = prose(ROOT / "docs" / "README.md")
-    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.py")]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.py")]
     missing = [path.name for path in pages if path.name != "README.md" and f"[{path.name}]" not in index]
     assert missing == []
 

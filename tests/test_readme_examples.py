@@ -29,6 +29,9 @@ WITHOUT_EXAMPLES = {
 # Documents about an extra, by the module that it brings.
 EXTRAS = {
     "docs/convert.md": "snntorch",
+    "docs/data-audio.md": "tonic",
+    "docs/data-events.md": "tonic",
+    "docs/data-images.md": "torchvision",
     "docs/nir.md": "nir",
 }
 

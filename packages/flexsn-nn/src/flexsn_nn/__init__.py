@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexsn_nn import (
     convert,
+    data,
     distributed,
     encoding,
     functional,
@@ -125,6 +126,7 @@ __all__ = [
     "UnknownParameterError",
     "__version__",
     "convert",
+    "data",
     "distributed",
     "encoding",
     "functional",

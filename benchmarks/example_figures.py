@@ -1,0 +1,98 @@
+"""What each example ends with, run as a newcomer runs it, on the CPU: a table.
+
+    python benchmarks/example_figures.py [--output FILE] [--only NAME ...]
+
+Each runs in a process of its own, in an empty folder, without arguments (distributed.py in two processes, by torchrun).
+The table has what it prints that can be had again, so no times. Ends with status 1 if one of them fails or does not
+print it. With `--only`, the rows of the other examples are taken over from the table that is there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from datetime import date
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+PERCENT = r"[\d.]+%"
+
+# By example: what of its output is its figure; all that match, one after another.
+FIGURES = {
+    "digits": rf"^held-out accuracy {PERCENT}",
+    "evidence": rf"accuracy {PERCENT} over \d+ steps",
+    "resonator": rf"accuracy {PERCENT}",
+    "convert": r"\d+ of \d+ spikes differ",
+    "mixed_precision": rf"held-out accuracy {PERCENT}",
+    "truncated_bptt": r"differs by \S+ from the whole sequence's",
+    "distributed": rf"^held-out accuracy {PERCENT}",
+    "gated_activation": r"^ *result: relative error \S+",
+    "datasets/images": rf"^held-out accuracy {PERCENT}",
+    "datasets/events": rf"^held-out accuracy {PERCENT}",
+    "datasets/audio": rf"^held-out accuracy {PERCENT}",
+}
+
+
+def figure(name: str) -> str:
+    """Runs an example; its figure."""
+    command = [sys.executable]
+    if name == "distributed":
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # As where there is neither a GPU nor Triton's interpreter, which a newcomer has not asked for.
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [*command, str(ROOT / "examples" / f"{name}.py")],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stderr}")
+    found = re.findall(FIGURES[name], done.stdout, re.MULTILINE)
+    if not found:
+        raise SystemExit(f"{name} does not print what matches {FIGURES[name]!r}:\n{done.stdout}")
+    return "; ".join(text.strip() for text in found)
+
+
+def kept(path: Path) -> dict[str, str]:
+    """The figures of a table that this script wrote, by example."""
+    table = path.read_text(encoding="utf-8") if path.exists() else ""
+    return dict(re.findall(r"^\| (\S+)\.py \| (.+) \|$", table, re.MULTILINE))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="What each example ends with.")
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "example_figures.md")
+    parser.add_argument("--only", nargs="+", choices=sorted(FIGURES), metavar="NAME")
+    chosen = parser.parse_args(arguments)
+    figures = kept(chosen.output) if chosen.only else {}
+    for name in chosen.only or FIGURES:
+        figures[name] = figure(name)
+        print(f"{name}: {figures[name]}", flush=True)
+    rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
+    head = [
+        "# What the examples end with",
+        "",
+        "`python benchmarks/example_figures.py`, whose head says how they run.",
+        f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
+        "",
+        "| example | figure |",
+        "| --- | --- |",
+    ]
+    chosen.output.write_text("\n".join([*head, *rows]) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,95 @@
+"""Images: from MNIST's files to accuracy, through torchvision.
+
+    python examples/datasets/images.py [--data DIR] [--epochs 10] [--checkpoint DIR] [--out images.png]
+
+With `--data DIR`, torchvision finds MNIST in DIR, or downloads it there. Without, scikit-learn's bundled digits, which
+are handwritten too, are written as files of MNIST's format and read from those: 1797 images of 8 x 8 pixels, made
+larger, of which a fifth is held out. The accuracy is theirs and not MNIST's.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, pad
+from torch.utils.data import default_collate
+from torchvision import transforms
+from torchvision.datasets import MNIST
+from training import draw, fit, parser, report
+
+from flexsn_nn import LIF, OverTime, encoding
+from flexsn_nn.surrogate import ATan
+
+STEPS = 6
+
+
+class Network(nn.Module):
+    """`[B, 1, 28, 28]` pixels to scores `[B, 10]`: the image is the same current at every step."""
+
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.code = nn.Sequential(nn.Conv2d(1, 16, 5, stride=2, padding=2, bias=False), nn.BatchNorm2d(16))
+        self.spiking = nn.Sequential(
+            LIF(surrogate_function=ATan(), backend=backend),
+            OverTime(nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(32)),
+            LIF(surrogate_function=ATan(), backend=backend),
+            nn.Flatten(2),
+        )
+        self.readout = nn.Linear(32 * 7 * 7, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        current = encoding.direct(self.code(images), STEPS)  # computed once: a view
+        scores: Tensor = self.readout(self.spiking(current).mean(0))
+        return scores
+
+
+def write_idx(path: Path, values: Tensor) -> None:
+    """A file as MNIST's are: two zeros, 8 for bytes, the number of dimensions, their sizes, and the bytes."""
+    head = struct.pack(f">4B{values.dim()}I", 0, 0, 8, values.dim(), *values.shape)
+    path.write_bytes(head + values.to(torch.uint8).numpy().tobytes())
+
+
+def write_digits(folder: Path, seed: int) -> None:
+    """scikit-learn's digits as the four files of torchvision's MNIST: 20 x 20 pixels in the middle of 28 x 28."""
+    pixels, labels = load_digits(return_X_y=True)
+    small = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    images = pad(interpolate(small, size=(20, 20), mode="bilinear"), (4, 4, 4, 4)).squeeze(1).mul(255).round()
+    training, held_out = train_test_split(range(len(labels)), test_size=0.2, random_state=seed, stratify=labels)
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for prefix, chosen in (("train", training), ("t10k", held_out)):
+        write_idx(raw / f"{prefix}-images-idx3-ubyte", images[chosen])
+        write_idx(raw / f"{prefix}-labels-idx1-ubyte", torch.tensor(labels[chosen]))
+
+
+def main(arguments: list[str]) -> int:
+    says = "Trains a spiking network on images."
+    chosen = parser("images", says, "torchvision.datasets.MNIST", 10, 32).parse_args(arguments)
+    torch.manual_seed(chosen.seed)
+    with tempfile.TemporaryDirectory() as made:
+        if chosen.data is None:
+            torch.set_num_threads(1)  # small images: threads would wait for one another
+            write_digits(Path(made), chosen.seed)
+            print("no --data: scikit-learn's digits in MNIST's files, not MNIST")
+        root = chosen.data or Path(made)
+        training, held_out = (
+            MNIST(root, train=train, download=chosen.data is not None, transform=transforms.ToTensor())
+            for train in (True, False)
+        )
+        print(f"{len(training)} images to train on, {len(held_out)} held out")
+        network = Network(chosen.backend).to(chosen.device)
+        history = fit(network, training, held_out, chosen)
+        draw(network, history, default_collate([held_out[number] for number in range(32)]), chosen)
+    report(history, f"{STEPS} time steps", chosen)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

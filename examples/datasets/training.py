@@ -1,0 +1,166 @@
+"""What the examples on data sets share: the loop with its progress bar, checkpoints that are resumed from to the bit,
+and the picture at the end.
+
+A batch is `(*inputs, targets)`; the network takes the inputs and returns scores `[B, C]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from flexsn_nn import data, functional, monitor, plot
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+
+@dataclass
+class History:
+    """A number per epoch."""
+
+    losses: list[float] = field(default_factory=list)
+    accuracies: list[float] = field(default_factory=list)
+
+
+def parser(name: str, says: str, reader: str, epochs: int, batch: int) -> argparse.ArgumentParser:
+    """The arguments that the examples have in common."""
+    made = argparse.ArgumentParser(prog=name, description=says)
+    made.add_argument("--data", type=Path, metavar="DIR", help=f"where {reader} finds its files, or downloads them to")
+    made.add_argument("--checkpoint", type=Path, metavar="DIR", help="written after each epoch, resumed from if there")
+    made.add_argument("--out", type=Path, default=Path(f"{name}.png"), help="the picture to write")
+    made.add_argument("--epochs", type=positive, default=epochs, help="with those of a checkpoint that is resumed from")
+    made.add_argument("--batch", type=positive, default=batch, help="samples a step")
+    made.add_argument("--backend", default="auto", help="auto, triton, inductor, hop or torch")
+    made.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, …")
+    made.add_argument("--seed", type=int, default=0)
+    return made
+
+
+def positive(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return number
+
+
+def fit(
+    network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None
+) -> History:
+    """Trains up to `chosen.epochs` epochs in all, with those that a checkpoint has behind it.
+
+    Args:
+        network: takes a batch's inputs, returns scores `[B, C]`; on `chosen.device`.
+        training, held_out: data sets of samples as `collate` takes them.
+        chosen: the arguments of `parser`.
+        collate: makes a batch of samples; `None`: PyTorch's own.
+    """
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-3)
+    history = History()
+    done = resume(chosen.checkpoint, network, optimizer, history)
+    if done:
+        print(f"resumed after {done} epochs, held-out accuracy {history.accuracies[-1]:.2%}")
+    for epoch in range(done, chosen.epochs):
+        # The order is the epoch's own: whoever resumes has the same one.
+        order = torch.Generator().manual_seed(1000 * chosen.seed + epoch)
+        loader = DataLoader(training, chosen.batch, shuffle=True, generator=order, collate_fn=collate)
+        total = torch.zeros((), device=chosen.device)
+        network.train()
+        for *inputs, targets in tqdm(loader, desc=f"epoch {epoch + 1}/{chosen.epochs}", leave=False):
+            functional.reset_net(network)
+            loss = nn.functional.cross_entropy(network(*to(chosen.device, inputs)), targets.to(chosen.device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            total += loss.detach()
+        history.losses.append(total.item() / len(loader))
+        tests = DataLoader(held_out, chosen.batch, collate_fn=collate)
+        history.accuracies.append(accuracy(network, tests, chosen.device))
+        print(
+            f"epoch {epoch + 1}/{chosen.epochs}  loss {history.losses[-1]:.4f}  "
+            f"held-out accuracy {history.accuracies[-1]:.2%}"
+        )
+        keep(chosen.checkpoint, network, optimizer, history)
+    return history
+
+
+@torch.no_grad()
+def accuracy(network: nn.Module, loader: DataLoader[Any], device: str) -> float:
+    network.eval()
+    right = torch.zeros((), device=device)
+    count = 0
+    for *inputs, targets in loader:
+        functional.reset_net(network)
+        right += (network(*to(device, inputs)).argmax(1) == targets.to(device)).sum()
+        count += len(targets)
+    return right.item() / count
+
+
+def to(device: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [tensor.to(device) for tensor in tensors]
+
+
+def keep(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> None:
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {"network": network.state_dict(), "optimizer": optimizer.state_dict(), "history": asdict(history)}
+    torch.save(content, folder / "writing.pt")
+    os.replace(folder / "writing.pt", folder / "last.pt")  # whole, or not there
+
+
+def resume(folder: Path | None, network: nn.Module, optimizer: torch.optim.Optimizer, history: History) -> int:
+    """The number of epochs that the checkpoint has behind it; 0 without one."""
+    if folder is None or not (folder / "last.pt").exists():
+        return 0
+    content = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
+    network.load_state_dict(content["network"])
+    optimizer.load_state_dict(content["optimizer"])
+    history.losses[:], history.accuracies[:] = content["history"]["losses"], content["history"]["accuracies"]
+    return len(history.losses)
+
+
+@torch.no_grad()
+def draw(network: nn.Module, history: History, batch: Sequence[Tensor], chosen: argparse.Namespace) -> None:
+    """The accuracy, the first neuron layer's spikes for a batch's first sample, and the rates of all that spike.
+
+    Args:
+        batch: `(sequences, lengths, targets)`, as `pad_sequences` makes it, or `(images, targets)`.
+    """
+    *inputs, _ = batch
+    functional.reset_net(network)
+    network.eval()
+    with monitor.SpikeMonitor(network) as seen:
+        network(*to(chosen.device, inputs))
+    outputs = {name: seen.sequence(name).cpu() for name in seen.layers}
+    spikes = {name: s for name, s in outputs.items() if ((s == 0) | (s == 1)).all()}  # a readout's membranes are none
+    steps, count = next(iter(spikes.values())).shape[:2]
+    lengths = inputs[1] if len(inputs) > 1 else torch.full((count,), steps)
+
+    figure, (curve, raster, rates) = plt.subplots(1, 3, figsize=(15, 4), layout="constrained")
+    epochs = range(1, len(history.accuracies) + 1)
+    curve.plot(epochs, history.accuracies, marker=".")
+    curve.xaxis.get_major_locator().set_params(integer=True)
+    curve.set(xlabel="epoch", ylabel="held-out accuracy", ylim=(0, 1), title="accuracy")
+    first, sequence = next(iter(spikes.items()))
+    plot.raster(sequence[: int(lengths[0]), 0], ax=raster).set(title=f"spikes of layer {first}, one sample")
+    # Padding is silent: to count its steps would be to find lower rates.
+    means = {name: float(data.readout(s, lengths).mean()) for name, s in spikes.items()}
+    plot.firing_rates(means, ax=rates).set(title="rates", xlabel="layer")
+    figure.savefig(chosen.out, dpi=110)
+    plt.close(figure)
+
+
+def report(history: History, what: str, chosen: argparse.Namespace) -> None:
+    epochs = len(history.accuracies)
+    print(f"held-out accuracy {history.accuracies[-1]:.2%} after {epochs} epochs of {what}; wrote {chosen.out}")

@@ -1,0 +1,58 @@
+"""A batch of sequences of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from flexsn_nn.errors import ParameterError
+
+__all__ = ["pad_sequences"]
+
+
+def pad_sequences(batch: Sequence[tuple[Any, Any]], dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Any]:
+    """Puts sequences side by side, with zeros behind the shorter ones: a `collate_fn` of a `DataLoader`.
+
+    Args:
+        batch: samples `(sequence, target)`. A sequence is a tensor or an array `[T_i, *step]`, with steps of one shape
+            and one dtype, and at least one of them: frames, as `tonic.transforms.ToFrame` makes them, say.
+        dtype: of the sequences in the batch. `None`: whole numbers and booleans become `torch.get_default_dtype()`,
+            which neurons and weights take; floating-point numbers keep theirs.
+
+    Returns:
+        `(sequences, lengths, targets)`: `[T, B, *step]`, where `T` is the greatest length; `[B]`, int64, the number of
+        steps of each; and the targets as `torch.utils.data.default_collate` puts them together: `[B]`, class numbers.
+
+    Raises:
+        ParameterError: no samples; a sequence without steps; steps of several shapes or dtypes.
+
+    Example:
+        >>> x, lengths, targets = pad_sequences([(torch.ones(3, 2), 5), (torch.ones(1, 2), 7)])
+        >>> x[:, :, 0].T.tolist(), lengths.tolist(), targets.tolist()
+        ([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]], [3, 1], [5, 7])
+    """
+    if not batch:
+        raise ParameterError("got no samples to make a batch of.")
+    sequences = [torch.as_tensor(sequence) for sequence, _ in batch]
+    for number, sequence in enumerate(sequences):
+        if sequence.dim() == 0 or len(sequence) == 0:
+            raise ParameterError(
+                f"sequence {number} of the batch has the shape {list(sequence.shape)}; wanted [T, *step] with T >= 1."
+            )
+        if sequence.shape[1:] != sequences[0].shape[1:] or sequence.dtype != sequences[0].dtype:
+            raise ParameterError(
+                f"sequence {number} of the batch has steps of shape {list(sequence.shape[1:])} and {sequence.dtype}, "
+                f"sequence 0 has {list(sequences[0].shape[1:])} and {sequences[0].dtype}; only their number may differ."
+            )
+    first = sequences[0]
+    if dtype is None:
+        dtype = first.dtype if first.is_floating_point() or first.is_complex() else torch.get_default_dtype()
+    lengths = torch.tensor([len(sequence) for sequence in sequences])
+    padded = torch.zeros(int(lengths.max()), len(sequences), *first.shape[1:], dtype=dtype, device=first.device)
+    for number, sequence in enumerate(sequences):
+        padded[: len(sequence), number] = sequence
+    return padded, lengths, default_collate([target for _, target in batch])

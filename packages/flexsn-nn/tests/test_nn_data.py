@@ -1,0 +1,172 @@
+"""Batches of sequences of different lengths give what each sequence gives alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from flexsn_nn import LI, LIF, ParameterError, UnknownNameError, data, functional, loss, metrics
+
+REDUCTIONS = ["mean", "sum", "max", "last"]
+LENGTHS = [7, 1, 12, 5, 12]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 9), LIF(), nn.Linear(9, 4), LI()).double()
+
+
+def samples() -> list[tuple[Tensor, int]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (4 * torch.rand(length, 3, generator=generator, dtype=torch.float64), number % 4)
+        for number, length in enumerate(LENGTHS)
+    ]
+
+
+def scores(net: nn.Module, batch: list[tuple[Tensor, int]], reduction: str) -> Tensor:
+    functional.reset_net(net)
+    x, lengths, _ = data.pad_sequences(batch)
+    return data.readout(net(x), lengths, reduction)
+
+
+def gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad(value, list(net.parameters())))
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:
+    net, weights = network(), torch.linspace(-1, 1, 4, dtype=torch.float64)
+    together = scores(net, samples(), reduction)
+    alone = [scores(net, [sample], reduction) for sample in samples()]
+    assert (together != 0).any()
+    torch.testing.assert_close(together, torch.cat(alone))
+    expected = gradients(net, torch.cat(alone).mv(weights).square().sum())
+    for found, wanted in zip(gradients(net, together.mv(weights).square().sum()), expected, strict=True):
+        assert wanted.abs().max() > 0
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_what_stands_in_the_padding_does_not_count(reduction: str) -> None:
+    lengths = torch.tensor(LENGTHS)
+    x = torch.randn(12, 5, 2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    junk = torch.where(data.length_mask(lengths, 12)[:, :, None, None], x, 1e6).requires_grad_()
+    found = data.readout(junk, lengths, reduction)
+    steps = [x[:length, number] for number, length in enumerate(LENGTHS)]
+    by_hand: Callable[[Tensor], Tensor] = {
+        "mean": lambda s: s.mean(0),
+        "sum": lambda s: s.sum(0),
+        "max": lambda s: s.amax(0),
+        "last": lambda s: s[-1],
+    }[reduction]
+    torch.testing.assert_close(found, torch.stack([by_hand(s) for s in steps]))
+    found.sum().backward()
+    assert junk.grad is not None
+    assert (junk.grad[~data.length_mask(lengths, 12)] == 0).all()
+    assert torch.autograd.gradcheck(lambda s: data.readout(s, lengths, reduction), x.requires_grad_())
+
+
+def test_counts_and_accuracies_of_a_masked_batch() -> None:
+    spikes = (torch.rand(12, 5, 4, generator=torch.Generator().manual_seed(3)) < 0.4).float()
+    lengths, targets = torch.tensor(LENGTHS), torch.tensor([0, 1, 2, 3, 0])
+    masked = data.mask_padding(spikes, lengths)
+    counts = torch.stack([spikes[:length, number].sum(0) for number, length in enumerate(LENGTHS)])
+    torch.testing.assert_close(loss.ce_count_loss(masked, targets), nn.functional.cross_entropy(counts, targets))
+    right = [metrics.accuracy(spikes[:n, i : i + 1], targets[i : i + 1]) for i, n in enumerate(LENGTHS)]
+    assert metrics.accuracy(masked, targets) == torch.stack(right).mean()
+    assert (data.mask_padding(spikes, lengths, -2.0) == -2).sum() == 4 * (5 * 12 - sum(LENGTHS))
+
+
+def test_a_data_loader_collates_arrays() -> None:
+    frames = [np.full((length, 2, 3), number, dtype=np.int16) for number, length in enumerate(LENGTHS)]
+    dataset: Any = list(zip(frames, "abcde", strict=True))
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=5, collate_fn=data.pad_sequences)
+    x, lengths, targets = next(iter(loader))
+    assert x.shape == (12, 5, 2, 3)
+    assert x.dtype == torch.float32  # of whole numbers
+    assert lengths.tolist() == LENGTHS
+    assert targets == list("abcde")
+    assert (x.sum((0, 2, 3)) == torch.tensor([6.0 * i * n for i, n in enumerate(LENGTHS)])).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "made"),
+    [
+        (torch.float64, None, torch.float64),
+        (torch.bfloat16, None, torch.bfloat16),
+        (torch.bool, None, torch.float32),
+        (torch.uint8, torch.float16, torch.float16),
+        (torch.int16, torch.int16, torch.int16),
+    ],
+)
+def test_dtypes(given: torch.dtype, asked: torch.dtype | None, made: torch.dtype) -> None:
+    assert data.pad_sequences([(torch.ones(2, 3).to(given), 0)], dtype=asked)[0].dtype == made
+
+
+def test_sums_of_half_precision_do_not_stop_at_2048() -> None:
+    spikes = torch.ones(4000, 2, 1, dtype=torch.float16)
+    lengths = torch.tensor([4000, 3000])
+    assert data.readout(spikes, lengths, "sum").flatten().tolist() == [4000, 3000]
+    assert data.readout(spikes, lengths).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        ([], "no samples"),
+        ([(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)], r"sequence 1 .* \[0, 3\]; wanted \[T, \*step\] with T >= 1"),
+        ([(torch.tensor(1.0), 0)], r"sequence 0 .* \[\]"),
+        ([(torch.ones(2, 3), 0), (torch.ones(2, 4), 0)], r"sequence 1 .* \[4\] .* sequence 0 has \[3\]"),
+        ([(torch.ones(2, 3), 0), (torch.ones(2, 3).int(), 0)], "torch.int32.*torch.float32"),
+    ],
+)
+def test_batches_that_are_none(batch: list[tuple[Tensor, int]], said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        data.pad_sequences(batch)
+
+
+@pytest.mark.parametrize(
+    ("sequence", "lengths", "said"),
+    [
+        (torch.ones(3, 2), torch.tensor([3, 0]), "from 0 to 3; wanted from 1 to 3"),
+        (torch.ones(3, 2), torch.tensor([4, 1]), "from 1 to 4"),
+        (torch.ones(3, 2), torch.tensor([3]), r"\[3, 2\] and lengths of shape \[1\]"),
+        (torch.ones(3), torch.tensor([3]), r"wanted \[T, B, \*step\]"),
+        (torch.ones(0, 2), torch.tensor([1, 1]), "T >= 1"),
+        (torch.ones(3, 2), torch.tensor([3.0, 1.0]), "whole numbers"),
+        (torch.ones(3, 2), torch.tensor([True, True]), "whole numbers"),
+        (torch.ones(3, 2, dtype=torch.int16), torch.tensor([3, 1]), r"sequence.float\(\)"),
+    ],
+)
+def test_lengths_that_do_not_fit(sequence: Tensor, lengths: Tensor, said: str) -> None:
+    with pytest.raises(ParameterError, match=said):
+        data.readout(sequence, lengths)
+
+
+def test_another_reduction() -> None:
+    with pytest.raises(UnknownNameError, match="Did you mean 'mean'"):
+        data.readout(torch.ones(3, 2), torch.tensor([3, 1]), "means")
+
+
+def test_under_torch_compile() -> None:
+    x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
+    compiled = torch.compile(data.readout, fullgraph=True, backend="aot_eager")
+    for reduction in REDUCTIONS:
+        torch.testing.assert_close(compiled(x, lengths, reduction), data.readout(x, lengths, reduction))
+
+
+@pytest.mark.gpu
+def test_on_a_gpu() -> None:
+    x, lengths = torch.randn(12, 5, 3), torch.tensor(LENGTHS)
+    for reduction in REDUCTIONS:
+        for where in ("cpu", "cuda"):
+            found = data.readout(x.cuda(), lengths.to(where), reduction)
+            torch.testing.assert_close(found.cpu(), data.readout(x, lengths, reduction))
+    assert data.readout(x.cuda(), lengths.cuda() + 12, "last").equal(x[-1].cuda())  # not a fault of the device

@@ -1,0 +1,221 @@
+"""`examples/datasets/`: from files to accuracy; what they write themselves is what torchvision and tonic read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scripts import ROOT, load, one_thread
+from training import History, draw
+
+from flexsn_nn import plot
+
+# What reads the files of each, and the accuracy that it is beyond after a few epochs: by guessing, 10, 9 and 5 %.
+NAMES = ["images", "events", "audio"]
+READERS = {"images": "torchvision", "events": "tonic", "audio": "tonic"}
+LEARNS = {"images": (1, 80.0), "events": (4, 40.0), "audio": (3, 50.0)}
+
+
+def example(name: str) -> ModuleType:
+    pytest.importorskip(READERS[name])
+    return load(f"examples/datasets/{name}.py")
+
+
+def small(name: str, folder: Path) -> None:
+    """Few files, so that a test is short."""
+    module = example(name)
+    if name == "images":
+        generator = torch.Generator().manual_seed(0)
+        (folder / "MNIST" / "raw").mkdir(parents=True)
+        for prefix, count in (("train", 70), ("t10k", 40)):
+            path = str(folder / "MNIST" / "raw" / prefix)
+            images = torch.randint(256, (count, 28, 28), generator=generator)
+            module.write_idx(Path(f"{path}-images-idx3-ubyte"), images)
+            module.write_idx(Path(f"{path}-labels-idx1-ubyte"), torch.arange(count) % 10)
+    elif name == "events":
+        module.write_recordings(folder, seed=0, users=(10, 10))
+    else:
+        module.write_words(folder, seed=0, counts=(60, 40))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
+    example(name)
+    epochs, beyond = LEARNS[name]
+    # As from a clone: without what the tests have set, and in an empty folder.
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / "datasets" / f"{name}.py"), "--epochs", str(epochs)],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no --data: ")  # it says that the data are not the real ones
+    reached = re.search(rf"^held-out accuracy ([\d.]+)% after {epochs} epochs", done.stdout, re.MULTILINE)
+    assert reached is not None, done.stdout
+    assert float(reached[1]) > beyond
+    assert f"epoch {epochs}/{epochs}:" in done.stderr  # the progress bar
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.png"]  # the data that it made are gone
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@one_thread()
+@pytest.mark.parametrize("name", NAMES)
+def test_whoever_resumes_ends_where_one_run_does(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(name, tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    main = example(name).main
+
+    def run(epochs: int, folder: str) -> str:
+        assert main(["--data", "data", "--checkpoint", folder, "--epochs", str(epochs), "--batch", "30"]) == 0
+        return capsys.readouterr().out
+
+    def kept(folder: str) -> dict[str, Any]:
+        found: dict[str, Any] = torch.load(tmp_path / folder / "last.pt", weights_only=True)
+        return found
+
+    assert "no --data" not in run(2, "straight")
+    run(1, "broken")
+    stopped = kept("broken")
+    assert "resumed after 1 epochs" in run(2, "broken")
+    straight, broken = kept("straight"), kept("broken")
+    assert len(straight["history"]["losses"]) == 2
+    assert broken["history"] == straight["history"]
+    for key, weights in straight["network"].items():
+        assert torch.equal(broken["network"][key], weights)
+    assert any(not torch.equal(stopped["network"][key], weights) for key, weights in straight["network"].items())
+    # Nothing is left to train.
+    done = run(2, "broken")
+    assert "epoch 2/2" not in done
+    assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
+
+
+def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
+    images = example("images")
+    from sklearn.datasets import load_digits
+
+    images.write_digits(tmp_path, seed=0)
+    training, held_out = (images.MNIST(tmp_path, train=train) for train in (True, False))
+    assert (len(training), len(held_out)) == (1437, 360)
+    labels = torch.cat([training.targets, held_out.targets])
+    assert labels.bincount().tolist() == np.bincount(load_digits().target).tolist()
+    pixels = torch.cat([training.data, held_out.data])
+    assert pixels.shape == (1797, 28, 28)
+    assert pixels[:, 4:24, 4:24].amax((1, 2)).float().mean() > 200
+    assert not pixels[:, :4].any()
+
+
+def test_tonic_reads_the_recordings_that_were_written(tmp_path: Path) -> None:
+    events = example("events")
+    events.write_recordings(tmp_path, seed=0, users=(10, 10))
+    recordings = events.DVSGesture(str(tmp_path), train=False)
+    framed = events.DVSGesture(str(tmp_path), train=False, transform=events.frames())
+    assert len(recordings) == 110
+    assert sorted(recordings.targets) == sorted(list(range(11)) * 10)
+    lengths = set()
+    for number in range(0, 110, 9):
+        found, target = recordings[number]
+        stored = np.load(recordings.data[number])
+        assert target == int(Path(recordings.data[number]).stem)
+        assert found["t"].tolist() == (stored[:, 3] * 1000).tolist()  # microseconds
+        assert (np.diff(found["t"]) >= 0).all()
+        assert set(found["p"]) == {False, True}
+        frames, _ = framed[number]
+        assert frames.shape[1:] == (2, events.SIDE, events.SIDE)
+        # Each event is in one frame, at its pixel of the smaller sensor; none is lost.
+        counted = np.zeros(frames.shape, dtype=int)
+        begun = found["t"] - found["t"][0]
+        places = (begun // events.WINDOW, found["p"].astype(int), found["y"] // 4, found["x"] // 4)
+        np.add.at(counted, places, 1)
+        assert (frames == counted).all()
+        lengths.add(len(frames))
+    assert len(lengths) > 3
+
+
+def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
+    audio = example("audio")
+    audio.write_words(tmp_path, seed=0, counts=(40, 20))
+    words = audio.SHD(str(tmp_path), train=True)
+    counted = audio.SHD(str(tmp_path), train=True, transform=audio.frames())
+    assert (len(words), len(audio.SHD(str(tmp_path), train=False))) == (40, 20)
+    assert [int(words[number][1]) for number in range(40)] == list(range(20)) * 2
+    random = np.random.default_rng(0)
+    lengths = set()
+    for number in range(40):
+        seconds, channels = audio.synthetic_word(number % 20, random)
+        found, _ = words[number]
+        assert found["t"] == pytest.approx(1e6 * seconds, rel=1e-3, abs=10)  # half precision, as in the real files
+        assert found["x"].tolist() == channels.astype(int).tolist()
+        counts, _ = counted[number]
+        assert counts.shape[1:] == (1, audio.CHANNELS)
+        assert counts.sum() == len(seconds)
+        lengths.add(len(counts))
+    assert len(lengths) > 10
+
+
+@one_thread()
+@pytest.mark.parametrize("name", ["events", "audio"])
+def test_rates_in_the_picture_are_without_padding(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mean rate of a batch's samples is the mean of the rates that they have alone."""
+    module = example(name)
+    drawn: list[dict[str, float]] = []
+    real = plot.firing_rates
+
+    def watched(rates: dict[str, float], ax: Any) -> Any:
+        drawn.append(rates)
+        return real(rates, ax=ax)
+
+    monkeypatch.setattr(plot, "firing_rates", watched)
+    small(name, tmp_path / "data")
+    torch.manual_seed(0)
+    network = module.Network("torch")
+    chosen = Namespace(device="cpu", out=tmp_path / "a.png")
+    kind = module.DVSGesture if name == "events" else module.SHD
+    read = kind(str(tmp_path / "data"), train=False, transform=module.frames())
+    samples = [read[number] for number in (0, 3, 7, 11)]
+    batches = [module.pad_sequences(samples), *(module.pad_sequences([sample]) for sample in samples)]
+    assert len(batches[0][1].unique()) > 1
+    for batch in batches:
+        draw(network, History([1.0], [0.5]), batch, chosen)
+    together, *alone = drawn
+    assert together
+    for layer, rate in together.items():
+        assert rate == pytest.approx(sum(rates[layer] for rates in alone) / 4, rel=1e-5)
+        assert 0 < rate < 1
+
+
+@pytest.mark.parametrize("epochs", ["0", "-1", "x"])
+def test_epochs_that_are_none(epochs: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        example("images").main(["--epochs", epochs])
+    assert f"'{epochs}' is not a whole number above 0" in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_it_learns_through_compiled_kernels(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    epochs, beyond = LEARNS[name]
+    main = example(name).main
+    assert main(["--device", "cuda", "--backend", "triton", "--epochs", str(epochs)]) == 0
+    reached = re.search(rf"held-out accuracy ([\d.]+)% after {epochs} epochs", capsys.readouterr().out)
+    assert reached is not None
+    assert float(reached[1]) > beyond
