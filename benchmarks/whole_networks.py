@@ -86,7 +86,7 @@ def activations() -> dict[str, Activation]:
 def reset(net: nn.Module) -> None:
     reset_net(net)
     for module in net.modules():
-        if type(module).__module__.startswith("spikingjelly"):
+        if type(module).__module__.startswith("spikingjelly") and hasattr(module, "reset"):
             module.reset()  # type: ignore[operator]
 
 

@@ -324,7 +324,7 @@ class FlexSN(nn.Module):
             states: empty for the initial ones.
         """
         inputs = self._checked(inputs)
-        if any(type(x) not in _PLAIN for x in inputs) and _are_sharded(inputs):
+        if not _PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
             ran: _Ran = self._run_shards(inputs, states, keep=keep)
             return ran
         compiling = torch.compiler.is_compiling()

@@ -160,8 +160,8 @@ class Specialization:
     def captured(self) -> tuple[Tensor, ...] | None:
         """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
         fetched = self.trace.reads.fetch()
-        if fetched is None:
-            return None
+        if fetched is None or not (fetched or self.trace.lifted_values):
+            return fetched
         for tensor, trained in zip(fetched, self.trained, strict=True):
             if tensor.requires_grad != trained:
                 return None
