@@ -18,7 +18,10 @@ _HOLDERS = ("collections", "argparse", "types", "dataclasses", "torch.nn", "torc
 
 def is_library(module: object) -> bool:
     """Whether a module of this name is the standard library's, torch's, numpy's, triton's or this project's."""
-    return isinstance(module, str) and module.partition(".")[0] in _LIBRARIES
+    if not isinstance(module, str):
+        return False
+    # What a named tuple is made by has a module of its own.
+    return module.partition(".")[0] in _LIBRARIES or module.startswith("namedtuple_")
 
 
 def is_library_function(function: FunctionType) -> bool:
