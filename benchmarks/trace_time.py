@@ -90,7 +90,7 @@ def source_times(step: Step) -> Times:
     marks.append(time.process_time())
     core = emit_core(trace.forward, "step", prune=True)
     gradient = emit_core(vjp, "vjp", prune=True, fast_division=True)
-    one, yes, dtypes = (InputLayout(),), (True,), ("tl.float32",)
+    one, yes, dtypes = (InputLayout(),), (True,), (torch.float32,)
     forward_source("forward", core, ForwardSpec(one, (None,), dtypes, (), yes, (False,), yes, segment=8))
     backward_source(
         "backward",

@@ -30,9 +30,9 @@ from triton.compiler import ASTSource
 
 import flexsn_runtime._launch
 from flexsn_codegen import ForwardSpec, InputLayout
+from flexsn_codegen.targets.triton._standalone import standalone
 from flexsn_hop import flex_sn_scan_final_state, register_scan_lowering
 from flexsn_runtime import KernelLowering, ScanProgram
-from flexsn_runtime._standalone import standalone
 
 TARGET = GPUTarget("cuda", 90, 32)
 AMD = GPUTarget("hip", "gfx942", 64)
@@ -156,7 +156,7 @@ def inexact() -> dict[str, int]:
     spec = ForwardSpec(
         inputs=(InputLayout(),),
         states=(-1, -1),
-        state_dtypes=("tl.float32",) * 2,
+        state_dtypes=(torch.float32,) * 2,
         lifted=(),
         outputs=(True,),
         state_seqs=(False,) * 2,

@@ -11,8 +11,8 @@ import torch
 from scan_cores import CASES, Case, problem
 from torch import Tensor
 
-from flexsn_codegen import KernelSource, OfflineJob, ResourceUse, compile_offline
-from flexsn_runtime import ScanProgram, _backward, _forward, _program, prepare, scan
+from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
+from flexsn_runtime import ScanProgram, _backward, _forward, prepare, scan
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, launch_plan
 from flexsn_runtime._program import CompiledKernel, Specialization
 
@@ -40,7 +40,7 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
         def __call__(self, tensors: Sequence[Tensor]) -> None:
             name, source = self._kernel.function
-            kernel = KernelSource(name, source, self._kernel.params, self._kernel.sizes)
+            kernel = KernelSource(name, source, self._kernel.params, self._kernel.sizes, TRITON)
             dtypes = [t.dtype for t in tensors]
             job = OfflineJob(kernel, TARGETS[0], dtypes, self._config.block, self._config.num_warps)
             jobs["backward" if "_backward_" in name else "forward"] = job
@@ -49,7 +49,7 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
         return launch_plan(size, step.cost, interpreted=False)
 
     monkeypatch.setattr(Specialization, "plan", plan)
-    monkeypatch.setattr(_program, "compile_triton_code_str", lambda source, name: (name, source))
+    monkeypatch.setattr(TRITON, "compile", lambda kernel: (kernel.name, kernel.source))
     monkeypatch.setattr(_forward, "Launch", Recorder)
     monkeypatch.setattr(_backward, "Launch", Recorder)
     p = problem(case, 3, (8, 16))

@@ -125,7 +125,7 @@ def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() ->
 @pytest.fixture
 def triangle() -> Iterator[Callable[..., Tensor]]:
     """An op of another project's: its implementation and gradient, one row of facts, and one for Triton."""
-    from flexsn_codegen._rules import _RULES
+    from flexsn_codegen import TRITON
     from flexsn_graph._ops import _FACTS
 
     with torch.library._scoped_library("scan_ops_test", "DEF") as library:
@@ -165,7 +165,7 @@ def triangle() -> Iterator[Callable[..., Tensor]]:
 
         yield ops.triangle
         for op in (ops.triangle.default, ops.slope.default):
-            _RULES.pop(op)
+            TRITON.rules.pop(op)
             _FACTS.pop(op)
 
 

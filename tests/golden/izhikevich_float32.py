@@ -2,7 +2,7 @@
 import triton
 import triton.language as tl
 
-from flexsn_codegen import device as dev
+from flexsn_codegen.targets.triton import device as dev
 
 
 @triton.jit

@@ -21,8 +21,8 @@ from flexsn_codegen import (
     register_op,
     supported_ops,
 )
-from flexsn_codegen._dtypes import literal
-from flexsn_codegen._rules import _RULES
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_codegen.targets.triton._literals import literal
 from flexsn_graph import Port, Role, known_ops
 from flexsn_graph._ops import _FACTS
 
@@ -249,7 +249,7 @@ def test_register_op_adds_a_rule_and_supported_ops_lists_it() -> None:
         assert overload in supported_ops()
         assert torch.equal(pointwise(function)(x), function(x))
     finally:
-        _RULES.pop(overload, None)
+        TRITON.rules.pop(overload, None)
         _FACTS.pop(overload, None)
     assert calls[0].constants == (None, 1.5)
     assert calls[0].keywords == {"kind": "box"}
@@ -272,7 +272,7 @@ def test_an_op_that_torch_decomposes_is_kept_once_it_has_a_rule() -> None:
         assert "aten.celu.default" in str(kernel.traced(x).step.graph)
         torch.testing.assert_close(kernel(x), torch.celu(x))
     finally:
-        _RULES.pop(overload, None)
+        TRITON.rules.pop(overload, None)
         _FACTS.pop(overload, None)
 
 

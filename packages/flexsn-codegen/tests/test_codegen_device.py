@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_codegen import _functions, device, pointwise
+from flexsn_codegen import pointwise
+from flexsn_codegen.targets.triton import _functions, device
 
 FOLDER = Path(device.__file__).parent
 _prims = torch.ops.prims

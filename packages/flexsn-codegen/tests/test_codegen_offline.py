@@ -13,6 +13,7 @@ from codegen_cores import CORES, core_graph
 
 from flexsn_codegen import (
     DENSE,
+    TRITON,
     ForwardSpec,
     InputLayout,
     KernelSource,
@@ -35,7 +36,7 @@ def scan(name: str, *, fast_math: bool = False) -> KernelSource:
     spec = ForwardSpec(
         inputs=(InputLayout(),),
         states=(DENSE,) * states,
-        state_dtypes=("tl.float32",) * states,
+        state_dtypes=(torch.float32,) * states,
         lifted=(),
         outputs=(True,),
         state_seqs=(False,) * states,
@@ -98,7 +99,7 @@ def test_wrong_jobs_are_refused() -> None:
         compile_offline([OfflineJob(scan("lif"), "h100")])
     with pytest.raises(OfflineCompileError, match="2 dtypes were given"):
         compile_offline([OfflineJob(scan("lif"), "sm_90", [torch.float32] * 2)])
-    broken = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\n    nothing()\n", (), ())
+    broken = KernelSource("kernel", "import triton\n@triton.jit\ndef kernel(BLOCK):\n    nothing()\n", (), (), TRITON)
     with pytest.raises(OfflineCompileError, match="nothing"):
         compile_offline([OfflineJob(broken, "sm_90", ())])
 

@@ -338,7 +338,7 @@ def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
 
 
 def test_cpu_tensors_without_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexsn_codegen import device
+    from flexsn_codegen.targets.triton import device
 
     monkeypatch.setattr(device, "INTERPRETED", False)
     with pytest.raises(DeviceError, match="TRITON_INTERPRET=1"):

@@ -12,8 +12,8 @@ import torch
 from runtime_cores import DEVICE, STEP, compiled, loop, random, soft_lif
 from torch import Tensor
 
-from flexsn_codegen import PrecisionError, compile_options, compile_triton_code_str
-from flexsn_runtime import LaunchConfig, ScanProgram, _backward, _forward, _launch, _program
+from flexsn_codegen import TRITON, KernelSource, PrecisionError, compile_options, compile_triton_code_str
+from flexsn_runtime import LaunchConfig, ScanProgram, _backward, _forward, _launch
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._program import CompiledKernel
 
@@ -30,16 +30,16 @@ def test_fast_math_reaches_every_kernel_its_name_and_the_compiler(
     sources: dict[str, str] = {}
     launched: list[CompiledKernel] = []
 
-    def compile_source(source: str, name: str) -> Any:
-        sources[name] = source
-        return compile_triton_code_str(source, name)
+    def compile_source(kernel: KernelSource) -> Any:
+        sources[kernel.name] = kernel.source
+        return compile_triton_code_str(kernel.source, kernel.name)
 
     class Recorder(Launch):
         def __init__(self, kernel: CompiledKernel, *rest: Any) -> None:
             launched.append(kernel)
             super().__init__(kernel, *rest)
 
-    monkeypatch.setattr(_program, "compile_triton_code_str", compile_source)
+    monkeypatch.setattr(TRITON, "compile", compile_source)
     monkeypatch.setattr(_forward, "Launch", Recorder)
     monkeypatch.setattr(_backward, "Launch", Recorder)
     x, v = random(5, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()

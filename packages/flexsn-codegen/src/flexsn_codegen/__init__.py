@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
-from flexsn_codegen._core import CoreSource, emit_core, generate_triton_code_str
-from flexsn_codegen._dtypes import register_dtype, tl_name
+from flexsn_codegen._core import emit_core, generate_triton_code_str
+from flexsn_codegen._dtypes import register_dtype
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
-from flexsn_codegen._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen._pointwise import Pointwise, pointwise
-from flexsn_codegen._rules import OpCall, register_op, supported_ops
+from flexsn_codegen._register import register_op, supported_ops
+from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, StepLayout
 from flexsn_codegen.errors import (
     ArgumentError,
     AutogradError,
@@ -23,12 +23,8 @@ from flexsn_codegen.errors import (
     UnsupportedOpError,
 )
 from flexsn_codegen.scan import (
-    DENSE,
     BackwardSpec,
     ForwardSpec,
-    InputLayout,
-    KernelSource,
-    StepLayout,
     backward_source,
     forward_source,
     get_flexsn_backward_kernel,
@@ -36,12 +32,16 @@ from flexsn_codegen.scan import (
     get_flexsn_inference_final_state_kernel,
     get_flexsn_inference_kernel,
 )
+from flexsn_codegen.targets import Approximate, KernelWriter, OpCall, Statement, Target
+from flexsn_codegen.targets.triton import TRITON, OfflineJob, ResourceUse, compile_offline
 from flexsn_graph import generate_forward_and_backward_graph, generate_inference_graph
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DENSE",
+    "TRITON",
+    "Approximate",
     "ArgumentError",
     "AutogradError",
     "BackwardSpec",
@@ -53,6 +53,7 @@ __all__ = [
     "InputLayout",
     "KernelNameError",
     "KernelSource",
+    "KernelWriter",
     "Numerics",
     "OfflineCompileError",
     "OfflineJob",
@@ -61,7 +62,9 @@ __all__ = [
     "Precision",
     "PrecisionError",
     "ResourceUse",
+    "Statement",
     "StepLayout",
+    "Target",
     "TraceError",
     "TritonMissingError",
     "UnsupportedOpError",
@@ -85,6 +88,5 @@ __all__ = [
     "register_dtype",
     "register_op",
     "supported_ops",
-    "tl_name",
     "write_private",
 ]

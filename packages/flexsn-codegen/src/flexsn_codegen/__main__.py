@@ -16,9 +16,9 @@ from torch import Tensor
 
 from flexsn_codegen._cache import cache_folder, prune_cache
 from flexsn_codegen._numerics import Numerics
-from flexsn_codegen._offline import OfflineJob, compile_offline
 from flexsn_codegen._pointwise import Pointwise
 from flexsn_codegen.errors import PrecisionError
+from flexsn_codegen.targets.triton import OfflineJob, compile_offline
 
 _OURS = os.path.dirname(__file__)
 

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flexsn_codegen._core import identifier
+from flexsn_codegen._source import identifier
 from flexsn_codegen.errors import CacheFolderError, KernelNameError, TritonMissingError
 
 _VARIABLE = "FLEXSN_CACHE_DIR"

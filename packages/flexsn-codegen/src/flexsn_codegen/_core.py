@@ -1,55 +1,26 @@
-"""From an FX graph to the source of one `@triton.jit` function on blocks of values."""
+"""From a graph to the source of the function of one step, on blocks of values."""
 
 from __future__ import annotations
 
 import hashlib
-import keyword
 import operator
 import os
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from flexsn_codegen._dtypes import is_supported, literal
-from flexsn_codegen._functions import FAST
 from flexsn_codegen._numerics import Numerics, Precision
-from flexsn_codegen._rules import OpCall, expression, half_rounded
-from flexsn_codegen._torch_private_ops import OpOverload
+from flexsn_codegen._source import CoreSource, identifier
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
-from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
-
-HEADER = """import triton
-import triton.language as tl
-
-from flexsn_codegen import device as dev
-"""
+from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
+from flexsn_codegen.targets._base import Op
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import Role, StepGraph, continuous_nodes, location_of, ports
 
 _LITERAL_OPS = {torch.ops.aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default}
-_MAX_NAME = 80
-# What generated sources mean by these names.
-_RESERVED = {"dev", "float", "tl", "triton"}
 _Number = bool | int | float
-
-
-@dataclass(frozen=True, slots=True)
-class CoreSource:
-    """The function that computes one step.
-
-    Attributes:
-        name: the function's name.
-        source: its text, `@triton.jit` included, imports (`HEADER`) not.
-        arguments: what the function takes, in order.
-        results: what it returns, in order.
-    """
-
-    name: str
-    source: str
-    arguments: tuple[Port, ...]
-    results: tuple[Port, ...]
 
 
 def generate_triton_code_str(
@@ -82,7 +53,7 @@ def generate_triton_code_str(
         PrecisionError: an unknown `precision`.
     """
     core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
-    code = f"{HEADER}\n\n{core.source}"
+    code = f"{core.target.header}\n\n{core.source}"
     if verbose:
         print(code)
     return code, core.name
@@ -96,6 +67,7 @@ def emit_core(
     precision: Precision = "eager",
     fast_math: bool = False,
     fast_division: bool = False,
+    target: Target = TRITON,
 ) -> CoreSource:
     """Like `generate_triton_code_str`, without imports.
 
@@ -105,27 +77,26 @@ def emit_core(
         precision, fast_math: as for `generate_triton_code_str`.
         fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
             rounded division has a rare slow path, a branch, around which nothing is scheduled.
+        target: what it is written for.
     """
     numerics = Numerics(precision, fast_math)
     step = graph if isinstance(graph, StepGraph) else _as_step(graph)
-    graph = step.graph
     placeholders = step.placeholders
-    taken = {port: _name(n) for port, n in placeholders.items() if n.users or not prune}
+    taken = {port: n for port, n in placeholders.items() if n.users or not prune}
     if not taken:
         # A result that is a constant needs a block to take its shape from.
-        taken = {port: _name(placeholders[port]) for port in step.arguments[:1]}
-    arguments = tuple(taken.values())
-    loose = continuous_nodes(graph) if fast_division else frozenset()
-    statements = [n for n in graph.nodes if n.op == "call_function" and not _is_inlined(n)]
-    fast = [FAST if fast_math else ("div",) if n in loose else () for n in statements]
-    lines = [_statement(n, numerics, f) for n, f in zip(statements, fast, strict=True)]
-    lines.append(f"return {_results(graph, arguments, numerics)}")
-    code = "\n".join(line for line, _ in (_split(line) for line in lines))
-    digest = hashlib.sha256(f"{arguments}\n{code}".encode()).hexdigest()[:12]
-    name = f"{identifier(fn_name)}_{digest}"
-    body = "\n".join(f"    {line}" for line in lines)
-    source = f"@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
-    return CoreSource(name, source, tuple(taken), step.results)
+        taken = {port: placeholders[port] for port in step.arguments[:1]}
+    writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset())
+    arguments = [writer.name(node) for node in taken.values()]
+    nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
+    statements = [writer.statement(node) for node in nodes]
+    results = writer.results(step.graph, arguments)
+    # Without citations: moving the user's code in its file must not make another kernel.
+    code = "\n".join([*(f"{s.name} = {s.text}" for s in statements), f"return {', '.join(results)}"])
+    digest = hashlib.sha256(f"{tuple(arguments)}\n{code}".encode()).hexdigest()[:12]
+    name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
+    source = target.function(name, arguments, statements, results)
+    return CoreSource(name, source, tuple(taken), step.results, target)
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
@@ -139,37 +110,6 @@ def _entries(graph: fx.Graph) -> list[Any]:
     results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
     entries = results if isinstance(results, list | tuple) else (results,)
     return [entry for entry in entries if entry is not None]
-
-
-def identifier(text: str, limit: int | None = _MAX_NAME) -> str:
-    """`text` as a Python identifier, of limited length: it also becomes a file name."""
-    name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
-    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in _RESERVED else name
-
-
-def _split(line: str) -> tuple[str, str]:
-    """A line without its citation: moving the user's code in its file must not make another kernel."""
-    code, _, comment = line.partition("  # ")
-    return code, comment
-
-
-def _name(node: fx.Node) -> str:
-    return identifier(node.name, limit=None)  # cut off, two names could become one
-
-
-def _dtype(node: fx.Node) -> torch.dtype:
-    value = node.meta.get("val")
-    if not isinstance(value, Tensor):
-        raise GraphError(
-            f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
-            "Trace with flexsn_graph, or with make_fx on fake tensors."
-        )
-    if not is_supported(value.dtype):
-        raise UnsupportedOpError(
-            f"{node.target} returns {value.dtype}, which Triton does not have{location_text(node)}",
-            str(node.target),
-        )
-    return value.dtype
 
 
 def location_text(node: fx.Node) -> str:
@@ -192,68 +132,93 @@ def _is_inlined(node: fx.Node) -> bool:
     return node.target in _LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
-def _statement(node: fx.Node, numerics: Numerics, fast: Sequence[str]) -> str:
-    call = _op_call(node)
-    try:
-        text = expression(call, rounded=numerics.precision == "eager", fast=fast)
-    except UnsupportedOpError as error:
-        raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
-    where = _citation(node)
-    return f"{_name(node)} = {text}" + (f"  # {where}" if where else "")
+class _Writer:
+    """Writes nodes for a target."""
 
+    def __init__(self, target: Target, numerics: Numerics, loose: Collection[fx.Node]) -> None:
+        self._target = target
+        self._numerics = numerics
+        self._loose = loose  # where a division may be approximate
 
-def _op_call(node: fx.Node) -> OpCall:
-    result = _dtype(node)
-    index = 0
-    if node.target is operator.getitem:
-        node, index = node.args  # type: ignore[assignment]
-    target: Any = node.target
-    if not isinstance(target, OpOverload):
-        raise UnsupportedOpError(f"{target} is not an ATen or custom op{location_text(node)}", str(target))
-    values = [a for a in node.args if isinstance(a, fx.Node | _Number)]
-    if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
-        raise UnsupportedOpError(f"{target} takes a tensor by keyword{location_text(node)}", str(target))
-    schema = target._schema.arguments
-    others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
-    # The condition of `where` is the only operand of another dtype; its branches tell.
-    typed = values[1:] if target is torch.ops.prims.where.default else values
-    dtype = next((_dtype(v) for v in typed if isinstance(v, fx.Node)), result)
-    return OpCall(
-        op=target,
-        operands=tuple(_operand(v, dtype) for v in values),
-        constants=tuple(None if isinstance(v, fx.Node) else v for v in values),
-        dtype=dtype,
-        result=result,
-        index=index,
-        keywords={**others, **node.kwargs},
-    )
+    def name(self, node: fx.Node) -> str:
+        # Cut off, two names could become one.
+        return identifier(node.name, limit=None, reserved=self._target.reserved)
 
+    def statement(self, node: fx.Node) -> Statement:
+        call = self._call(node)
+        loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
+        approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
+        try:
+            rounded = self._numerics.precision == "eager"
+            text = self._target.expression(call, rounded=rounded, approximate=approximate)
+        except UnsupportedOpError as error:
+            raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
+        return Statement(self.name(node), text, _citation(node))
 
-def _operand(value: fx.Node | _Number, dtype: torch.dtype) -> str:
-    if not isinstance(value, fx.Node):
-        return literal(value, dtype)
-    return _literal(value) if value.target in _LITERAL_OPS else _name(value)
+    def results(self, graph: fx.Graph, arguments: Sequence[str]) -> list[str]:
+        texts = [self._result(entry, arguments) for entry in _entries(graph)]
+        if not texts:
+            raise GraphError("the graph returns nothing: there is no kernel to make of it.")
+        return texts
 
+    def _call(self, node: fx.Node) -> OpCall:
+        result = self._dtype(node)
+        index = 0
+        if node.target is operator.getitem:
+            node, index = node.args  # type: ignore[assignment]
+        op: Any = node.target
+        if not isinstance(op, Op):
+            raise UnsupportedOpError(f"{op} is not an ATen or custom op{location_text(node)}", str(op))
+        values = [a for a in node.args if isinstance(a, fx.Node | _Number)]
+        if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
+            raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
+        schema = op._schema.arguments
+        others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
+        # The condition of `where` is the only operand of another dtype; its branches tell.
+        typed = values[1:] if op is torch.ops.prims.where.default else values
+        dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+        return OpCall(
+            op=op,
+            operands=tuple(self._operand(v, dtype) for v in values),
+            constants=tuple(None if isinstance(v, fx.Node) else v for v in values),
+            dtype=dtype,
+            result=result,
+            target=self._target,
+            index=index,
+            keywords={**others, **node.kwargs},
+        )
 
-def _literal(node: fx.Node) -> str:
-    value: Any = node.args[0]
-    return half_rounded(literal(value, _dtype(node)), _dtype(node))
+    def _dtype(self, node: fx.Node) -> torch.dtype:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            raise GraphError(
+                f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
+                "Trace with flexsn_graph, or with make_fx on fake tensors."
+            )
+        if not self._target.supports(value.dtype):
+            raise UnsupportedOpError(
+                f"{node.target} returns {value.dtype}, which {self._target.name} does not have{location_text(node)}",
+                str(node.target),
+            )
+        return value.dtype
 
+    def _operand(self, value: fx.Node | _Number, dtype: torch.dtype) -> str:
+        if not isinstance(value, fx.Node):
+            return self._target.literal(value, dtype)
+        return self._literal(value) if value.target in _LITERAL_OPS else self.name(value)
 
-def _results(graph: fx.Graph, arguments: Sequence[str], numerics: Numerics) -> str:
-    texts = [_result(entry, arguments, numerics) for entry in _entries(graph)]
-    if not texts:
-        raise GraphError("the graph returns nothing: there is no kernel to make of it.")
-    return ", ".join(texts)
+    def _literal(self, node: fx.Node) -> str:
+        value: Any = node.args[0]
+        dtype = self._dtype(node)
+        return self._target.rounded(self._target.literal(value, dtype), dtype)
 
-
-def _result(entry: Any, arguments: Sequence[str], numerics: Numerics) -> str:
-    if not isinstance(entry, fx.Node):
-        raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
-    if entry.target not in _LITERAL_OPS:
-        # An argument has its dtype's values already, and so has all else when each op was rounded.
-        computed = numerics.precision == "float32" and entry.op != "placeholder"
-        return half_rounded(_name(entry), _dtype(entry)) if computed else _name(entry)
-    if not arguments:
-        raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
-    return f"tl.broadcast_to({_literal(entry)}, {arguments[0]}.shape)"
+    def _result(self, entry: Any, arguments: Sequence[str]) -> str:
+        if not isinstance(entry, fx.Node):
+            raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
+        if entry.target not in _LITERAL_OPS:
+            # An argument has its dtype's values already, and so has all else when each op was rounded.
+            computed = self._numerics.precision == "float32" and entry.op != "placeholder"
+            return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
+        if not arguments:
+            raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
+        return self._target.filled(self._literal(entry), arguments[0])

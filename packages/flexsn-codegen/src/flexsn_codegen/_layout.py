@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flexsn_codegen._source import DENSE
 from flexsn_codegen.errors import ArgumentError
-from flexsn_codegen.scan import DENSE
 
 
 @dataclass(frozen=True, slots=True)

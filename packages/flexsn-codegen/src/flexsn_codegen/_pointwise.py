@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._core import HEADER, CoreSource, emit_core, identifier
-from flexsn_codegen._dtypes import is_supported
+from flexsn_codegen._core import emit_core
 from flexsn_codegen._layout import Plan, plan_layout
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
+from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
-from flexsn_codegen.scan import DENSE, KernelSource
-from flexsn_graph import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, Role, gradient_of, ports, trace_pointwise
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, Role, gradient_of, trace_pointwise
 
 _BLOCK = 1024
 # The interpreter's time goes with the number of programs; numpy does the rest.
@@ -232,7 +230,7 @@ def _check(inputs: Sequence[Any], name: str) -> None:
                 f"argument {i} of {name} is a {type(value).__name__}, not a tensor. Fix a number with "
                 "functools.partial or a closure; each value of it is a kernel of its own."
             )
-        if not is_supported(value.dtype) or value.layout is not torch.strided:
+        if not TRITON.supports(value.dtype) or value.layout is not torch.strided:
             raise ArgumentError(f"argument {i} of {name} is {value.dtype}, {value.layout}; not supported.")
     devices = {t.device for t in inputs}
     if len(devices) > 1:
@@ -247,50 +245,32 @@ def _check(inputs: Sequence[Any], name: str) -> None:
 
 def _interpreted() -> bool:
     try:
-        from flexsn_codegen import device
+        from flexsn_codegen.targets.triton import device
     except ImportError:
         # Without triton: the compilation says so.
         return os.environ.get("TRITON_INTERPRET", "0") != "0"
     return device.INTERPRETED
 
 
-def _source(name: str, core: CoreSource, layouts: Sequence[int], num_results: int) -> KernelSource:
-    """The kernel `(*inputs that are used, *results, N, *numbers of the strided inputs, BLOCK)`."""
-    inputs = core.arguments
-    outputs = ports(Role.OUTPUT, num_results)
-    sizes = ["N"]
-    lines = [
-        # int64 before the product: it passes 2**31 at two billion elements.
-        "off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)",
-        "mask = off < N",
-    ]
-    for param in inputs:
-        offset = "off"
-        if layouts[param.index] != DENSE:
-            terms = []
-            for i in range(layouts[param.index]):
-                inner, size, stride = (f"{param.name}_{what}{i}" for what in ("inner", "size", "stride"))
-                sizes += [inner, size, stride]
-                terms.append(f"off // {inner} % {size} * {stride}")
-            offset = f"({' + '.join(terms) or 'off * 0'})"
-        lines.append(f"{param.name} = dev.load({param.name}_ptr + {offset}, mask)")
-    results = ", ".join(param.name for param in outputs)
-    lines.append(f"{results} = {core.name}({', '.join(port.name for port in inputs)})")
-    lines += [f"dev.store({param.name}_ptr + off, {param.name}, mask)" for param in outputs]
-    params = (*inputs, *outputs)
-    signature = ", ".join([*(f"{p.name}_ptr" for p in params), *sizes, "BLOCK: tl.constexpr"])
-    body = "\n".join(f"    {line}" for line in lines)
-    digest = hashlib.sha256(f"{signature}\n{body}\n{core.name}".encode()).hexdigest()[:12]
-    full_name = f"{identifier(name)}_kernel_{digest}"
-    kernel = f"@triton.jit\ndef {full_name}({signature}):\n{body}\n"
-    return KernelSource(full_name, f"{HEADER}\n\n{core.source}\n\n{kernel}", params, tuple(sizes))
+def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout], num_results: int) -> KernelSource:
+    """The kernel `(*inputs that are used, *results, N, *numbers of the strided inputs)`."""
+    w = core.target.writer(sizes=["N"])
+    w.begin()
+    inputs = [w.add(port.role, port.index, layouts[port.index]) for port in core.arguments]
+    results = [w.add(Role.OUTPUT, i) for i in range(num_results)]
+    for port in inputs:
+        w.load(port.name, port)
+    w.call([port.name for port in results], core, [port.name for port in inputs])
+    for port in results:
+        w.store(port, port.name)
+    return w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")
 
 
 def _launch(
     built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan, *, fast_math: bool
 ) -> None:
     if built.kernel is None:
-        built.kernel = compile_triton_code_str(built.source.source, built.source.name)
+        built.kernel = built.source.target.compile(built.source)
     tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
     arguments: list[Any] = [tensors[p.role][p.index] for p in built.source.params]
     numbers: list[int] = [plan.numel]

@@ -7,7 +7,7 @@ import torch
 try:
     # Decided when triton is imported, and read on every call: a constant, which costs nothing, in eager mode
     # and under torch.compile alike.
-    from flexsn_codegen.device import INTERPRETED as _INTERPRETED
+    from flexsn_codegen.targets.triton.device import INTERPRETED as _INTERPRETED
 
     _INSTALLED = True
 except ImportError:

@@ -143,7 +143,7 @@ class GraphSpecialization(Specialization):
         function = super()._function(source)
         if triton_interpreted():
             return function
-        from flexsn_runtime._standalone import standalone  # imports triton, which need not be there
+        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
 
         return _Recorded(standalone(function))
 

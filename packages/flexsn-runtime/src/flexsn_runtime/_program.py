@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import (
+    TRITON,
     BackwardSpec,
     CoreSource,
     ForwardSpec,
@@ -20,11 +21,8 @@ from flexsn_codegen import (
     Precision,
     backward_source,
     compile_options,
-    compile_triton_code_str,
     emit_core,
     forward_source,
-    register_dtype,
-    tl_name,
 )
 from flexsn_graph import (
     Port,
@@ -93,8 +91,8 @@ class Specialization:
         self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _register_dtypes("state", trace.states)
-        self.lifted_dtypes = _register_dtypes("captured tensor", trace.lifted_values)
+        self.state_dtypes = _dtypes("state", trace.states)
+        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
@@ -325,7 +323,7 @@ class Specialization:
 
     def _function(self, source: KernelSource) -> Any:
         """What is called to launch a kernel."""
-        return compile_triton_code_str(source.source, source.name)
+        return source.target.compile(source)
 
 
 class ScanProgram:
@@ -568,15 +566,12 @@ def _trace(
         return trace_step(core, *counts, examples)
 
 
-def _register_dtypes(what: str, values: Sequence[StepValue]) -> tuple[str, ...]:
-    """Triton's names of the dtypes in which the values are computed with."""
-    names = []
+def _dtypes(what: str, values: Sequence[StepValue]) -> tuple[torch.dtype, ...]:
+    """The dtypes of values, which kernels have to have."""
     for i, value in enumerate(values):
-        try:
-            names.append(tl_name(register_dtype(value.dtype)))
-        except KeyError:
+        if not TRITON.supports(value.dtype):
             raise DtypeError(
                 f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
                 "backend='torch'."
-            ) from None
-    return tuple(names)
+            )
+    return tuple(value.dtype for value in values)

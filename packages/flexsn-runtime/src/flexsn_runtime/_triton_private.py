@@ -49,9 +49,3 @@ def launcher(compiled: Any, grid: tuple[int, int, int], device: torch.device) ->
             run(x, y, z, stream, function, metadata, None, None, None, *arguments)
 
     return launch
-
-
-def launches_on_nvidia() -> bool:
-    """Whether the GPU that kernels are launched on is NVIDIA's."""
-    driver = needed(_DRIVER, "driver", _NO_LAUNCH)
-    return bool(driver.active.get_current_target().backend == "cuda")

@@ -10,22 +10,11 @@ from flexsn_codegen.scan._contract import (
     get_flexsn_inference_kernel,
 )
 from flexsn_codegen.scan._forward import forward_source
-from flexsn_codegen.scan._spec import (
-    DENSE,
-    BackwardSpec,
-    ForwardSpec,
-    InputLayout,
-    KernelSource,
-    StepLayout,
-)
+from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
 
 __all__ = [
-    "DENSE",
     "BackwardSpec",
     "ForwardSpec",
-    "InputLayout",
-    "KernelSource",
-    "StepLayout",
     "backward_source",
     "forward_source",
     "get_flexsn_backward_kernel",

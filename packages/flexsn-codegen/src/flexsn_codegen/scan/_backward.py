@@ -7,9 +7,12 @@ last steps are masked: the gradients pass them unchanged. Saving: the VJP takes 
 
 from __future__ import annotations
 
-from flexsn_codegen._core import CoreSource
-from flexsn_codegen.scan._spec import BackwardSpec, KernelSource
-from flexsn_codegen.scan._writer import ScanWriter
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_codegen._source import CoreSource, KernelSource
+from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_graph import Port, Role
 
 
@@ -30,7 +33,7 @@ class _Backward:
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
         self._spec = spec
-        self._writer = ScanWriter(spec.strided)
+        self._writer = vjp.target.writer(spec.strided)
         self._num_states = len(spec.states)
         takes_states = any(port.role is Role.STATE for port in vjp.arguments)
         self._core = core if takes_states else None
@@ -44,17 +47,17 @@ class _Backward:
         w, chunk = self._writer, self._spec.chunk
         w.begin()
         self._declare()
-        w.line(f"chunks = T // {chunk}")
+        w.integer("chunks", f"T // {chunk}")
         for param in self._moving():
-            w.point(param, f"tl.cast(chunks, tl.int64) * {chunk}")
+            w.point(param, "chunks", chunk)
         if self._spec.rest and chunk > 1:
-            w.line(f"left = T % {chunk}")
-            with w.block("if left > 0:"):
+            w.integer("left", f"T % {chunk}")
+            with w.when("left > 0"):
                 self._chunk("chunks", partial=True)
         with w.loop("i", "0", "chunks", self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
-            w.line("c = chunks - 1 - i")
+            w.integer("c", "chunks - 1 - i")
             self._chunk("c", partial=False)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
@@ -86,14 +89,14 @@ class _Backward:
             if i in grad_finals:
                 w.load(f"grad_state_{i}", grad_finals[i])
             else:
-                w.zeros(f"grad_state_{i}", dtype)
+                w.assign(f"grad_state_{i}", w.zeros(dtype))
         for flag in spec.flags:
-            w.line(f"came_state_{flag.state} = {_flag(flag.given)}")
+            w.assign(f"came_state_{flag.state}", w.flag(flag.given))
         self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
         self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
         for i in self._grad_lifted:
-            w.zeros(f"grad_lifted_{i}", spec.lifted_dtypes[i])
+            w.assign(f"grad_lifted_{i}", w.zeros(spec.lifted_dtypes[i]))
 
     def _moving(self) -> list[Port]:
         return [
@@ -125,10 +128,9 @@ class _Backward:
         w = self._writer
         for i in self._needed_states:
             param = self._checkpoints[i]
-            row = f"{param.name}_ptr + (tl.cast({number}, tl.int64) - 1) * {w.time_of(param)}"
-            w.load(f"state_{i}_0", param, row, f"{number} > 0")  # else 0
+            w.load(f"state_{i}_0", param, w.row(param, number, -1), f"{number} > 0")  # else 0
             if i in self._states:
-                w.line(f"state_{i}_0 = tl.where({number} > 0, state_{i}_0, initial_{i})")
+                w.select(f"state_{i}_0", f"{number} > 0", f"state_{i}_0", f"initial_{i}")
 
     def _load_step(self, k: int, exists: str | None) -> None:
         w = self._writer
@@ -146,48 +148,46 @@ class _Backward:
         assert self._core is not None
         new = [f"state_{i}_{k + 1}" for i in range(self._num_states)]
         results = [f"unused_{i}" for i in range(self._spec.num_outputs)] + new
-        call = self._call(self._core, k)
-        self._writer.line(f"{', '.join(results)} = {call}")
+        self._call(results, self._core, k)
 
     def _walk_back(self, k: int, partial: bool) -> None:
-        w, spec = self._writer, self._spec
+        w, spec, exists = self._writer, self._spec, self._exists(k, partial)
         for i in self._grad_state_seqs:
-            w.line(f"grad_state_{i} += grad_state_seq_{i}_{k}")
+            w.accumulate(f"grad_state_{i}", f"grad_state_seq_{i}_{k}")
         count = sum(position is not None for position in spec.gradients)
         if count:
-            results = ", ".join(f"result_{i}" for i in range(count))
-            w.line(f"{results} = {self._call(self._vjp, k)}")
+            self._call([f"result_{i}" for i in range(count)], self._vjp, k)
         for i, param in self._grad_inputs.items():
             gradient = self._gradient(self._input_gradients[i])
-            w.store(param, gradient, w.at(param, k), self._exists(k, partial))
+            w.store(param, gradient, w.at(param, k), exists)
         # Not by multiplying with zero: what is computed beyond T may be infinite.
         for i, position in enumerate(self._state_gradients):
             before = self._gradient(position, spec.state_dtypes[i])
-            w.line(f"grad_state_{i} = " + (f"tl.where({k} < left, {before}, grad_state_{i})" if partial else before))
+            self._update(f"grad_state_{i}", before, exists)
         for flag in spec.flags:
-            came = " | ".join(f"came_state_{i}" for i in flag.states) or _flag(flag.always)
-            came = f"tl.where({k} < left, {came}, came_state_{flag.state})" if partial else came
-            w.line(f"comes_state_{flag.state} = {came}")
+            came = " | ".join(f"came_state_{i}" for i in flag.states) or w.flag(flag.always)
+            self._update(f"comes_state_{flag.state}", came, exists, f"came_state_{flag.state}")
         for flag in spec.flags:
-            w.line(f"came_state_{flag.state} = comes_state_{flag.state}")
+            w.assign(f"came_state_{flag.state}", f"comes_state_{flag.state}")
         for i in self._grad_lifted:
             position = self._lifted_gradients[i]
             if position is not None:
-                term = f"result_{position}.to({spec.lifted_dtypes[i]})"
-                w.line(f"grad_lifted_{i} += " + (f"tl.where({k} < left, {term}, 0)" if partial else term))
+                w.accumulate(f"grad_lifted_{i}", f"result_{position}", spec.lifted_dtypes[i], exists)
 
-    def _gradient(self, position: int | None, dtype: str = "tl.float32") -> str:
-        return f"tl.zeros([BLOCK], {dtype})" if position is None else f"result_{position}"
+    def _update(self, name: str, value: str, exists: str | None, before: str | None = None) -> None:
+        """Gives `name` a value; where the step does not exist, that of `before`, by default its own."""
+        if exists is None:
+            self._writer.assign(name, value)
+        else:
+            self._writer.select(name, exists, value, before or name)
 
-    def _call(self, core: CoreSource, k: int) -> str:
-        return f"{core.name}({', '.join(self._argument(a, k) for a in core.arguments)})"
+    def _gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
+        return self._writer.zeros(dtype) if position is None else f"result_{position}"
+
+    def _call(self, results: Sequence[str], core: CoreSource, k: int) -> None:
+        self._writer.call(results, core, [self._argument(port, k) for port in core.arguments])
 
     def _argument(self, port: Port, k: int) -> str:
         """What stands for an argument of the step or its VJP at step `k` of the chunk."""
         moving = port.role in (Role.INPUT, Role.STATE, Role.SAVED) or port in self._grad_outputs.values()
         return f"{port.name}_{k}" if moving else port.name
-
-
-def _flag(value: bool) -> str:
-    """A flag that the compiler takes for a variable, as it is one in a loop."""
-    return "T >= 0" if value else "T < 0"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
+
 from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._core import HEADER, CoreSource
+from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource
 from flexsn_codegen.scan._backward import backward_source
 from flexsn_codegen.scan._forward import forward_source
-from flexsn_codegen.scan._spec import DENSE, BackwardSpec, ForwardSpec, InputLayout, KernelSource
+from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
+from flexsn_codegen.targets.triton import TRITON
 from flexsn_graph import Port, Role, ports
 
 
@@ -84,7 +87,7 @@ def get_flexsn_backward_kernel(core_str: str, core_name: str, info: StepInfo, ve
     spec = BackwardSpec(
         inputs=(InputLayout(),) * info.num_inputs,
         states=(DENSE,) * info.num_states,
-        state_dtypes=("tl.float32",) * info.num_states,
+        state_dtypes=(torch.float32,) * info.num_states,
         lifted=(),
         num_outputs=info.num_outputs,
         grad_outputs=(True,) * info.num_outputs,
@@ -118,7 +121,7 @@ def _forward(
     spec = ForwardSpec(
         inputs=(InputLayout(),) * info.num_inputs,
         states=(DENSE,) * info.num_states,
-        state_dtypes=("tl.float32",) * info.num_states,
+        state_dtypes=(torch.float32,) * info.num_states,
         lifted=(DENSE,) * num_lifted,
         outputs=(True,) * info.num_outputs,
         state_seqs=(state_seqs,) * info.num_states,
@@ -130,7 +133,7 @@ def _forward(
 
 
 def _as_core(core_str: str, core_name: str, arguments: tuple[Port, ...], results: tuple[Port, ...]) -> CoreSource:
-    return CoreSource(core_name, core_str.removeprefix(HEADER).strip() + "\n", arguments, results)
+    return CoreSource(core_name, core_str.removeprefix(TRITON.header).strip() + "\n", arguments, results, TRITON)
 
 
 def _compile(source: KernelSource, verbose: bool) -> Any:

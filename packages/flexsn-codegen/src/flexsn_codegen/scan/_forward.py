@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexsn_codegen._core import CoreSource
-from flexsn_codegen.scan._spec import ForwardSpec, KernelSource
-from flexsn_codegen.scan._writer import ScanWriter
+from flexsn_codegen._source import CoreSource, KernelSource
+from flexsn_codegen.scan._spec import ForwardSpec
 from flexsn_graph import Port, Role
 
 
@@ -31,7 +30,7 @@ class _Forward:
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
-        self._writer = ScanWriter(spec.strided)
+        self._writer = core.target.writer(spec.strided)
         self._used = frozenset(core.arguments)
 
     def write(self, name: str) -> KernelSource:
@@ -40,7 +39,7 @@ class _Forward:
         self._declare()
         for param in self._moving():
             w.point(param)
-        w.line(f"chunks = T // {chunk}")
+        w.integer("chunks", f"T // {chunk}")
         self._whole_chunks(chunk)
         if spec.rest and chunk > 1:
             self._rest(chunk)
@@ -77,7 +76,7 @@ class _Forward:
             if i in states:
                 w.load(f"state_{i}", states[i])
             else:
-                w.zeros(f"state_{i}", dtype)
+                w.assign(f"state_{i}", w.zeros(dtype))
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         self._outputs = w.add_present(Role.OUTPUT, spec.outputs)
@@ -106,14 +105,13 @@ class _Forward:
         """Row `j - 1` holds the states before segment `j`; `begins`: whether there is one."""
         w = self._writer
         for i, param in enumerate(self._checkpoints):
-            at = f"{param.name}_ptr + tl.cast({row}, tl.int64) * {w.time_of(param)}"
-            w.store(param, f"state_{i}", at, begins)
+            w.store(param, f"state_{i}", w.row(param, row), begins)
 
     def _step(self, k: int) -> None:
         w = self._writer
         results = [port.name for port in self._core.results]
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
-        w.line(f"{', '.join(results)} = {self._core.name}({', '.join(arguments)})")
+        w.call(results, self._core, arguments)
         for i, param in self._outputs.items():
             w.store(param, f"output_{i}", w.at(param, k))
         for i, param in self._state_seqs.items():

@@ -4,25 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flexsn_graph import Flag, Port
+import torch
 
-# How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
-# A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
-# the kernel; 0 terms is one value for the whole step.
-StepLayout = int
-DENSE: StepLayout = -1
-
-
-@dataclass(frozen=True, slots=True)
-class InputLayout:
-    """`step`: layout within a step; `strided_time`: the stride of time is an argument, else it is `NCL`."""
-
-    step: StepLayout = DENSE
-    strided_time: bool = False
-
-
-Strided = tuple[tuple[Port, InputLayout], ...]
-"""Layouts of tensors that are not dense in the order in which the kernel counts elements."""
+from flexsn_codegen._source import InputLayout, StepLayout, Strided
+from flexsn_graph import Flag
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +17,7 @@ class ForwardSpec:
     Attributes:
         inputs: layout of each input sequence.
         states: layout of each initial state; `None` starts at zero and has no argument.
-        state_dtypes: Triton dtype of each state in registers, e.g. ``"tl.float32"``.
+        state_dtypes: of each state.
         lifted: layout of each lifted tensor.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
@@ -47,7 +32,7 @@ class ForwardSpec:
 
     inputs: tuple[InputLayout, ...]
     states: tuple[StepLayout | None, ...]
-    state_dtypes: tuple[str, ...]
+    state_dtypes: tuple[torch.dtype, ...]
     lifted: tuple[StepLayout, ...]
     outputs: tuple[bool, ...]
     state_seqs: tuple[bool, ...]
@@ -71,7 +56,7 @@ class BackwardSpec:
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
             results, or `None`: it is zero.
         grad_inputs, grad_states, grad_lifted: which gradients are written.
-        lifted_dtypes: Triton dtype in which each lifted gradient is summed.
+        lifted_dtypes: of each lifted tensor; its gradient is summed in the dtype that registers hold it in.
         saved: number of intermediates that the forward kept; the VJP takes them instead of the states. 0: if the
             VJP takes states, they are recomputed from checkpoints.
         chunk: the `segment` of the forward that wrote the checkpoints, or T.
@@ -86,7 +71,7 @@ class BackwardSpec:
 
     inputs: tuple[InputLayout, ...]
     states: tuple[StepLayout | None, ...]
-    state_dtypes: tuple[str, ...]
+    state_dtypes: tuple[torch.dtype, ...]
     lifted: tuple[StepLayout, ...]
     num_outputs: int
     grad_outputs: tuple[bool, ...]
@@ -96,7 +81,7 @@ class BackwardSpec:
     grad_inputs: tuple[bool, ...]
     grad_states: tuple[bool, ...]
     grad_lifted: tuple[bool, ...]
-    lifted_dtypes: tuple[str, ...]
+    lifted_dtypes: tuple[torch.dtype, ...]
     saved: int = 0
     chunk: int = 8
     stages: int = 1
@@ -105,21 +90,3 @@ class BackwardSpec:
     rest: bool = True
     strided: Strided = ()
     flags: tuple[Flag, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class KernelSource:
-    """A kernel's source and how it is called.
-
-    Attributes:
-        name, source: of the `@triton.jit` function, in a module of its own.
-        params: its tensor arguments, first.
-        sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
-            ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``. Last comes the constexpr `BLOCK`, elements per program.
-    """
-
-    name: str
-    source: str
-    params: tuple[Port, ...]
-    sizes: tuple[str, ...]

@@ -13,8 +13,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from flexsn_codegen._functions import UNARY
-from flexsn_codegen._triton_private import array_of, as_flags, value_of
+from flexsn_codegen.targets.triton._functions import UNARY
+from flexsn_codegen.targets.triton._triton_private import array_of, as_flags, value_of
 
 
 def _to_torch(x: Any) -> Tensor:

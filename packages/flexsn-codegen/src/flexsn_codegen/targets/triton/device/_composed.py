@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flexsn_codegen.device import _base as base
+from flexsn_codegen.targets.triton.device import _base as base
 
 # -- integers ----------------------------------------------------------------------------------------------
 

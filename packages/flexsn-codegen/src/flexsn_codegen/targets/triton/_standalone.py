@@ -13,8 +13,8 @@ from typing import Any
 
 import triton
 
-from flexsn_codegen import compile_triton_code_str
-from flexsn_runtime._triton_private import launches_on_nvidia
+from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen.targets.triton._triton_private import launches_on_nvidia
 
 _HEADER = """import triton
 import triton.language as tl

@@ -56,3 +56,9 @@ def as_flags(mask: Any) -> Any:
     is an array of int32.
     """
     return value_of(mask, array_of(mask).astype(bool), tl.int1) if isinstance(mask, _tensor) else mask
+
+
+def launches_on_nvidia() -> bool:
+    """Whether the GPU that kernels are launched on is NVIDIA's."""
+    driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
+    return bool(driver.active.get_current_target().backend == "cuda")

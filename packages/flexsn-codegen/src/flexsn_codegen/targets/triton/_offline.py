@@ -23,8 +23,8 @@ import torch
 
 from flexsn_codegen._cache import compile_triton_code_str
 from flexsn_codegen._numerics import compile_options
+from flexsn_codegen._source import KernelSource
 from flexsn_codegen.errors import OfflineCompileError
-from flexsn_codegen.scan import KernelSource
 
 _POINTERS = {
     torch.bool: "*i1",
@@ -151,7 +151,7 @@ def _in_own_process(tasks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join(p for p in sys.path if p)
     done = subprocess.run(
-        [sys.executable, "-m", "flexsn_codegen._offline"],
+        [sys.executable, "-m", "flexsn_codegen.targets.triton._offline"],
         input=json.dumps(tasks),
         env=environment,
         capture_output=True,
@@ -171,7 +171,7 @@ def _compile(task: dict[str, Any]) -> dict[str, Any]:
     kernel = compile_triton_code_str(task["source"], task["name"])
     import triton
 
-    from flexsn_codegen._triton_private import ASTSource, GPUTarget
+    from flexsn_codegen.targets.triton._triton_private import ASTSource, GPUTarget
 
     backend, arch, warp_size = _target(task["target"])
     signature: dict[str, str] = task["signature"]

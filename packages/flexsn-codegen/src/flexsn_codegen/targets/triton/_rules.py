@@ -7,128 +7,19 @@ what an op does to them is rounded afterwards, unless it can only return one of 
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen._dtypes import HALF_DTYPES, literal, register_dtype, tl_name
-from flexsn_codegen._functions import UNARY
-from flexsn_codegen._torch_private_ops import OpOverload
-from flexsn_codegen.errors import UnsupportedOpError
-from flexsn_graph import OpFacts, facts_of, register_facts
-
-Op = OpOverload
+from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.targets._base import Op, OpCall, Rule
+from flexsn_codegen.targets.triton._functions import UNARY
+from flexsn_codegen.targets.triton._literals import literal, tl_name
 
 _prims = torch.ops.prims
 
 
-@dataclass(frozen=True, slots=True)
-class OpCall:
-    """One call of an op, as its rule sees it.
-
-    Attributes:
-        op: the op.
-        operands: the source text of each tensor or number argument, in order.
-        constants: the value of each operand that is a number, `None` for tensors.
-        dtype: dtype of the tensor operands (of the result, where there is none).
-        result: dtype of the result.
-        index: which of the op's results is wanted, where it has several.
-        keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
-    """
-
-    op: Op
-    operands: tuple[str, ...]
-    constants: tuple[bool | int | float | None, ...]
-    dtype: torch.dtype
-    result: torch.dtype
-    index: int = 0
-    keywords: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype.is_floating_point
-
-    @property
-    def is_bool(self) -> bool:
-        return self.dtype == torch.bool
-
-    @property
-    def is_unsigned(self) -> bool:
-        return not self.is_float and not self.dtype.is_signed
-
-    def number(self, value: bool | int | float) -> str:
-        """`value` as a literal of the operands' dtype."""
-        return literal(value, self.dtype)
-
-    def refuse(self, why: str) -> UnsupportedOpError:
-        return UnsupportedOpError(f"{self.op} on {self.dtype}: {why}", str(self.op))
-
-
-Rule = Callable[[OpCall], str]
-
-
-_RULES: dict[Op, Rule] = {}
-
-
-def register_op(overload: Op, *, exact: bool | None = None, facts: OpFacts | None = None) -> Callable[[Rule], Rule]:
-    """Adds or replaces the rule of an op, which is then not decomposed.
-
-    Args:
-        overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
-        exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
-        facts: what else is true of the op; by default, what is known already.
-
-    Returns:
-        A decorator for the rule, a function from `OpCall` to a Triton expression. Half operands and
-        results are float32 there.
-
-    Example:
-        >>> @register_op(torch.ops.aten.celu.default)
-        ... def celu(call):
-        ...     (x,) = call.operands
-        ...     return f"tl.where({x} > 0, {x}, dev.expm1({x}))"
-    """
-
-    def decorate(rule: Rule) -> Rule:
-        known = facts or facts_of(overload) or OpFacts()
-        register_facts(overload, known if exact is None else replace(known, exact=exact))
-        _RULES[overload] = rule
-        return rule
-
-    return decorate
-
-
-def supported_ops() -> tuple[Op, ...]:
-    """The ops that have a rule, sorted by name."""
-    return tuple(sorted(_RULES, key=str))
-
-
-def expression(call: OpCall, *, rounded: bool = True, fast: Collection[str] = ()) -> str:
-    """The Triton expression of `call`.
-
-    Args:
-        rounded: round a half value, as eager mode does after each op.
-        fast: the helper functions that their approximate twins replace, whatever rule calls them.
-    """
-    rule, facts = _RULES.get(call.op), facts_of(call.op)
-    if rule is None or facts is None:
-        raise UnsupportedOpError(
-            f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
-            str(call.op),
-        )
-    text = rule(call)
-    if fast:
-        text = re.sub(rf"\bdev\.({'|'.join(fast)})\(", r"dev.fast_\1(", text)
-    return half_rounded(text, call.result) if rounded and not facts.exact else text
-
-
-def half_rounded(text: str, dtype: torch.dtype) -> str:
-    """`text`, rounded to `dtype` if that is narrower than the registers it is computed in."""
-    if dtype not in HALF_DTYPES:
-        return text
-    return f"dev.round_{str(dtype).removeprefix('torch.')}({text})"
+RULES: dict[Op, Rule] = {}
 
 
 # -- the table ---------------------------------------------------------------------------------------------
@@ -138,7 +29,7 @@ def _rule(op: Op) -> Callable[[Rule], Rule]:
     """The rule of an op that has a row of facts."""
 
     def decorate(rule: Rule) -> Rule:
-        _RULES[op] = rule
+        RULES[op] = rule
         return rule
 
     return decorate

@@ -8,7 +8,7 @@ and runs in both unchanged.
 
 from __future__ import annotations
 
-from flexsn_codegen.device._base import *  # noqa: F403
-from flexsn_codegen.device._base import INTERPRETED as INTERPRETED
-from flexsn_codegen.device._composed import *  # noqa: F403
-from flexsn_codegen.device._polynomials import *  # noqa: F403
+from flexsn_codegen.targets.triton.device._base import *  # noqa: F403
+from flexsn_codegen.targets.triton.device._base import INTERPRETED as INTERPRETED
+from flexsn_codegen.targets.triton.device._composed import *  # noqa: F403
+from flexsn_codegen.targets.triton.device._polynomials import *  # noqa: F403

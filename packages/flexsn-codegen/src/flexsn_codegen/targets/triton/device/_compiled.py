@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from flexsn_codegen._functions import UNARY
+from flexsn_codegen.targets.triton._functions import UNARY
 
 
 @triton.jit

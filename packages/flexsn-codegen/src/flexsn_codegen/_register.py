@@ -1,0 +1,47 @@
+"""Adding ops: one row of facts, and a rule for each target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from flexsn_codegen.targets import Rule, Target
+from flexsn_codegen.targets._base import Op
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import OpFacts, facts_of, register_facts
+
+
+def register_op(
+    overload: Op, *, exact: bool | None = None, facts: OpFacts | None = None, target: Target = TRITON
+) -> Callable[[Rule], Rule]:
+    """Adds or replaces the rule of an op, which is then not decomposed.
+
+    Args:
+        overload: e.g. ``torch.ops.mylib.spike.default``. It must work element by element.
+        exact: whether a float16 or bfloat16 result needs no rounding, because it is an operand's value.
+        facts: what else is true of the op, whatever it is written in; by default, what is known already.
+        target: what the rule is for.
+
+    Returns:
+        A decorator for the rule, a function from `OpCall` to an expression of the target's. Half operands and
+        results are float32 there.
+
+    Example:
+        >>> @register_op(torch.ops.aten.celu.default)
+        ... def celu(call):
+        ...     (x,) = call.operands
+        ...     return f"tl.where({x} > 0, {x}, dev.expm1({x}))"
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        known = facts or facts_of(overload) or OpFacts()
+        register_facts(overload, known if exact is None else replace(known, exact=exact))
+        target.rules[overload] = rule
+        return rule
+
+    return decorate
+
+
+def supported_ops(target: Target = TRITON) -> tuple[Op, ...]:
+    """The ops that have a rule, sorted by name."""
+    return tuple(sorted(target.rules, key=str))

@@ -1,0 +1,347 @@
+"""What a target has to bring: names of dtypes, numbers, a rule per op, functions, loads and stores, and loops.
+
+The templates of kernels (`flexsn_codegen.scan`, `_pointwise`) are written once, against a `KernelWriter`. They hand it
+scalar expressions of whole numbers in Python's syntax, with ``+ - * // % > < ==`` and ``&`` between comparisons. None
+of their operands is negative, so that `//` and `%` are what they are in any language.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import torch
+
+from flexsn_codegen._source import (
+    DENSE,
+    CoreSource,
+    InputLayout,
+    KernelSource,
+    StepLayout,
+    Strided,
+    identifier,
+)
+from flexsn_codegen._torch_private_ops import OpOverload
+from flexsn_codegen.errors import UnsupportedOpError
+from flexsn_graph import Port, Role, facts_of
+
+Op = OpOverload
+
+
+class Approximate(Enum):
+    """What may be computed approximately."""
+
+    NOTHING = auto()
+    DIVISION = auto()  # to 2 ulp
+    EVERYTHING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """One call of an op, as its rule sees it.
+
+    Attributes:
+        op: the op.
+        operands: the source text of each tensor or number argument, in order.
+        constants: the value of each operand that is a number, `None` for tensors.
+        dtype: dtype of the tensor operands (of the result, where there is none).
+        result: dtype of the result.
+        target: what is written for.
+        index: which of the op's results is wanted, where it has several.
+        keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
+    """
+
+    op: Op
+    operands: tuple[str, ...]
+    constants: tuple[bool | int | float | None, ...]
+    dtype: torch.dtype
+    result: torch.dtype
+    target: Target
+    index: int = 0
+    keywords: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+    @property
+    def is_bool(self) -> bool:
+        return self.dtype == torch.bool
+
+    @property
+    def is_unsigned(self) -> bool:
+        return not self.is_float and not self.dtype.is_signed
+
+    def number(self, value: bool | int | float) -> str:
+        """`value` as a literal of the operands' dtype."""
+        return self.target.literal(value, self.dtype)
+
+    def refuse(self, why: str) -> UnsupportedOpError:
+        return UnsupportedOpError(f"{self.op} on {self.dtype}: {why}", str(self.op))
+
+
+Rule = Callable[[OpCall], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """`name` is `text`; `citation`: the user's line that it comes from, or nothing."""
+
+    name: str
+    text: str
+    citation: str = ""
+
+
+class Target(ABC):
+    """A language that kernels are written in.
+
+    Half values are float32 in registers, rounded wherever eager mode rounds; memory keeps the narrow dtype.
+
+    Attributes:
+        name: of the language, for messages.
+        reserved: names that mean something in generated sources.
+        header: what every module of generated source begins with.
+        rules: how each op is written.
+    """
+
+    name: str
+    reserved: Collection[str] = ()
+    header: str = ""
+
+    def __init__(self) -> None:
+        self.rules: dict[Op, Rule] = {}
+
+    @abstractmethod
+    def supports(self, dtype: torch.dtype) -> bool:
+        """Whether it has values of this dtype."""
+
+    @abstractmethod
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        """A typed number, of the dtype that registers hold values of `dtype` in."""
+
+    @abstractmethod
+    def rounded(self, text: str, dtype: torch.dtype) -> str:
+        """`text`, rounded to `dtype` if that is narrower than the registers it is computed in."""
+
+    @abstractmethod
+    def filled(self, number: str, like: str) -> str:
+        """A number in as many elements as the value `like` has."""
+
+    @abstractmethod
+    def function(
+        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
+    ) -> str:
+        """The function of one step."""
+
+    @abstractmethod
+    def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
+        """Collects one kernel."""
+
+    @abstractmethod
+    def compile(self, source: KernelSource) -> Any:
+        """What is called to launch a kernel."""
+
+    def approximated(self, text: str, approximate: Approximate) -> str:
+        """The text of an op with approximate functions in place of others; by default, there are none."""
+        return text
+
+    def expression(self, call: OpCall, *, rounded: bool = True, approximate: Approximate = Approximate.NOTHING) -> str:
+        """The text of an op.
+
+        Args:
+            rounded: round a half value, as eager mode does after each op.
+        """
+        rule, facts = self.rules.get(call.op), facts_of(call.op)
+        if rule is None or facts is None:
+            raise UnsupportedOpError(
+                f"{call.op} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+                str(call.op),
+            )
+        text = self.approximated(rule(call), approximate)
+        return self.rounded(text, call.result) if rounded and not facts.exact else text
+
+
+class KernelWriter(ABC):
+    """Collects the arguments and lines of one kernel.
+
+    A value is a name, and covers all elements of a step that one run of the kernel's lines computes together. A place
+    is the text of where one step of an operand is. Of some operands the elements of a step are summed and written as
+    one number per run.
+
+    Args:
+        target: what is written for.
+        strided: layouts of operands that are declared without one, and are not dense.
+        sizes: the first integer arguments; the last of them is the number of elements of a step.
+    """
+
+    def __init__(self, target: Target, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> None:
+        self.target = target
+        self._strided = dict(strided)
+        self._lines: list[str] = []
+        self._indent = 1
+        self._params: list[Port] = []
+        self._sizes = list(sizes)
+        self._elements = self._sizes[-1]
+        self._sums: set[Port] = set()
+
+    # -- lines -------------------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        """A line of the target's own text."""
+        self._lines.append("    " * self._indent + text)
+
+    @contextmanager
+    def indented(self) -> Iterator[None]:
+        self._indent += 1
+        yield
+        self._indent -= 1
+
+    # -- operands ----------------------------------------------------------------------------------------
+
+    def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Port:
+        """Declares a tensor argument and its offset within a step."""
+        port = Port(role, index)
+        known = self._strided.get(port)
+        if known is not None:
+            layout, strided_time = known.step, known.strided_time
+        self._params.append(port)
+        if strided_time:
+            self._sizes.append(f"{port.name}_time")
+        terms = []
+        for i in range(layout if layout != DENSE else 0):
+            inner, size, stride = (f"{port.name}_{what}{i}" for what in ("inner", "size", "stride"))
+            self._sizes += [inner, size, stride]
+            terms.append((inner, size, stride))
+        self._declare(port, None if layout == DENSE else terms, strided_time=strided_time)
+        return port
+
+    def add_inputs(self, layouts: Sequence[InputLayout], used: Collection[Port]) -> dict[int, Port]:
+        """Declares the inputs, by number, that are among the arguments `used`."""
+        return {
+            i: self.add(Role.INPUT, i, layout.step, strided_time=layout.strided_time)
+            for i, layout in enumerate(layouts)
+            if Port(Role.INPUT, i) in used
+        }
+
+    def add_lifted(self, layouts: Sequence[StepLayout], used: Collection[Port]) -> dict[int, Port]:
+        """Declares the lifted tensors, by number, that are among the arguments `used`."""
+        return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if Port(Role.LIFTED, i) in used}
+
+    def add_present(self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()) -> dict[int, Port]:
+        """Declares the tensors of one role, by number, that are present.
+
+        Args:
+            summed: of which each run writes one number; empty: of none.
+        """
+        ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
+        self._sums |= {port for i, port in ports.items() if summed and summed[i]}
+        return ports
+
+    @abstractmethod
+    def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
+        """Notes where an operand's elements are.
+
+        Args:
+            terms: `(inner, size, stride)` of each term of the offset within a step; `None`: it is dense.
+            strided_time: whether the distance of two steps is the argument ``"<operand>_time"``, or else the number of
+                elements of a step.
+        """
+
+    # -- where, and what is read and written there ---------------------------------------------------------
+
+    @abstractmethod
+    def begin(self) -> None:
+        """What stands before everything else."""
+
+    @abstractmethod
+    def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
+        """Lets an operand point to its first step, or to that after `chunks` times `length` of them."""
+
+    @abstractmethod
+    def at(self, port: Port, step: int = 0) -> str:
+        """The place `step` steps behind the one that an operand points to."""
+
+    @abstractmethod
+    def row(self, port: Port, number: str, shift: int = 0) -> str:
+        """The place of row `number + shift`, from the operand's beginning."""
+
+    @abstractmethod
+    def move(self, port: Port, steps: int) -> None:
+        """Lets an operand point `steps` further."""
+
+    @abstractmethod
+    def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
+        """Loads one step.
+
+        Args:
+            place: by default the operand's beginning.
+            exists: a scalar condition; where it does not hold, zeros are loaded. By default, it does.
+        """
+
+    @abstractmethod
+    def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
+        """Stores one step, or its sum; `place` and `exists` as for `load`."""
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def zeros(self, dtype: torch.dtype) -> str:
+        """The value 0, as text."""
+
+    @abstractmethod
+    def assign(self, name: str, text: str) -> None:
+        """Gives a value, or a flag, a name."""
+
+    @abstractmethod
+    def select(self, name: str, condition: str, text: str, other: str) -> None:
+        """`text` where a scalar condition holds, else `other`."""
+
+    @abstractmethod
+    def accumulate(
+        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
+    ) -> None:
+        """Adds a value to a sum of `dtype`, where a scalar condition holds."""
+
+    @abstractmethod
+    def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
+        """Computes one step."""
+
+    @abstractmethod
+    def flag(self, value: bool) -> str:
+        """A flag, as text, that the compiler takes for a variable, as it is one in a loop."""
+
+    # -- control -------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def integer(self, name: str, expression: str) -> None:
+        """Gives a scalar whole number a name."""
+
+    @abstractmethod
+    def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
+        """A loop, whose loads may be issued `stages - 1` rounds ahead."""
+
+    @abstractmethod
+    def when(self, condition: str) -> AbstractContextManager[None]:
+        """What is done if a scalar condition holds."""
+
+    # -- the whole -----------------------------------------------------------------------------------------
+
+    def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
+        """The kernel, named by what it does."""
+        arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
+        body = "\n".join(self._lines)
+        text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        full_name = f"{identifier(name, reserved=self.target.reserved)}_{digest}"
+        functions = "\n\n".join(core.source for core in cores)
+        source = f"{self.target.header}\n\n{functions}\n\n{self._kernel(full_name, arguments, body, doc)}"
+        return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes), self.target)
+
+    @abstractmethod
+    def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
+        """The kernel's function around its lines."""

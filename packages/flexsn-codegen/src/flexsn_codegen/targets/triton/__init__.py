@@ -1,0 +1,8 @@
+"""Kernels in Triton, for GPUs and, slowly, in its interpreter."""
+
+from __future__ import annotations
+
+from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
+from flexsn_codegen.targets.triton._target import TRITON, Triton
+
+__all__ = ["TRITON", "OfflineJob", "ResourceUse", "Triton", "compile_offline"]

@@ -1,0 +1,48 @@
+"""Torch's dtypes, and numbers of them, in Triton's source."""
+
+from __future__ import annotations
+
+import torch
+
+from flexsn_codegen._dtypes import register_dtype
+
+_TL_NAMES = {
+    torch.bool: "tl.int1",
+    torch.uint8: "tl.uint8",
+    torch.uint16: "tl.uint16",
+    torch.uint32: "tl.uint32",
+    torch.uint64: "tl.uint64",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+
+
+def tl_name(dtype: torch.dtype) -> str:
+    """`dtype` in Triton's source, e.g. ``"tl.float32"``. `KeyError` for dtypes that Triton has not."""
+    return _TL_NAMES[dtype]
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    return dtype in _TL_NAMES
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A typed scalar in Triton's source. Untyped ones would promote, or be float32 by default."""
+    name = tl_name(register_dtype(dtype))
+    if dtype == torch.bool:
+        return f"tl.full([], {bool(value)!r}, {name})"
+    if not dtype.is_floating_point:
+        return f"tl.full([], {int(value)}, {name})"
+    number = float(value)
+    if number != number or number in (float("inf"), float("-inf")):
+        return f'tl.full([], float("{number}"), {name})'
+    if number == 0.0 and str(number).startswith("-"):
+        # The literal -0.0 compiles to +0.0.
+        return f"(tl.full([], 0.0, {name}) * tl.full([], -1.0, {name}))"
+    return f"tl.full([], {number!r}, {name})"

@@ -1,0 +1,68 @@
+"""Triton as a target."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_codegen._source import KernelSource, Strided
+from flexsn_codegen.targets._base import Approximate, KernelWriter, Statement, Target
+from flexsn_codegen.targets.triton._functions import FAST
+from flexsn_codegen.targets.triton._literals import is_supported, literal
+from flexsn_codegen.targets.triton._rules import RULES
+from flexsn_codegen.targets.triton._writer import TritonWriter
+
+_APPROXIMATE = {Approximate.DIVISION: ("div",), Approximate.EVERYTHING: FAST}
+
+
+class Triton(Target):
+    """Sources are Python modules of `@triton.jit` functions on blocks of values, which call `dev.<name>`."""
+
+    name = "Triton"
+    reserved = frozenset({"dev", "float", "tl", "triton"})
+    header = """import triton
+import triton.language as tl
+
+from flexsn_codegen.targets.triton import device as dev
+"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules |= RULES
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return is_supported(dtype)
+
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return literal(value, dtype)
+
+    def rounded(self, text: str, dtype: torch.dtype) -> str:
+        return f"dev.round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+
+    def filled(self, number: str, like: str) -> str:
+        return f"tl.broadcast_to({number}, {like}.shape)"
+
+    def approximated(self, text: str, approximate: Approximate) -> str:
+        functions = _APPROXIMATE.get(approximate)
+        return re.sub(rf"\bdev\.({'|'.join(functions)})\(", r"dev.fast_\1(", text) if functions else text
+
+    def function(
+        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
+    ) -> str:
+        lines = [f"{s.name} = {s.text}" + (f"  # {s.citation}" if s.citation else "") for s in statements]
+        body = "\n".join(f"    {line}" for line in (*lines, f"return {', '.join(results)}"))
+        return f"@triton.jit\ndef {name}({', '.join(arguments)}):\n{body}\n"
+
+    def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
+        return TritonWriter(self, strided, sizes)
+
+    def compile(self, source: KernelSource) -> Any:
+        return compile_triton_code_str(source.source, source.name)
+
+
+TRITON = Triton()

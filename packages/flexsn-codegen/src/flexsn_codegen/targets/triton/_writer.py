@@ -1,0 +1,127 @@
+"""Kernels in Triton: a program walks `BLOCK` elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+
+from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._source import CoreSource, Strided
+from flexsn_codegen.targets._base import KernelWriter, Target
+from flexsn_codegen.targets.triton._literals import tl_name
+from flexsn_graph import Port
+
+
+def _mask(exists: str | None) -> str:
+    return f"mask & ({exists})" if exists else "mask"
+
+
+class TritonWriter(KernelWriter):
+    """In the source, `off` is the element's number in the step, `mask` guards the last block, `step` is `NCL`
+    in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
+    """
+
+    def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
+        super().__init__(target, strided, sizes)
+        # Without one: all elements of the step read one number, which is loaded once and not for each of them.
+        self._offsets: dict[Port, str] = {}
+        self._times: dict[Port, str] = {}
+
+    def begin(self) -> None:
+        # int64 from the first product on: T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
+        self.line("off = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)")
+        self.line(f"mask = off < {self._elements}")
+        if "T" in self._sizes:
+            self.line(f"step = tl.cast({self._elements}, tl.int64)")
+
+    def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
+        self._times[port] = f"tl.cast({port.name}_time, tl.int64)" if strided_time else "step"
+        if terms is None:
+            self._offsets[port] = "off"
+        elif terms:
+            self._offsets[port] = f"{port.name}_off"
+            summands = (f"(off // {inner}) % {size} * {stride}" for inner, size, stride in terms)
+            self.line(f"{port.name}_off = {' + '.join(summands)}")
+
+    def _time(self, port: Port) -> str:
+        """The distance between two time steps, in elements."""
+        return "tl.num_programs(0)" if port in self._sums else self._times[port]
+
+    def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
+        rows = f" + tl.cast({chunks}, tl.int64) * {length} * {self._time(port)}" if chunks else ""
+        self.line(f"{port.name}_at = {port.name}_ptr{rows}")
+
+    def at(self, port: Port, step: int = 0) -> str:
+        return f"{port.name}_at" + (f" + {step} * {self._time(port)}" if step else "")
+
+    def row(self, port: Port, number: str, shift: int = 0) -> str:
+        row = f"tl.cast({number}, tl.int64)"
+        row = f"({row} - {-shift})" if shift else row
+        return f"{port.name}_ptr + {row} * {self._time(port)}"
+
+    def move(self, port: Port, steps: int) -> None:
+        sign, count = ("-", -steps) if steps < 0 else ("+", steps)
+        self.line(f"{port.name}_at {sign}= {count} * {self._time(port)}")
+
+    def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
+        pointer = place or f"{port.name}_ptr"
+        if port in self._offsets:
+            self.line(f"{name} = dev.load({pointer} + {self._offsets[port]}, {_mask(exists)})")
+        else:
+            self.line(f"{name} = tl.broadcast_to(dev.load({pointer}, {exists or True}), [BLOCK])")
+
+    def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
+        pointer = place or f"{port.name}_ptr"
+        if port in self._sums:
+            total = f"tl.sum(tl.where(mask, {value}, 0), axis=0)"
+            self.line(f"tl.store({pointer} + tl.program_id(0), {total}, {exists or True})")
+        else:
+            self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask(exists)})")
+
+    def zeros(self, dtype: torch.dtype) -> str:
+        return f"tl.zeros([BLOCK], {tl_name(register_dtype(dtype))})"
+
+    def assign(self, name: str, text: str) -> None:
+        self.line(f"{name} = {text}")
+
+    def select(self, name: str, condition: str, text: str, other: str) -> None:
+        self.line(f"{name} = tl.where({condition}, {text}, {other})")
+
+    def accumulate(
+        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
+    ) -> None:
+        term = value if dtype is None else f"{value}.to({tl_name(register_dtype(dtype))})"
+        self.line(f"{name} += " + (term if condition is None else f"tl.where({condition}, {term}, 0)"))
+
+    def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
+        self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
+
+    def flag(self, value: bool) -> str:
+        return "T >= 0" if value else "T < 0"
+
+    def integer(self, name: str, expression: str) -> None:
+        self.line(f"{name} = {expression}")
+
+    def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
+        rounds = f"tl.range({start}, {end}, num_stages={stages})" if stages > 1 else f"range({start}, {end})"
+        return self._block(f"for {variable} in {rounds}:")
+
+    def when(self, condition: str) -> AbstractContextManager[None]:
+        return self._block(f"if {condition}:")
+
+    @contextmanager
+    def _block(self, header: str) -> Iterator[None]:
+        self.line(header)
+        before = len(self._lines)
+        with self.indented():
+            yield
+            if len(self._lines) == before:
+                self.line("pass")
+
+    def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
+        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
+        # T is not specialised on: one binary serves every T.
+        options = '(do_not_specialize=["T"])' if "T" in self._sizes else ""
+        return f'@triton.jit{options}\ndef {name}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'

@@ -1,0 +1,14 @@
+"""The functions that each world has its own implementation of."""
+
+from __future__ import annotations
+
+import triton
+
+from flexsn_codegen.targets.triton import _triton_private as _triton_private  # probes this version of Triton
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+
+if INTERPRETED:
+    from flexsn_codegen.targets.triton.device._interpreted import *  # noqa: F403
+else:
+    from flexsn_codegen.targets.triton.device._compiled import *  # noqa: F403

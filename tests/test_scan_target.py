@@ -1,0 +1,140 @@
+"""A scan and its gradient for a target that is defined outside of the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from numpy_target import NUMPY
+from scan_cores import CASES, Case, problem
+from torch import Tensor
+
+from flexsn_codegen import (
+    DENSE,
+    BackwardSpec,
+    ForwardSpec,
+    InputLayout,
+    KernelSource,
+    UnsupportedOpError,
+    backward_source,
+    emit_core,
+    forward_source,
+    supported_ops,
+)
+from flexsn_graph import Port, Role, trace_step
+from flexsn_hop import eager_scan_final_state
+
+STEP = (3, 5)
+STEPS, CHUNK, SEGMENT = 11, 8, 4
+CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
+
+
+def run(kernel: KernelSource, tensors: Mapping[Port, Tensor], sizes: Mapping[str, int]) -> None:
+    arrays = [tensors[port].detach().numpy().reshape(-1) for port in kernel.params]
+    with np.errstate(invalid="ignore", over="ignore"):
+        kernel.target.compile(kernel)(*arrays, *(sizes[name] for name in kernel.sizes))
+
+
+def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
+    return {Port(role, i): tensor for i, tensor in enumerate(tensors)}
+
+
+@pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
+def test_a_scan_and_its_gradient(case: Case) -> None:
+    given = problem(case, STEPS, STEP, dtype=torch.float64)
+    num_inputs, num_states, num_outputs = given.counts
+    examples = [*(x[0] for x in given.inputs), *given.states]
+    trace = trace_step(given.core, *given.counts, examples)
+    assert trace.lifted == tuple(given.parameters)
+    wanted = (True,) * (len(examples) + len(given.parameters))
+    vjp = trace.vjp(trace.differentiable, wanted)
+    # A parameter is one number for the step, or one per channel: `off // 1 % C * 1`.
+    layouts = tuple(0 if p.dim() == 0 else 1 for p in given.parameters)
+    sizes = {"T": STEPS, "NCL": 15}
+    for i in range(len(given.parameters)):
+        sizes |= {f"lifted_{i}_inner0": 1, f"lifted_{i}_size0": STEP[-1], f"lifted_{i}_stride0": 1}
+    dtypes = (torch.float64,) * num_states
+    core = emit_core(trace.forward, "step", prune=True, target=NUMPY)
+    forward = forward_source(
+        "forward",
+        core,
+        ForwardSpec(
+            inputs=(InputLayout(),) * num_inputs,
+            states=(DENSE,) * num_states,
+            state_dtypes=dtypes,
+            lifted=layouts,
+            outputs=(True,) * num_outputs,
+            state_seqs=(False,) * num_states,
+            final_states=(True,) * num_states,
+            segment=SEGMENT,
+            chunk=CHUNK,
+        ),
+    )
+    outputs = [torch.zeros(STEPS, *STEP, dtype=torch.float64) for _ in range(num_outputs)]
+    finals = [torch.zeros(STEP, dtype=torch.float64) for _ in range(num_states)]
+    kept = [torch.zeros((STEPS - 1) // SEGMENT, *STEP, dtype=torch.float64) for _ in range(num_states)]
+    primals = {
+        **ports_of(Role.INPUT, given.inputs),
+        **ports_of(Role.STATE, given.states),
+        **ports_of(Role.LIFTED, given.parameters),
+    }
+    checkpoints = ports_of(Role.CHECKPOINT, kept)
+    results = {**ports_of(Role.OUTPUT, outputs), **ports_of(Role.FINAL_STATE, finals)}
+    run(forward, {**primals, **results, **checkpoints}, sizes)
+    expected = eager_scan_final_state(given.core, *given.counts, *given.inputs, *given.states)
+    for found, result in zip([*outputs, *finals], expected, strict=True):
+        torch.testing.assert_close(found, result)
+
+    backward = backward_source(
+        "backward",
+        core,
+        emit_core(vjp, "vjp", prune=True, target=NUMPY),
+        BackwardSpec(
+            inputs=(InputLayout(),) * num_inputs,
+            states=(DENSE,) * num_states,
+            state_dtypes=dtypes,
+            lifted=layouts,
+            num_outputs=num_outputs,
+            grad_outputs=trace.differentiable[:num_outputs],
+            grad_state_seqs=(False,) * num_states,
+            grad_final_states=(True,) * num_states,
+            gradients=vjp.gradients,
+            grad_inputs=(True,) * num_inputs,
+            grad_states=(True,) * num_states,
+            grad_lifted=(True,) * len(given.parameters),
+            lifted_dtypes=(torch.float64,) * len(given.parameters),
+            chunk=SEGMENT,
+            summed_lifted=tuple(layout == 0 for layout in layouts),
+        ),
+    )
+    weights = [torch.randn_like(result) for result in expected]
+    gradients = {
+        **ports_of(Role.GRAD_INPUT, [torch.zeros_like(x) for x in given.inputs]),
+        **ports_of(Role.GRAD_STATE, [torch.zeros_like(v) for v in given.states]),
+        **ports_of(Role.GRAD_LIFTED, [torch.zeros(STEP if p.dim() else (1,), dtype=p.dtype) for p in given.parameters]),
+    }
+    cotangents = {
+        **ports_of(Role.GRAD_OUTPUT, weights[:num_outputs]),
+        **ports_of(Role.GRAD_FINAL_STATE, weights[num_outputs:]),
+    }
+    run(backward, {**primals, **checkpoints, **cotangents, **gradients}, sizes)
+    wanted_gradients = torch.autograd.grad(expected, given.leaves, weights)
+    for (port, found), result in zip(gradients.items(), wanted_gradients, strict=True):
+        torch.testing.assert_close(found.sum_to_size(result.shape) if port.role is Role.GRAD_LIFTED else found, result)
+
+
+def test_an_op_that_it_has_no_rule_for_is_refused_by_name() -> None:
+    assert torch.ops.prims.tanh.default in supported_ops()
+    assert torch.ops.prims.tanh.default not in supported_ops(NUMPY)
+    trace = trace_step(lambda x: (torch.tanh(x),), 1, 0, 1, (torch.zeros(3),))
+    with pytest.raises(UnsupportedOpError, match=r"prims\.tanh\.default has no rule") as caught:
+        emit_core(trace.forward, "step", prune=True, target=NUMPY)
+    assert "test_scan_target.py" in str(caught.value)
+
+
+def test_a_dtype_that_it_does_not_have_is_refused_by_name() -> None:
+    trace = trace_step(lambda x: (x + 1.0,), 1, 0, 1, (torch.zeros(3, dtype=torch.bfloat16),))
+    with pytest.raises(UnsupportedOpError, match="bfloat16, which NumPy does not have"):
+        emit_core(trace.forward, "step", prune=True, target=NUMPY)
