@@ -115,7 +115,7 @@ GOLDENS = [
 
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_kernels_are_as_kept(golden: Golden) -> None:
-    kept = (FOLDER / f"{golden.name}.py").read_text(encoding="utf-8")
+    kept = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")
     assert golden.text == kept, f"if you mean it, run `{COMMAND}`"
 
 
@@ -125,7 +125,7 @@ def test_nothing_else_is_kept() -> None:
 
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
-    for old in FOLDER.glob("*.py"):
+    for old in FOLDER.glob("*.txt"):
         old.unlink()
     for each in GOLDENS:
-        (FOLDER / f"{each.name}.py").write_text(each.text, encoding="utf-8")
+        (FOLDER / f"{each.name}.txt").write_text(each.text, encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,6 +30,8 @@ from flexsn_hop import eager_scan_final_state
 
 STEP = (3, 5)
 STEPS, CHUNK, SEGMENT = 11, 8, 4
+# But for examples in docstrings.
+_TRITON = re.compile(r"^(?!\s*\.\.\.).*\btl\.\w|^@triton\.", re.MULTILINE)
 CHOSEN = [case for case in CASES if case.name in {"lif_soft", "plif_scalar", "plif_channel", "izhikevich"}]
 
 
@@ -138,3 +142,15 @@ def test_a_dtype_that_it_does_not_have_is_refused_by_name() -> None:
     trace = trace_step(lambda x: (x + 1.0,), 1, 0, 1, (torch.zeros(3, dtype=torch.bfloat16),))
     with pytest.raises(UnsupportedOpError, match="bfloat16, which NumPy does not have"):
         emit_core(trace.forward, "step", prune=True, target=NUMPY)
+
+
+def test_one_folder_alone_knows_tritons_syntax() -> None:
+    root = Path(__file__).resolve().parents[1]
+    triton = root / "packages/flexsn-codegen/src/flexsn_codegen/targets/triton"
+    strangers = [
+        str(path.relative_to(root))
+        for path in root.glob("packages/*/src/**/*.py")
+        if triton not in path.parents and _TRITON.search(path.read_text(encoding="utf-8"))
+    ]
+    assert strangers == []
+    assert _TRITON.search((triton / "_writer.py").read_text(encoding="utf-8"))

@@ -19,6 +19,7 @@ from flexsn_codegen._numerics import Numerics
 from flexsn_codegen._pointwise import Pointwise
 from flexsn_codegen.errors import PrecisionError
 from flexsn_codegen.targets.triton import OfflineJob, compile_offline
+from flexsn_graph import Role
 
 _OURS = os.path.dirname(__file__)
 
@@ -90,7 +91,7 @@ def _print_kernel(kernel: Pointwise, inputs: Sequence[Tensor], targets: Sequence
     traced, source = kernel.traced(*inputs), kernel.source(*inputs)
     print(f"# graph\n{traced.step.graph}\n\n# source\n{source.source}")
     of_result = iter(traced.dtypes)
-    dtypes = [inputs[p.index].dtype if p.role.value == "input" else next(of_result) for p in source.params]
+    dtypes = [inputs[p.index].dtype if p.role is Role.INPUT else next(of_result) for p in source.params]
     for use in compile_offline([OfflineJob(source, target, dtypes, fast_math=fast_math) for target in targets]):
         print(f"# {use}")
 

@@ -85,59 +85,48 @@ def chebyshev_w(x, n):
 
 
 @triton.jit
-def hermite_h(x, n):
-    x, n = _arguments(x, n)
+def _by_recurrence(x, n, first, family: tl.constexpr):
+    """`first` is the polynomial of degree 1."""
     one = tl.zeros_like(x) + 1.0
-    before, after, k = one, x * 2.0, one
+    before, after, k = one, first, one
     for _ in range(base.largest(n)):
         more = k < n
-        following = (x * after - k * before) * 2.0
+        if family == "hermite_h":
+            following = (x * after - k * before) * 2.0
+        elif family == "hermite_he":
+            following = x * after - k * before
+        elif family == "laguerre_l":
+            following = base.div((k * 2.0 + 1.0 - x) * after - k * before, k + 1.0)
+        else:
+            following = base.div((k * 2.0 + 1.0) * x * after - k * before, k + 1.0)
         before = tl.where(more, after, before)
         after = tl.where(more, following, after)
         k = k + 1.0
     return _chosen(one, after, n)
+
+
+@triton.jit
+def hermite_h(x, n):
+    x, n = _arguments(x, n)
+    return _by_recurrence(x, n, x * 2.0, "hermite_h")
 
 
 @triton.jit
 def hermite_he(x, n):
     x, n = _arguments(x, n)
-    one = tl.zeros_like(x) + 1.0
-    before, after, k = one, x, one
-    for _ in range(base.largest(n)):
-        more = k < n
-        following = x * after - k * before
-        before = tl.where(more, after, before)
-        after = tl.where(more, following, after)
-        k = k + 1.0
-    return _chosen(one, after, n)
+    return _by_recurrence(x, n, x, "hermite_he")
 
 
 @triton.jit
 def laguerre_l(x, n):
     x, n = _arguments(x, n)
-    one = tl.zeros_like(x) + 1.0
-    before, after, k = one, one - x, one
-    for _ in range(base.largest(n)):
-        more = k < n
-        following = base.div((k * 2.0 + 1.0 - x) * after - k * before, k + 1.0)
-        before = tl.where(more, after, before)
-        after = tl.where(more, following, after)
-        k = k + 1.0
-    return _chosen(one, after, n)
+    return _by_recurrence(x, n, x * -1.0 + 1.0, "laguerre_l")
 
 
 @triton.jit
 def legendre_p(x, n):
     x, n = _arguments(x, n)
-    one = tl.zeros_like(x) + 1.0
-    before, after, k = one, x, one
-    for _ in range(base.largest(n)):
-        more = k < n
-        following = base.div((k * 2.0 + 1.0) * x * after - k * before, k + 1.0)
-        before = tl.where(more, after, before)
-        after = tl.where(more, following, after)
-        k = k + 1.0
-    return _chosen(one, after, n)
+    return _by_recurrence(x, n, x, "legendre_p")
 
 
 __all__ = [
