@@ -71,7 +71,8 @@ def main() -> int:
     lines = [
         "# Random step functions: gradients of what they compute with captured tensors",
         "",
-        f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}` on {where(torch.device(options.device))}",
+        f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}`, on",
+        where(torch.device(options.device)),
         "",
         f"{behind - first} random step functions, two to four calls each: in-place operations and custom",
         "`autograd.Function`s on captured tensors, parameters frozen and trained between calls, results that are in no",
