@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import linecache
 import os
@@ -16,6 +17,8 @@ from torch import fx
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
+# Of a `with` of torch's, say, that an error leaves by.
+_NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
 _TRACER = os.path.join(_HERE, "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
@@ -47,7 +50,7 @@ def user_location() -> SourceLocation | None:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != _TRACER:
         file = frame.f_code.co_filename
-        if not file.startswith((_TORCH, _HERE, "<frozen")):
+        if not file.startswith(_NOT_THE_USERS):
             return SourceLocation(file, frame.f_lineno, frame.f_code.co_name)
         frame = frame.f_back
     return None
@@ -57,7 +60,7 @@ def raised_at(error: BaseException) -> SourceLocation | None:
     """The innermost frame of user code that an error went through."""
     frames = [(entry.tb_frame, entry.tb_lineno) for entry in _entries(error.__traceback__)]
     for frame, line in reversed(frames):
-        if not frame.f_code.co_filename.startswith((_TORCH, _HERE, "<frozen")):
+        if not frame.f_code.co_filename.startswith(_NOT_THE_USERS):
             return SourceLocation(frame.f_code.co_filename, line, frame.f_code.co_name)
     return None
 
@@ -70,6 +73,8 @@ def _entries(entry: TracebackType | None) -> Iterator[TracebackType]:
 
 def told_by_torch(error: BaseException) -> bool:
     """Whether torch raised `error`, and not a `raise` of the user's own."""
+    if isinstance(error, AttributeError | NameError):
+        return False  # of an object of the user's, which an nn.Module says for itself
     *_, last = _entries(error.__traceback__)
     code = last.tb_frame.f_code
     if code.co_filename.startswith((_TORCH, _HERE)):

@@ -278,7 +278,7 @@ class Tracer:
                     "the core captures a tensor that was made under torch.inference_mode(), of which autograd keeps "
                     "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
                     "capture",
-                    raised_at(error),
+                    raised_at(error.__cause__ or error.__context__ or error),
                 ) from None
             raise
         finally:
