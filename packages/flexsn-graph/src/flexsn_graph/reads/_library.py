@@ -9,6 +9,8 @@ _LIBRARIES = frozenset(
     {
         *sys.stdlib_module_names,
         *("torch", "numpy", "triton"),
+        # What torch needs, and calls while it traces.
+        *("filelock", "fsspec", "functorch", "jinja2", "mpmath", "networkx", "sympy", "typing_extensions"),
         *("flexsn_graph", "flexsn_codegen", "flexsn_hop", "flexsn_runtime", "flexsn_nn"),
     }
 )
