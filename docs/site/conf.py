@@ -37,6 +37,8 @@ import flexsn_nn  # noqa: E402
 project = "FlexSN"
 html_title = f"FlexSN {flexsn_nn.__version__}"
 language = "en"
+# Two classes have an attribute of the same name: a short word in a docstring may mean either, and links to neither.
+suppress_warnings = ["ref.python"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 
 root_doc = "README"
