@@ -25,8 +25,8 @@ def test_what_stays_behind_does_not_grow(
     assert after.modules == before.modules
     assert after.descriptors <= before.descriptors + 2  # of whatever else runs in this process
     assert after.handles == before.handles
-    # Not one for each that came and went. (torch's own context variables keep some.)
-    assert after.objects < before.objects + NEURONS - EARLY
+    # One that stayed would hold 36 and more. (torch's own context variables keep a few objects of each call.)
+    assert after.objects < before.objects + 10 * (NEURONS - EARLY)
     if backend == "triton":
         assert before.generated > 0
         assert before.files > 0

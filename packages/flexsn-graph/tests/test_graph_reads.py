@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import logging
 import random
@@ -42,6 +43,26 @@ class Neuron(nn.Module):
         self.log.append(x.shape)
         h = v + (x * self.w - v) / self.tau
         return (h > self.threshold).to(h.dtype) * self.config["gain"][1], h
+
+
+COLLECTED = 1.5
+
+
+def test_a_collection_of_garbage_is_no_part_of_the_core() -> None:
+    def collected(phase: str, info: dict[str, int]) -> None:
+        assert COLLECTED > 1.0
+
+    before = gc.get_threshold()
+    gc.callbacks.append(collected)
+    gc.set_threshold(10)
+    try:
+        reads = trace(Neuron()).reads
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(collected)
+    assert gc.isenabled()
+    assert "self.tau" in reads.constants()
+    assert "COLLECTED" not in reads.constants()
 
 
 def test_what_is_read_has_a_name() -> None:

@@ -272,17 +272,18 @@ class Specialization:
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
-        now = self.trace.reads.fetch()
-        if now is not None and all(a is b for a, b in zip(now, self.trace.captured, strict=False)):
-            return
         old = self.trace
+        changed = ", ".join(place.name for place in old.reads.changed()) or "of its tensors"
+        now = old.reads.fetch()
+        if now is not None and all(a is b for a, b in zip(now, old.captured, strict=False)):
+            return
         counts = (old.num_inputs, old.num_states, old.num_outputs)
         new = _trace(old.core, counts, (*old.inputs, *old.states), self.device)
         same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
         if now is None or not same or self._emit(new).name != self.core().name:
             raise CapturedTensorError(
                 "the core computes something else now than in the forward whose gradient is asked for: what "
-                "it captures was assigned anew meanwhile. Call backward() before that."
+                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
             )
         self.trace = new
 

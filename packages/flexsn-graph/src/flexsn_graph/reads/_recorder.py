@@ -106,7 +106,8 @@ class Recorder:
                 for name, default in DEFAULTS.items():
                     self._place(Result(name, name, default))
                 self._meet_core(core)
-            with calls_watched(self._begin_unseen):
+            # What a collection of garbage calls in the middle of a core, as finalizers, is no part of the core.
+            with _no_collection(), calls_watched(self._begin_unseen):
                 yield
         finally:
             self._watch.close()
@@ -498,6 +499,17 @@ class Recorder:
 
 
 _WATCH = AttributeWatch.__module__
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def _refused(message: str) -> CaptureError:
