@@ -1,0 +1,1 @@
+"""C++ as a target: kernels for the CPU."""

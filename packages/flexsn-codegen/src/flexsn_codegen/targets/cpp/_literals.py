@@ -1,0 +1,52 @@
+"""Torch's dtypes, and numbers of them, in C++."""
+
+from __future__ import annotations
+
+import torch
+
+from flexsn_codegen._dtypes import register_dtype
+
+# In memory. What is computed with is `cpp_name(register_dtype(dtype))`.
+_NAMES = {
+    torch.bool: "bool",
+    torch.uint8: "uint8_t",
+    torch.uint16: "uint16_t",
+    torch.uint32: "uint32_t",
+    torch.uint64: "uint64_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.float16: "dev::float16",
+    torch.bfloat16: "dev::bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+
+
+def cpp_name(dtype: torch.dtype) -> str:
+    """`dtype` in C++, as memory has it: ``"float"``, say. `KeyError` for dtypes that generated sources have not."""
+    return _NAMES[dtype]
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    return dtype in _NAMES
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A typed number: C++ would promote others. A float32 one is rounded once from float64, as torch does."""
+    name = cpp_name(register_dtype(dtype))
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        number = int(value)
+        if dtype == torch.uint64:
+            return f"{name}({number}u)"
+        # The smallest one has no literal of its own: C++ reads a minus and a number that is too large.
+        return f"{name}({number + 1} - 1)" if number == -(2**63) else f"{name}({number})"
+    number = float(value)
+    if number != number:
+        return f"dev::nan<{name}>()"
+    if number in (float("inf"), float("-inf")):
+        return f"{'-' if number < 0 else ''}dev::infinity<{name}>()"
+    return f"{name}({number!r})"
