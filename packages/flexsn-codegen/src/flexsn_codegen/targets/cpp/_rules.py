@@ -1,0 +1,229 @@
+"""How each op is written in C++, for single elements: one op, one row.
+
+Ops are homogeneous in dtype: the tracer has inserted every conversion. Half values are float in registers; what an op
+does to them is rounded afterwards, unless it can only return one of its arguments' values.
+
+An expression's type is the result's: C++ computes with narrow integers and bools as int, so that these are converted
+back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.targets._base import Op, OpCall, Rule
+from flexsn_codegen.targets.cpp._literals import cpp_name, literal
+
+_prims, _aten = torch.ops.prims, torch.ops.aten
+
+
+RULES: dict[Op, Rule] = {}
+
+
+# -- the table ---------------------------------------------------------------------------------------------
+
+
+def _rule(op: Op) -> Callable[[Rule], Rule]:
+    """The rule of an op that has a row of facts."""
+
+    def decorate(rule: Rule) -> Rule:
+        RULES[op] = rule
+        return rule
+
+    return decorate
+
+
+def _row(name: str, floats: str | None, ints: str | None = None, bools: str | None = None) -> None:
+    """A prim with one template per kind of dtype; `None` refuses that kind. `{t}` is the type of the operands."""
+
+    def rule(call: OpCall) -> str:
+        template = bools if call.is_bool else floats if call.is_float else ints
+        if template is None:
+            raise call.refuse("not supported. Convert to a floating-point dtype first.")
+        return template.format(*call.operands, t=_type(call.dtype))
+
+    _rule(getattr(_prims, name).default)(rule)
+
+
+def _type(dtype: torch.dtype) -> str:
+    """Of values of `dtype` in registers."""
+    return cpp_name(register_dtype(dtype))
+
+
+def _as_result(call: OpCall, index: int) -> str:
+    """An operand, converted to the result's dtype."""
+    number = call.constants[index]
+    if number is not None:
+        return literal(number, call.result)
+    return call.operands[index] if call.is_float else f"{_type(call.result)}({call.operands[index]})"
+
+
+def _functions(names: str, *arguments: str) -> None:
+    """Prims of floating-point numbers, each with a function of its name."""
+    for name in names.split():
+        _row(name, f"dev::{name}({', '.join(arguments)})")
+
+
+_row("mul", "{0} * {1}", "{t}({0} * {1})", "bool({0} & {1})")
+
+for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+    _text = f"{{0}} {_symbol} {{1}}"
+    _row(_name, _text, _text, _text)
+
+for _name, _symbol in {"bitwise_and": "&", "bitwise_or": "|", "bitwise_xor": "^"}.items():
+    _text = f"{{t}}({{0}} {_symbol} {{1}})"
+    _row(_name, None, _text, _text)
+
+_row("bitwise_not", None, "{t}(~{0})", "!{0}")
+_row("neg", "-{0}", "{t}(-{0})")
+_row("reciprocal", "{t}(1) / {0}")
+_row("abs", "dev::abs({0})", "dev::abs({0})", "{0}")
+_row("sign", "dev::sign({0})", "dev::sign({0})", "{0}")
+_row("conj_physical", "{0}", "{0}", "{0}")
+_row("where", "{0} ? {1} : {2}", "{0} ? {1} : {2}", "{0} ? {1} : {2}")
+
+for _name, _bool in {"maximum": "|", "minimum": "&", "fmax": "|", "fmin": "&"}.items():
+    _text = f"dev::{_name}({{0}}, {{1}})"
+    _row(_name, _text, _text, f"bool({{0}} {_bool} {{1}})")
+
+# On integers these change nothing.
+for _name in ("ceil", "floor", "round", "trunc"):
+    _row(_name, f"dev::{_name}({{0}})", "{0}")
+
+_row("div", "{0} / {1}", "dev::int_div({0}, {1})")
+_row("fmod", "dev::fmod({0}, {1})", "dev::int_fmod({0}, {1})")
+_row("remainder", "dev::remainder({0}, {1})", "dev::int_remainder({0}, {1})")
+_row("gcd", None, "dev::gcd({0}, {1})")
+_row("shift_left", None, "dev::shift_left({0}, {1})")
+_row("shift_right_arithmetic", None, "dev::shift_right({0}, {1})")
+_row("isfinite", "dev::abs({0}) < dev::infinity<{t}>()", "true", "true")
+
+_functions("acos acosh asin asinh atan atanh cos cosh sin sinh tan tanh", "{0}")
+_functions("erf erfc exp exp2 expm1 lgamma log log10 log1p log2 rsqrt sqrt", "{0}")
+_functions("atan2 hypot", "{0}", "{1}")
+
+
+def _special_row(op: Op, function: str) -> None:
+    """A function of the header that is included where one of its functions is called; always floating-point."""
+    count = len(op._schema.arguments)
+
+    def rule(call: OpCall) -> str:
+        return f"dev::special::{function}({', '.join(_as_result(call, i) for i in range(count))})"
+
+    _rule(op)(rule)
+
+
+for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0", "bessel_j1", "spherical_bessel_j0"):
+    _special_row(getattr(_prims, _name).default, _name)
+for _name in ("digamma", "erf_inv", "erfcx", "ndtri", "zeta"):
+    _special_row(getattr(_prims, _name).default, _name)
+
+# ATen ops that torch does not decompose: integers come unconverted, the result is of another dtype.
+for _name in ("bessel_y0", "bessel_y1"):
+    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+for _name in ("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"):
+    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+for _name in ("scaled_modified_bessel_k0", "scaled_modified_bessel_k1"):
+    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+for _kind in "tuvw":
+    for _name in (f"chebyshev_polynomial_{_kind}", f"shifted_chebyshev_polynomial_{_kind}"):
+        _special_row(getattr(_aten, f"special_{_name}").default, _name)
+for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"):
+    _special_row(getattr(_aten, f"special_{_name}").default, _name)
+
+
+def _numbers_rounded(call: OpCall) -> tuple[str, ...]:
+    """The operands; numbers among halves rounded to halves, as eager mode does on the CPU where it adds.
+
+    Where it multiplies or divides, it does not.
+    """
+    pairs = zip(call.operands, call.constants, strict=True)
+    return tuple(text if number is None else call.target.rounded(text, call.dtype) for text, number in pairs)
+
+
+@_rule(_prims.add.default)
+def _add(call: OpCall) -> str:
+    x, y = _numbers_rounded(call)
+    if call.is_bool:
+        return f"bool({x} | {y})"
+    return f"{x} + {y}" if call.is_float else f"{_type(call.dtype)}({x} + {y})"
+
+
+@_rule(_prims.sub.default)
+def _sub(call: OpCall) -> str:
+    x, y = _numbers_rounded(call)
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    return f"{x} - {y}" if call.is_float else f"{_type(call.dtype)}({x} - {y})"
+
+
+@_rule(_prims.signbit.default)
+def _signbit(call: OpCall) -> str:
+    x = call.operands[0]
+    if call.is_float:
+        return f"dev::signbit({x})"
+    return "false" if call.is_bool or call.is_unsigned else f"{x} < {call.number(0)}"
+
+
+@_rule(_prims.pow.default)
+def _pow(call: OpCall) -> str:
+    x, y = _numbers_rounded(call)
+    if call.is_bool:
+        raise call.refuse("convert to a number first.")
+    if not call.is_float:
+        return f"dev::int_pow({x}, {y})"
+    # Eager mode writes these out, which rounds otherwise than pow.
+    written_out = {
+        2.0: f"{x} * {x}",
+        3.0: f"{x} * {x} * {x}",
+        -1.0: f"{call.number(1.0)} / {x}",
+        -2.0: f"{call.number(1.0)} / ({x} * {x})",
+    }
+    if call.dtype not in HALF_DTYPES:
+        written_out |= {0.5: f"dev::sqrt({x})", -0.5: f"dev::rsqrt({x})"}
+    exponent = call.constants[1]
+    return written_out.get(exponent, f"dev::pow({x}, {y})") if exponent is not None else f"dev::pow({x}, {y})"
+
+
+@_rule(_prims.nextafter.default)
+def _nextafter(call: OpCall) -> str:
+    if not call.is_float:
+        raise call.refuse("only floating-point numbers have neighbours.")
+    half = f"_{cpp_name(call.dtype).removeprefix('dev::')}" if call.dtype in HALF_DTYPES else ""
+    return f"dev::nextafter{half}({', '.join(call.operands)})"
+
+
+@_rule(_prims.frexp.default)
+def _frexp(call: OpCall) -> str:
+    return f"dev::{('frexp_mantissa', 'frexp_exponent')[call.index]}({call.operands[0]})"
+
+
+@_rule(_prims.convert_element_type.default)
+def _convert(call: OpCall) -> str:
+    x, target = call.operands[0], _type(call.result)
+    if call.result == torch.bool:
+        return x if call.is_bool else f"{x} != {call.number(0)}"
+    if call.is_float and not call.result.is_floating_point:
+        return f"dev::to_integer<{target}>({x})"
+    return x if target == _type(call.dtype) else f"{target}({x})"
+
+
+@_rule(_aten.angle.default)
+def _angle(call: OpCall) -> str:
+    x = call.operands[0]
+    pi, zero = (literal(value, call.result) for value in (math.pi, 0.0))
+    if not call.is_float:
+        return zero if call.is_bool or call.is_unsigned else f"{x} < {call.number(0)} ? {pi} : {zero}"
+    return f"{x} < {zero} ? {pi} : {x} != {x} ? {x} : {zero}"
+
+
+@_rule(_aten.polygamma.default)
+def _polygamma(call: OpCall) -> str:
+    """Derivatives of digamma."""
+    order = call.constants[0]
+    assert isinstance(order, int)
+    return f"dev::special::polygamma({order}, {_as_result(call, 1)})"

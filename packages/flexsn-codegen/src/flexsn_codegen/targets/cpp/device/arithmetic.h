@@ -1,0 +1,261 @@
+// Arithmetic: exact, or rounded once, with the bits of eager mode on the CPU.
+//
+// Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
+// number by -1 is itself, the remainder 0.
+#pragma once
+
+#include <cmath>
+
+#include "types.h"
+
+namespace dev {
+
+// x * y + z, rounded once where the processor has an instruction for it, or else twice.
+DEV_INLINE float fused(float x, float y, float z) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fmaf(x, y, z);
+#else
+    return x * y + z;
+#endif
+}
+
+DEV_INLINE double fused(double x, double y, double z) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+    return __builtin_fma(x, y, z);
+#else
+    return x * y + z;
+#endif
+}
+
+DEV_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+DEV_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
+DEV_INLINE float rsqrt(float x) { return 1.0f / sqrt(x); }
+DEV_INLINE double rsqrt(double x) { return 1.0 / sqrt(x); }
+DEV_INLINE float floor(float x) { return __builtin_floorf(x); }
+DEV_INLINE double floor(double x) { return __builtin_floor(x); }
+DEV_INLINE float ceil(float x) { return __builtin_ceilf(x); }
+DEV_INLINE double ceil(double x) { return __builtin_ceil(x); }
+DEV_INLINE float trunc(float x) { return __builtin_truncf(x); }
+DEV_INLINE double trunc(double x) { return __builtin_trunc(x); }
+DEV_INLINE float round(float x) { return __builtin_rintf(x); }  // half to even
+DEV_INLINE double round(double x) { return __builtin_rint(x); }
+DEV_INLINE float copysign(float x, float y) { return __builtin_copysignf(x, y); }
+DEV_INLINE double copysign(double x, double y) { return __builtin_copysign(x, y); }
+DEV_INLINE bool signbit(float x) { return bits_of(x) >> 31 != 0; }
+DEV_INLINE bool signbit(double x) { return bits_of(x) >> 63 != 0; }
+
+DEV_INLINE float abs(float x) { return __builtin_fabsf(x); }
+DEV_INLINE double abs(double x) { return __builtin_fabs(x); }
+template <typename T>
+DEV_INLINE T abs(T x) {
+    if constexpr (std::is_signed_v<T>) {
+        return T(x < T(0) ? -x : x);
+    } else {
+        return x;
+    }
+}
+
+template <typename T>
+DEV_INLINE T sign(T x) {
+    if constexpr (std::is_signed_v<T>) {
+        return x > T(0) ? T(1) : x < T(0) ? T(-1) : T(0);
+    } else {
+        return T(x != T(0));
+    }
+}
+
+// -- the larger and the smaller one ----------------------------------------------------------------------------
+
+// NaN if either is.
+template <typename T>
+DEV_INLINE T maximum(T x, T y) {
+    T larger = x > y ? x : y;
+    return x != x ? x : larger;
+}
+
+template <typename T>
+DEV_INLINE T minimum(T x, T y) {
+    T smaller = x < y ? x : y;
+    return x != x ? x : smaller;
+}
+
+// The other one if one is NaN.
+template <typename T>
+DEV_INLINE T fmax(T x, T y) {
+    T larger = x > y ? x : y;
+    return y != y ? x : larger;
+}
+
+template <typename T>
+DEV_INLINE T fmin(T x, T y) {
+    T smaller = x < y ? x : y;
+    return y != y ? x : smaller;
+}
+
+// -- remainders ------------------------------------------------------------------------------------------------
+
+DEV_INLINE float fmod(float x, float y) { return std::fmod(x, y); }
+DEV_INLINE double fmod(double x, double y) { return std::fmod(x, y); }
+
+// With the sign of `y`.
+template <typename T>
+DEV_INLINE T remainder(T x, T y) {
+    T rest = fmod(x, y);
+    return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
+}
+
+// -- integers --------------------------------------------------------------------------------------------------
+
+template <typename T>
+DEV_INLINE bool is_minus_one(T x) {
+    return std::is_signed_v<T> && x == T(-1);
+}
+
+// What is divided by where a division would trap.
+template <typename T>
+DEV_INLINE T divisor(T y) {
+    return y == T(0) || is_minus_one(y) ? T(1) : y;
+}
+
+// Rounds towards zero.
+template <typename T>
+DEV_INLINE T int_div(T x, T y) {
+    return is_minus_one(y) ? T(T(0) - x) : T(x / divisor(y));
+}
+
+// With the sign of `x`.
+template <typename T>
+DEV_INLINE T int_fmod(T x, T y) {
+    return T(x % divisor(y));
+}
+
+// With the sign of `y`.
+template <typename T>
+DEV_INLINE T int_remainder(T x, T y) {
+    T rest = int_fmod(x, y);
+    if constexpr (std::is_signed_v<T>) {
+        // Of a rest below y in size, the sum is in range. By 0 there is no rest.
+        return rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
+    } else {
+        return rest;
+    }
+}
+
+// In the unsigned type of the same size, or a wider one: narrower ones are multiplied as int, which overflows.
+template <typename T>
+using wrapping = std::conditional_t<(sizeof(T) < sizeof(uint32_t)), uint32_t, std::make_unsigned_t<T>>;
+
+// By squaring; of negative exponents only those of 1 and -1 are integers, the others give 0.
+template <typename T>
+DEV_INLINE T int_pow(T x, T y) {
+    bool negative = y < T(1) && y != T(0);
+    T inverse = x == T(1) || is_minus_one(x) ? x : T(0);
+    wrapping<T> power = wrapping<T>(negative ? inverse : x), result = 1;
+    wrapping<T> exponent = wrapping<T>(negative ? T(y & T(1)) : y);
+    // x^2 of the inverses is 1 or 0: with an even exponent, 0 stays to be told.
+    while (exponent != 0) {
+        result = exponent & 1 ? wrapping<T>(result * power) : result;
+        power = wrapping<T>(power * power);
+        exponent = wrapping<T>(exponent >> 1);
+    }
+    return negative && inverse == T(0) ? T(0) : T(result);
+}
+
+template <typename T>
+DEV_INLINE T gcd(T x, T y) {
+    T a = abs(x), b = abs(y);
+    while (b != T(0)) {
+        T rest = int_fmod(a, b);
+        a = b;
+        b = rest;
+    }
+    return abs(a);
+}
+
+// 0 if nothing of `x` is left, or `y` is negative.
+template <typename T>
+DEV_INLINE T shift_left(T x, T y) {
+    constexpr T bits = T(8 * sizeof(T));
+    bool inside = y < bits && !(y < T(1) && y != T(0));
+    return inside ? T(wrapping<T>(x) << (inside ? y : T(0))) : T(0);
+}
+
+// Too far, or negatively, is as far as it goes: 0, or -1 for negative numbers.
+template <typename T>
+DEV_INLINE T shift_right(T x, T y) {
+    constexpr T bits = T(8 * sizeof(T));
+    bool inside = y < bits && !(y < T(1) && y != T(0));
+    if constexpr (std::is_signed_v<T>) {
+        return T(x >> (inside ? y : T(bits - 1)));
+    } else {
+        return inside ? T(x >> (inside ? y : T(0))) : T(0);
+    }
+}
+
+// -- conversions -----------------------------------------------------------------------------------------------
+
+// Towards zero. Numbers out of range, and NaN, are the least number: what x86 gives, and so eager mode there.
+template <typename To, typename From>
+DEV_INLINE To whole(From x) {
+    constexpr From end = From(To(1) << (8 * sizeof(To) - 2)) * From(2);
+    bool inside = x >= -end && x < end;
+    To number = To(inside ? x : From(0));
+    return inside ? number : std::numeric_limits<To>::min();
+}
+
+// To an integer type of a floating-point number. To the narrow ones by way of int32 and to the unsigned ones mostly by
+// way of int64, as eager mode does, where the low bits are kept: what is out of range wraps.
+template <typename To, typename From>
+DEV_INLINE To to_integer(From x) {
+    if constexpr (std::is_same_v<To, uint64_t>) {
+        constexpr From half = From(0x1p63);
+        bool high = x >= half;
+        uint64_t number = uint64_t(whole<int64_t>(high ? x - half : x));
+        return high ? number ^ 0x8000000000000000u : number;
+    } else if constexpr (sizeof(To) == 8) {
+        return whole<int64_t>(x);
+    } else if constexpr (std::is_same_v<To, uint32_t> || (std::is_same_v<To, uint8_t> && sizeof(From) == 8)) {
+        return To(uint64_t(whole<int64_t>(x)));
+    } else {
+        return To(whole<int32_t>(x));
+    }
+}
+
+// -- the representation of floating-point numbers ----------------------------------------------------------------
+
+DEV_INLINE float nextafter(float x, float y) { return std::nextafter(x, y); }
+DEV_INLINE double nextafter(double x, double y) { return std::nextafter(x, y); }
+
+// The neighbour of one of a half type's numbers, which in their 16 bits, without the sign, follow each other.
+DEV_INLINE uint32_t neighbour_bits(uint32_t bits, float x, float y) {
+    uint32_t moved = (x < y) == (x > 0.0f) ? bits + 1u : bits - 1u;
+    return x == 0.0f ? (y > 0.0f ? 0x0001u : 0x8001u) : moved;
+}
+
+DEV_INLINE float nextafter_float16(float x, float y) {
+    float a = round_float16(x), b = round_float16(y);
+    float next = float16_value(neighbour_bits(float16_bits(a), a, b));
+    return a != a || b != b ? a + b : a == b ? b : next;
+}
+
+DEV_INLINE float nextafter_bfloat16(float x, float y) {
+    float a = round_bfloat16(x), b = round_bfloat16(y);
+    float next = bfloat16_value(neighbour_bits(bfloat16_bits(a), a, b));
+    return a != a || b != b ? a + b : a == b ? b : next;
+}
+
+template <typename T>
+DEV_INLINE T frexp_mantissa(T x) {
+    int exponent = 0;
+    return std::frexp(x, &exponent);
+}
+
+// 0 for infinity and NaN.
+template <typename T>
+DEV_INLINE int32_t frexp_exponent(T x) {
+    int exponent = 0;
+    std::frexp(x, &exponent);
+    return abs(x) < infinity<T>() ? exponent : 0;
+}
+
+}  // namespace dev

@@ -1,0 +1,94 @@
+// exp and what is made of it.
+//
+// Reduced by multiples of ln 2 in two parts (Cody and Waite, Software Manual for the Elementary Functions, 1980);
+// polynomials of least greatest relative error, by Remez's algorithm.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace dev {
+
+// 2^n, -126 <= n <= 127.
+DEV_INLINE float power_of_two(int32_t n) { return from_bits(uint32_t(n + 127) << 23); }
+
+// x = n * scale + r with the nearest whole n, whose product with the high part of `scale` is exact.
+struct Reduced {
+    float rest;
+    int32_t n;
+};
+
+DEV_INLINE Reduced reduced(float x, float inverse, float high, float low) {
+    // In such a number the lowest bit is worth 1: the sum is rounded to a whole number, which is in its low bits. NaN
+    // has bits too, of no meaning.
+    constexpr float shift = 0x1.8p23f;
+    float shifted = fused(x, inverse, shift);
+    float n = shifted - shift;
+    float rest = fused(-n, low, fused(-n, high, x));
+    return {rest, int32_t(bits_of(shifted) - bits_of(shift))};
+}
+
+DEV_INLINE Reduced reduced_by_ln2(float x) { return reduced(x, 0x1.715476p0f, 0x1.62e4p-1f, 0x1.7f7d1cp-20f); }
+
+// exp(r) - 1 for abs(r) <= ln(2) / 2, to 2^-26.
+DEV_INLINE float expm1_near_zero(float r) {
+    float p = 0.0013882526f;
+    p = fused(p, r, 0.008366514f);
+    p = fused(p, r, 0.0416672f);
+    p = fused(p, r, 0.16666543f);
+    p = fused(p, r, 0.49999997f);
+    return fused(r * r, p, r);
+}
+
+// x * 2^n where 2^n alone may be too small or too large.
+DEV_INLINE float scaled(float x, int32_t n) {
+    int32_t half = n >> 1;
+    return x * power_of_two(half) * power_of_two(n - half);
+}
+
+// `x` between the two, NaN kept.
+DEV_INLINE float clamped(float x, float low, float high) {
+    float above = x < low ? low : x;
+    return above > high ? high : above;
+}
+
+DEV_INLINE float exp(float x) {
+    Reduced y = reduced_by_ln2(clamped(x, -104.0f, 89.0f));
+    return scaled(1.0f + expm1_near_zero(y.rest), y.n);
+}
+
+DEV_INLINE float expm1(float x) {
+    Reduced y = reduced_by_ln2(clamped(x, -18.0f, 89.0f));
+    // 2^n q + (2^n - 1), by halves: 2^128 is no number.
+    float half = power_of_two(y.n - 1);
+    float result = 2.0f * fused(half, expm1_near_zero(y.rest), half - 0.5f);
+    return x == 0.0f ? x : result;
+}
+
+DEV_INLINE float tanh(float x) {
+    float a = abs(x);
+    float square = a * a;
+    float p = -0.0057049845f;
+    p = fused(p, square, 0.020639084f);
+    p = fused(p, square, -0.053739715f);
+    p = fused(p, square, 0.13331442f);
+    p = fused(p, square, -0.3333328f);
+    float near = fused(p * square, a, a);
+    // 1 - 2 / (exp(2 a) + 1), which is 1 from 9.1 on.
+    Reduced y = reduced_by_ln2(2.0f * (a > 10.0f ? 10.0f : a));
+    float power = power_of_two(y.n);
+    float far = 1.0f - 2.0f / (fused(power, expm1_near_zero(y.rest), power) + 1.0f);
+    return copysign(a < 0.625f ? near : far, x);
+}
+
+DEV_INLINE float exp2(float x) { return std::exp2(x); }
+DEV_INLINE float sinh(float x) { return std::sinh(x); }
+DEV_INLINE float cosh(float x) { return std::cosh(x); }
+
+DEV_INLINE double exp(double x) { return std::exp(x); }
+DEV_INLINE double expm1(double x) { return std::expm1(x); }
+DEV_INLINE double exp2(double x) { return std::exp2(x); }
+DEV_INLINE double sinh(double x) { return std::sinh(x); }
+DEV_INLINE double cosh(double x) { return std::cosh(x); }
+DEV_INLINE double tanh(double x) { return std::tanh(x); }
+
+}  // namespace dev

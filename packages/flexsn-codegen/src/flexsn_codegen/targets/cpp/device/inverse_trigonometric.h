@@ -1,0 +1,42 @@
+// atan and the others of its kind.
+#pragma once
+
+#include "arithmetic.h"
+
+namespace dev {
+
+DEV_INLINE float atan(float x) {
+    float a = abs(x);
+    bool far = a > 1.0f;
+    // atan(a) = pi / 2 - atan(1 / a).
+    float t = far ? 1.0f / a : a;
+    float square = t * t;
+    float p = -0.0017936272f;
+    p = fused(p, square, 0.010914633f);
+    p = fused(p, square, -0.031177903f);
+    p = fused(p, square, 0.057957657f);
+    p = fused(p, square, -0.08403455f);
+    p = fused(p, square, 0.10952187f);
+    p = fused(p, square, -0.14264242f);
+    p = fused(p, square, 0.19998549f);
+    p = fused(p, square, -0.333333f);
+    float near = fused(p * square, t, t);
+    // pi / 2 in two parts.
+    return copysign(far ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near, x);
+}
+
+DEV_INLINE double atan(double x) { return std::atan(x); }
+DEV_INLINE float asin(float x) { return std::asin(x); }
+DEV_INLINE double asin(double x) { return std::asin(x); }
+DEV_INLINE float acos(float x) { return std::acos(x); }
+DEV_INLINE double acos(double x) { return std::acos(x); }
+DEV_INLINE float asinh(float x) { return std::asinh(x); }
+DEV_INLINE double asinh(double x) { return std::asinh(x); }
+DEV_INLINE float acosh(float x) { return std::acosh(x); }
+DEV_INLINE double acosh(double x) { return std::acosh(x); }
+DEV_INLINE float atanh(float x) { return std::atanh(x); }
+DEV_INLINE double atanh(double x) { return std::atanh(x); }
+DEV_INLINE float atan2(float y, float x) { return std::atan2(y, x); }
+DEV_INLINE double atan2(double y, double x) { return std::atan2(y, x); }
+
+}  // namespace dev

@@ -1,0 +1,95 @@
+// The representation of floating-point numbers, and the half types of memory.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+// Forced, because a call that is left in a loop keeps it from becoming vector code.
+#define DEV_MEMBER inline __attribute__((always_inline))
+#define DEV_INLINE static DEV_MEMBER
+
+namespace dev {
+
+template <typename T>
+DEV_INLINE constexpr T nan() {
+    return std::numeric_limits<T>::quiet_NaN();
+}
+
+template <typename T>
+DEV_INLINE constexpr T infinity() {
+    return std::numeric_limits<T>::infinity();
+}
+
+DEV_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
+DEV_INLINE uint64_t bits_of(double x) { return __builtin_bit_cast(uint64_t, x); }
+DEV_INLINE float from_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
+DEV_INLINE double from_bits(uint64_t bits) { return __builtin_bit_cast(double, bits); }
+
+// -- half types: of memory alone, values are computed with as float ---------------------------------------------
+//
+// By integers and not by the processor's own conversions, which compilers know for single numbers only.
+
+// The nearest float16, of two equally near ones the even one, in the low 16 bits.
+DEV_INLINE uint32_t float16_bits(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t sign = bits >> 16 & 0x8000u;
+    uint32_t size = bits & 0x7FFFFFFFu;
+    // 13 bits less, the exponent's bias smaller by 112. What overflows becomes infinity by its carry, up to 2^17.
+    uint32_t normal = (size - 0x38000000u + 0x0FFFu + (size >> 13 & 1u)) >> 13;
+    // Below 2^-14 the addition rounds to a multiple of 2^-24, and leaves it in the lowest bits.
+    uint32_t denormal = bits_of(from_bits(size) + 0.5f) - 0x3F000000u;
+    uint32_t number = size < 0x38800000u ? denormal : normal;
+    number = size >= 0x47800000u ? 0x7C00u : number;
+    return sign | (size > 0x7F800000u ? 0x7E00u : number);
+}
+
+DEV_INLINE float float16_value(uint32_t bits) {
+    uint32_t size = (bits & 0x7FFFu) << 13;
+    float scaled = from_bits(size) * 0x1p112f;
+    float number = size >= 0x0F800000u ? from_bits(size | 0x7F800000u) : scaled;
+    return from_bits(bits_of(number) | (bits & 0x8000u) << 16);
+}
+
+DEV_INLINE uint32_t bfloat16_bits(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+    return (bits & 0x7FFFFFFFu) > 0x7F800000u ? 0x7FC0u : rounded;
+}
+
+DEV_INLINE float bfloat16_value(uint32_t bits) { return from_bits(bits << 16); }
+
+struct float16 {
+    uint16_t bits;
+
+    float16() = default;
+    DEV_MEMBER explicit float16(float x) : bits(uint16_t(float16_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return float16_value(bits); }
+};
+
+struct bfloat16 {
+    uint16_t bits;
+
+    bfloat16() = default;
+    DEV_MEMBER explicit bfloat16(float x) : bits(uint16_t(bfloat16_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return bfloat16_value(bits); }
+};
+
+DEV_INLINE float round_float16(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t sign = bits & 0x80000000u;
+    uint32_t size = bits & 0x7FFFFFFFu;
+    uint32_t normal = (size + 0x0FFFu + (size >> 13 & 1u)) & 0xFFFFE000u;
+    uint32_t denormal = bits_of((from_bits(size) + 0.5f) - 0.5f);
+    uint32_t number = size < 0x38800000u ? denormal : normal;
+    number = number >= 0x47800000u ? 0x7F800000u : number;
+    return size > 0x7F800000u ? x : from_bits(sign | number);
+}
+
+DEV_INLINE float round_bfloat16(float x) {
+    uint32_t bits = bits_of(x);
+    uint32_t rounded = (bits + 0x7FFFu + (bits >> 16 & 1u)) & 0xFFFF0000u;
+    return (bits & 0x7FFFFFFFu) > 0x7F800000u ? x : from_bits(rounded);
+}
+
+}  // namespace dev

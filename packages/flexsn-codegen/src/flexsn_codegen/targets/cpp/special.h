@@ -1,0 +1,75 @@
+// Special functions, in namespace `dev::special`: torch's own, so that their bits are those of eager mode on the CPU.
+// Apart from `device.h` because torch's header takes long to compile.
+#pragma once
+
+#include <ATen/native/Math.h>
+
+#include "device/arithmetic.h"
+
+namespace dev::special {
+
+#define DEV_OF_ONE(name, function) \
+    template <typename T>          \
+    static inline T name(T x) {    \
+        return function(x);        \
+    }
+
+DEV_OF_ONE(bessel_i0, calc_i0)
+DEV_OF_ONE(bessel_i0e, calc_i0e)
+DEV_OF_ONE(bessel_i1, calc_i1)
+DEV_OF_ONE(bessel_i1e, calc_i1e)
+DEV_OF_ONE(bessel_j0, bessel_j0_forward)
+DEV_OF_ONE(bessel_j1, bessel_j1_forward)
+DEV_OF_ONE(bessel_y0, bessel_y0_forward)
+DEV_OF_ONE(bessel_y1, bessel_y1_forward)
+DEV_OF_ONE(digamma, calc_digamma)
+DEV_OF_ONE(erf_inv, calc_erfinv)
+DEV_OF_ONE(erfcx, calc_erfcx)
+DEV_OF_ONE(ndtri, calc_ndtri)
+DEV_OF_ONE(modified_bessel_i0, modified_bessel_i0_forward)
+DEV_OF_ONE(modified_bessel_i1, modified_bessel_i1_forward)
+DEV_OF_ONE(modified_bessel_k0, modified_bessel_k0_forward)
+DEV_OF_ONE(modified_bessel_k1, modified_bessel_k1_forward)
+DEV_OF_ONE(scaled_modified_bessel_k0, scaled_modified_bessel_k0_forward)
+DEV_OF_ONE(scaled_modified_bessel_k1, scaled_modified_bessel_k1_forward)
+DEV_OF_ONE(spherical_bessel_j0, spherical_bessel_j0_forward)
+
+#undef DEV_OF_ONE
+
+// Orthogonal polynomials, of a degree that is rounded towards zero.
+#define DEV_POLYNOMIAL(name)                         \
+    template <typename T>                            \
+    static inline T name(T x, T degree) {            \
+        return name##_forward(x, to_integer<int64_t>(degree)); \
+    }
+
+DEV_POLYNOMIAL(chebyshev_polynomial_t)
+DEV_POLYNOMIAL(chebyshev_polynomial_u)
+DEV_POLYNOMIAL(chebyshev_polynomial_v)
+DEV_POLYNOMIAL(chebyshev_polynomial_w)
+DEV_POLYNOMIAL(shifted_chebyshev_polynomial_t)
+DEV_POLYNOMIAL(shifted_chebyshev_polynomial_u)
+DEV_POLYNOMIAL(shifted_chebyshev_polynomial_v)
+DEV_POLYNOMIAL(shifted_chebyshev_polynomial_w)
+DEV_POLYNOMIAL(hermite_polynomial_h)
+DEV_POLYNOMIAL(hermite_polynomial_he)
+DEV_POLYNOMIAL(laguerre_polynomial_l)
+DEV_POLYNOMIAL(legendre_polynomial_p)
+
+#undef DEV_POLYNOMIAL
+
+template <typename T>
+static inline T zeta(T s, T q) {
+    return ::zeta(s, q);
+}
+
+// Derivatives of digamma.
+template <typename T>
+static inline T polygamma(int order, T x) {
+    if (order == 0) {
+        return digamma(x);
+    }
+    return order == 1 ? ::trigamma(x) : ::calc_polygamma(x, order);
+}
+
+}  // namespace dev::special

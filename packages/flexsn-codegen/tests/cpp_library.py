@@ -1,0 +1,167 @@
+"""Functions of tensors as loops in C++, compiled together into one library: their rules and nothing of kernels."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import Statement, Target, emit_core
+from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_codegen.targets import cpp
+from flexsn_codegen.targets.cpp._literals import cpp_name, is_supported, literal
+from flexsn_codegen.targets.cpp._rules import RULES
+from flexsn_graph import ArgumentType, trace_pointwise
+
+COMPILER = shutil.which("g++") or shutil.which("clang++")
+HEADERS = Path(cpp.__file__).parent
+TORCH_HEADERS = Path(torch.__file__).parent / "include"
+# What the bits depend on, and what makes vector code of the loops.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv")
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+
+Function = Callable[..., Tensor | tuple[Tensor, ...]]
+
+
+class _Loops(Target):
+    """The function of one step is the body of a loop."""
+
+    name = "C++"
+    reserved = frozenset({"dev", "n", "i", "float", "double", "bool", "true", "false"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules |= RULES
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return is_supported(dtype)
+
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return literal(value, dtype)
+
+    def rounded(self, text: str, dtype: torch.dtype) -> str:
+        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+
+    def filled(self, number: str, like: str) -> str:
+        return number
+
+    def function(
+        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
+    ) -> str:
+        loads = [f"[[maybe_unused]] const auto {argument} = load(in_{i}[i]);" for i, argument in enumerate(arguments)]
+        lines = [f"const auto {statement.name} = {statement.text};" for statement in statements]
+        stores = [f"store(out_{i}[i], {result});" for i, result in enumerate(results)]
+        return "".join(f"        {line}\n" for line in (*loads, *lines, *stores))
+
+    def writer(self, strided: Any = (), sizes: Sequence[str] = ()) -> Any:
+        raise NotImplementedError
+
+    def compile(self, source: Any) -> Any:
+        raise NotImplementedError
+
+
+_TARGET = _Loops()
+# A value has exactly the type that the registers of its dtype have, or else it is not stored.
+_PRELUDE = """
+#include <type_traits>
+
+template <typename T> struct registers { using type = T; };
+template <> struct registers<dev::float16> { using type = float; };
+template <> struct registers<dev::bfloat16> { using type = float; };
+
+template <typename T>
+DEV_INLINE typename registers<T>::type load(T x) { return typename registers<T>::type(x); }
+
+template <typename T, typename V>
+DEV_INLINE void store(T& place, V value) {
+    static_assert(std::is_same_v<V, typename registers<T>::type>);
+    place = T(value);
+}
+"""
+
+
+@dataclass
+class _Loop:
+    name: str
+    source: str
+    used: tuple[int, ...]
+    results: tuple[torch.dtype, ...]
+
+
+@dataclass
+class Library:
+    """Loops, called by the names that they were added with, once `compile` was."""
+
+    _loops: dict[str, _Loop] = field(default_factory=dict)
+    _loaded: ctypes.CDLL | None = None
+
+    def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
+        """A function of tensors of the given dtypes."""
+        types = [ArgumentType(dtype, False, False) for dtype in arguments]
+        traced = trace_pointwise(function, types, 1, torch.device("cpu"), name)
+        core = emit_core(traced.step, name, prune=True, target=_TARGET)
+        used = tuple(port.index for port in core.arguments)
+        self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
+
+    def add_text(self, name: str, text: str, arguments: Sequence[torch.dtype], result: torch.dtype) -> None:
+        """An expression of `x0`, `x1`, ..., values of the given dtypes."""
+        names = [f"x{i}" for i in range(len(arguments))]
+        body = _TARGET.function(name, names, [Statement("result", text)], ["result"])
+        self._add(name, body, arguments, (result,), tuple(range(len(arguments))))
+
+    def _add(
+        self,
+        name: str,
+        body: str,
+        arguments: Sequence[torch.dtype],
+        results: Sequence[torch.dtype],
+        used: tuple[int, ...],
+    ) -> None:
+        loop = f"loop_{len(self._loops)}"
+        pointers = [f"const {cpp_name(dtype)}* in_{i}" for i, dtype in enumerate(arguments)]
+        pointers += [f"{cpp_name(dtype)}* out_{i}" for i, dtype in enumerate(results)]
+        head = f'// {name}\nextern "C" void {loop}(int64_t n, {", ".join(pointers)}) {{\n'
+        source = f"{head}    for (int64_t i = 0; i < n; ++i) {{\n{body}    }}\n}}\n"
+        assert name not in self._loops
+        self._loops[name] = _Loop(loop, source, used, tuple(results))
+
+    @property
+    def source(self) -> str:
+        body = "\n".join(loop.source for loop in self._loops.values())
+        special = '#include "special.h"\n' if "dev::special::" in body else ""
+        return f'#include "device.h"\n{special}{_PRELUDE}\n{body}'
+
+    def compile(self, folder: Path, flags: Sequence[str] = FLAGS) -> str:
+        """Returns what the compiler says."""
+        assert COMPILER is not None
+        source, library = folder / "library.cpp", folder / "library.so"
+        source.write_text(self.source)
+        headers = (f"-I{HEADERS}", "-isystem", str(TORCH_HEADERS))
+        command = [COMPILER, *flags, *WARNINGS, *headers, "-shared", "-fPIC", "-o", str(library), str(source)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        self._loaded = ctypes.CDLL(str(library))
+        return done.stderr
+
+    def call(self, name: str, *arguments: Tensor) -> tuple[Tensor, ...]:
+        assert self._loaded is not None
+        loop = self._loops[name]
+        values = [arguments[i].contiguous() for i in loop.used]
+        results = tuple(torch.empty(arguments[0].shape, dtype=dtype) for dtype in loop.results)
+        pointers = (ctypes.c_void_p(t.data_ptr()) for t in (*values, *results))
+        self._loaded[loop.name](ctypes.c_int64(arguments[0].numel()), *pointers)
+        return results
+
+    def __call__(self, name: str, *arguments: Tensor) -> Tensor:
+        (result,) = self.call(name, *arguments)
+        return cast(Tensor, result)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._loops
