@@ -149,6 +149,44 @@ def prune_cache(days: float) -> int:
     return deleted
 
 
+def kept(name: str) -> Path | None:
+    """A file of this name in the cache folder, or, where that was full, in the temporary one; `None`: there is none.
+
+    The name holds a hash of what the file was made from; what is there was written by `keep`.
+    """
+    for folder in (cache_folder, *(() if os.environ.get(_VARIABLE) else (_temporary_folder,))):
+        path = folder() / name
+        if not path.is_symlink() and path.is_file():
+            with contextlib.suppress(OSError):
+                os.utime(path)  # in use: not to be pruned
+            return path
+    return None
+
+
+def keep(name: str, content: bytes) -> tuple[Path, bool]:
+    """A file of this name and content in the cache folder, or the temporary one where that is full; whether it was
+    written now.
+    """
+    path = cache_folder() / name
+    if _holds(path, content):
+        return path, False
+    try:
+        write_private(path, content)
+    except OSError as error:
+        if os.environ.get(_VARIABLE):
+            raise _unusable(path, error) from error
+        # The disk of the home is full: the temporary folder may be on another one.
+        aside = _temporary_folder() / name
+        if _holds(aside, content):
+            return aside, False
+        try:
+            write_private(aside, content)
+        except OSError as again:
+            raise _unusable(path, error) from again
+        return aside, True
+    return path, True
+
+
 def _private_folder(path: Path) -> Path:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     status = path.lstat()
@@ -197,31 +235,13 @@ def _has_name(number: int) -> bool:
 
 def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
     digest = hashlib.sha256(code.encode()).hexdigest()[:32]
-    name = f"{identifier(kernel_name)}_{digest}.py"
-    path = cache_folder() / name
-    if _holds(path, code):
-        return path, False
-    try:
-        write_private(path, code)
-    except OSError as error:
-        if os.environ.get(_VARIABLE):
-            raise _unusable(path, error) from error
-        # The disk of the home is full: the temporary folder may be on another one.
-        aside = _temporary_folder() / name
-        if _holds(aside, code):
-            return aside, False
-        try:
-            write_private(aside, code)
-        except OSError as again:
-            raise _unusable(path, error) from again
-        return aside, True
-    return path, True
+    return keep(f"{identifier(kernel_name)}_{digest}.py", code.encode())
 
 
-def _holds(path: Path, code: str) -> bool:
-    """Whether this text is there. As bytes: what somebody else has put there need not be a text."""
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether this is there."""
     try:
-        found = not path.is_symlink() and path.is_file() and path.read_bytes() == code.encode()
+        found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
     except OSError:
         return False
     if found:
@@ -230,10 +250,10 @@ def _holds(path: Path, code: str) -> bool:
     return found
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, content: str | bytes) -> None:
     """Writes a file that is this user's alone, in `cache_folder()` say.
 
-    It is written aside and moved: a process that reads or writes it at the same time sees all of a text or nothing,
+    It is written aside and moved: a process that reads or writes it at the same time sees all of it or nothing,
     and so does one that comes after a disk was full.
 
     Raises:
@@ -242,7 +262,7 @@ def write_private(path: Path, text: str) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(text.encode())
+            file.write(content.encode() if isinstance(content, str) else content)
         os.chmod(temporary, 0o600)
         try:
             os.replace(temporary, path)

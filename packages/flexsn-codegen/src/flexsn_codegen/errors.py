@@ -8,6 +8,8 @@ __all__ = [
     "ArgumentError",
     "AutogradError",
     "CacheFolderError",
+    "CompilationError",
+    "CompilerMissingError",
     "DeviceError",
     "GraphError",
     "KernelNameError",
@@ -33,6 +35,14 @@ class KernelNameError(ValueError):
 
 class CacheFolderError(RuntimeError):
     """The folder for generated sources could be changed by others."""
+
+
+class CompilerMissingError(RuntimeError):
+    """There is no C++ compiler on this machine."""
+
+
+class CompilationError(RuntimeError):
+    """The C++ compiler refused a generated kernel."""
 
 
 class TritonMissingError(ImportError):

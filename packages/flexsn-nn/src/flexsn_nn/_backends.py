@@ -10,15 +10,18 @@ import torch
 from flexsn_hop import register_scan_lowering, why_dynamo_hop_unavailable
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import StepModeError
-from flexsn_runtime import BackendUnavailableError, KernelLowering, triton_interpreted, why_unavailable
+from flexsn_runtime import BackendUnavailableError, KernelLowering, TargetName, triton_interpreted, why_unavailable
 
-Backend = Literal["auto", "triton", "inductor", "hop", "torch"]
+Backend = Literal["auto", "triton", "inductor", "cpp", "hop", "torch"]
 StepMode = Literal["s", "m"]
 
-BACKENDS: tuple[Backend, ...] = ("auto", "triton", "inductor", "hop", "torch")
+BACKENDS: tuple[Backend, ...] = ("auto", "triton", "inductor", "cpp", "hop", "torch")
 STEP_MODES: tuple[StepMode, ...] = ("s", "m")
 # Two labels, one path.
-KERNEL_BACKENDS = frozenset({"triton", "inductor"})
+_TRITON = frozenset({"triton", "inductor"})
+KERNEL_BACKENDS = _TRITON | {"cpp"}
+# What `choose` may choose of these.
+COMPILED = frozenset({"triton", "cpp"})
 
 # The operator becomes launches of kernels in what torch.compile makes of a network.
 register_scan_lowering(KernelLowering())
@@ -41,12 +44,22 @@ def check_backend(backend: str, step_mode: str) -> Backend:
     """`backend`, or an error that names it and the nearest known one."""
     check_name("backend", backend, BACKENDS)
     known = cast(Backend, backend)
-    if known in KERNEL_BACKENDS and step_mode != "m":
+    if not takes_step_mode(known, step_mode):
         raise StepModeError(
             f"backend={backend!r} compiles the loop over time and needs step_mode='m'; step_mode is "
             f"{step_mode!r}. Use backend='torch' for single steps."
         )
     return known
+
+
+def takes_step_mode(backend: Backend, step_mode: str) -> bool:
+    """Whether a backend can be asked for in a step mode."""
+    return backend not in _TRITON or step_mode == "m"
+
+
+def written_in(backend: Backend) -> TargetName:
+    """What kernels on the CPU are written in, for a backend."""
+    return "triton" if backend in _TRITON else "cpp"
 
 
 def check_step_mode(step_mode: str) -> StepMode:
@@ -66,39 +79,39 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     """
     if backend in ("torch", "hop"):
         return Choice(backend, f"asked for as backend={backend!r}", {})
-    if backend == "auto" and step_mode == "s":
-        return Choice("torch", "single steps have no loop to compile", {})
-    why = why_unavailable(device)
+    target = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
+    why = why_unavailable(device, target)
     if backend in KERNEL_BACKENDS:
         if why is not None:
             raise BackendUnavailableError(f"backend={backend!r} cannot run: {why}")
-        return _with_kernels(f"asked for as backend={backend!r}", compiling)
-    if why is None and not triton_interpreted():
-        return _with_kernels(f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
-    return _without_kernels(
-        f"compiled kernels cannot run: {why}"
-        if why is not None
-        else "Triton's interpreter is on, which is for tests and slower than the loop",
-        compiling,
-    )
+        return _with_kernels(target, f"asked for as backend={backend!r}", compiling)
+    if why is not None:
+        return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
+    if target == "cpp" and step_mode == "s" and compiling:
+        return _without_kernels("a compiler fuses a single step with what is around it", step_mode, compiling)
+    if target == "triton" and step_mode == "s":
+        return _without_kernels("single steps have no loop to compile", step_mode, compiling)
+    return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 
-def _with_kernels(reason: str, compiling: bool) -> Choice:
+def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     """Kernels: in the graph where a compiler can have them there, else between its graphs."""
     if not compiling:
-        return Choice("triton", reason, {})
+        return Choice(target, reason, {})
     why_no_operator = (
         "Triton's interpreter is on, and a compiler cannot call it"
-        if triton_interpreted()
+        if target == "triton" and triton_interpreted()
         else why_dynamo_hop_unavailable()
     )
     if why_no_operator is not None:
-        return Choice("triton", reason, {"hop": why_no_operator})
+        return Choice(target, reason, {"hop": why_no_operator})
     return Choice("hop", f"{reason}; as the operator, whose kernels are part of the compiled graph", {})
 
 
-def _without_kernels(why_no_kernels: str, compiling: bool) -> Choice:
+def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:
     """The operator where a compiler would unroll the loop; elsewhere the operator runs the loop itself."""
+    if step_mode == "s":
+        return Choice("torch", why_no_kernels, {})
     if not compiling:
         return Choice("torch", why_no_kernels, {"hop": "outside of torch.compile it runs this loop"})
     why_no_operator = why_dynamo_hop_unavailable()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn._backends import (
     BACKENDS,
+    COMPILED,
     KERNEL_BACKENDS,
     Backend,
     Choice,
@@ -19,6 +20,8 @@ from flexsn_nn._backends import (
     check_backend,
     check_step_mode,
     choose,
+    takes_step_mode,
+    written_in,
 )
 from flexsn_nn._checks import check_name
 from flexsn_nn._explain import constants, kernels, traffic
@@ -27,7 +30,16 @@ from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._torch_private import is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
-from flexsn_runtime import ScanProgram, ShapeError, TraceError, UnsupportedCoreError, prepare, scan, why_refused
+from flexsn_runtime import (
+    ScanProgram,
+    ShapeError,
+    TraceError,
+    UnsupportedCoreError,
+    prepare,
+    scan,
+    transform_at_work,
+    why_refused,
+)
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -114,6 +126,7 @@ class FlexSN(nn.Module):
         self._choices: dict[tuple[str, bool], Choice] = {}
         # What compiled kernels would refuse of what the loop ran, by what that depends on.
         self._refusals: dict[Hashable, str | None] = {}
+        self._told: set[str] = set()
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
         # Of states that `init_states` made: the step's shape, and theirs.
@@ -149,8 +162,7 @@ class FlexSN(nn.Module):
     @property
     def supported_backends(self) -> tuple[str, ...]:
         """The backends that can be asked for in this step mode. (SpikingJelly's `set_backend` looks here.)"""
-        kernels = self._step_mode == "m"
-        return tuple(name for name in BACKENDS if kernels or name not in KERNEL_BACKENDS)
+        return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
 
     @property
     def precision(self) -> str:
@@ -329,14 +341,16 @@ class FlexSN(nn.Module):
             return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
+        if backend == "cpp" and self._backend == "auto" and not self._kernels_take(inputs, states):
+            backend = "torch"
         at_zero = compiling and not states and self._starts_at_zero()
         if states:
             states = self._fitting(states, inputs)
-        elif backend != "triton" or not self._kernels_start_alike(inputs):
+        elif backend not in COMPILED or not self._kernels_start_alike(inputs):
             states = self._initial(inputs)
         if self._step_mode == "s":
-            return *self._single_step(inputs, states), []
-        if backend == "triton":
+            return *self._single_step(backend, inputs, states), []
+        if backend in COMPILED:
             run = run_between_graphs if compiling else run_kernels
             results = run(self._get_program(), (*inputs, *states), keep)
         else:
@@ -438,35 +452,56 @@ class FlexSN(nn.Module):
                     f"{list(found[0])} {found[1]}: give outputs of one step, without time, or leave them out."
                 )
 
+    def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
+        """Whether kernels in C++ can run what the loop can, on these tensors, as far as that shows beforehand."""
+        if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
+            return False
+        if self._is_ready_made():
+            return True
+        given = (*inputs, *states)
+        training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
+        return self._refusal(inputs, states, training=training) is None
+
     def _ask_for_portability(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
     ) -> None:
         """Says, once, what kernels would refuse of what the loop has just run."""
-        training = any(result.requires_grad for result in results)
+        if portability() == "ignore" or self._is_ready_made():
+            return
+        why = self._refusal(inputs, states, training=any(result.requires_grad for result in results))
+        if why is not None and (why not in self._told or portability() == "error"):
+            self._told.add(why)
+            report(why)
+
+    def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
+        """Why kernels refuse the core, if they do; asked once for each kind of tensors."""
         key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
-        if key not in self._refusals:
-            if portability() == "ignore" or inputs[0].shape[0] == 0:
-                return
-            ready_made = self._is_ready_made()
-            why = None if ready_made else why_refused(self._get_program(), inputs, states, training=training)
-            is_new = why not in self._refusals.values()
+        if key in self._refusals:
+            why = self._refusals[key]
+        else:
+            if self._step_mode == "m" and inputs[0].shape[0] == 0:
+                return None
+            sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
+            why = why_refused(self._get_program(), sequences, states or None, training=training)
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
             self._refusals[key] = why
-        else:
-            why, is_new = self._refusals[key], False
-        if why is not None and (is_new or portability() == "error"):
-            report(why)
+        return why
 
     def _is_ready_made(self) -> bool:
         """Whether all of the core is this package's, which kernels take."""
         return False
 
     def _single_step(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor]
+        self, backend: str, inputs: tuple[Tensor, ...], states: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
-        results = self._run_core("torch", (*(x.unsqueeze(0) for x in inputs), *states), keep=False, at_zero=False)
+        primals = (*(x.unsqueeze(0) for x in inputs), *states)
+        if backend in COMPILED:
+            run = run_between_graphs if torch.compiler.is_compiling() else run_kernels
+            results = run(self._get_program(), primals, False)
+        else:
+            results = self._run_core("torch", primals, keep=False, at_zero=False)
         return [output.squeeze(0) for output in results[: self.num_outputs]], list(results[self.num_outputs :])
 
     def _masked(self, primals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -556,9 +591,15 @@ class FlexSN(nn.Module):
         program, core = self._program, self._step_function()
         if program is not None and torch.compiler.is_compiling():
             return program
-        if program is None or program.core is not core or program.requires_grad is not self.requires_grad:
+        on_cpu = written_in(self._backend)
+        if (
+            program is None
+            or program.core is not core
+            or program.requires_grad is not self.requires_grad
+            or program.on_cpu != on_cpu
+        ):
             counts = (self.num_inputs, self.num_states, self.num_outputs)
-            program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals)
+            program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals, on_cpu=on_cpu)
             self._program = program
         return program
 

@@ -36,6 +36,8 @@ from flexsn_runtime._ops import (
 from flexsn_runtime._program import ScanProgram, Specialization
 from flexsn_runtime._refusal import why_refused
 from flexsn_runtime._scan_lowering import KernelLowering
+from flexsn_runtime._targets import TargetName
+from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime._wrappers import (
     flexsn_backward,
     flexsn_forward,
@@ -79,6 +81,7 @@ __all__ = [
     "ShapeError",
     "Specialization",
     "SymbolicSizeError",
+    "TargetName",
     "TemplateNeededError",
     "TensorCountError",
     "TraceError",
@@ -110,6 +113,7 @@ __all__ = [
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
     "scan",
+    "transform_at_work",
     "triton_interpreted",
     "tune",
     "why_refused",

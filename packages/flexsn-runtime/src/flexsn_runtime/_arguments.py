@@ -14,6 +14,7 @@ from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._operands import Arguments, layout_key
 from flexsn_runtime._program import ScanProgram, Specialization
 from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.errors import (
     BackendUnavailableError,
@@ -76,7 +77,7 @@ def prepare(
     inputs, given, lifted = split_flat(program, flat_args)
     first_lifted = len(flat_args) - len(lifted)
     check_sequences(inputs)
-    check_device((*inputs, *(given or ())))
+    check_device((*inputs, *(given or ())), program)
     step, captured = program.specialize(inputs, given, autocast=autocast)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
@@ -181,11 +182,12 @@ def check_sequences(inputs: Sequence[Tensor]) -> None:
         )
 
 
-def check_device(tensors: Sequence[Tensor]) -> None:
-    """Raises unless kernels can run on these tensors."""
+def check_device(tensors: Sequence[Tensor], program: ScanProgram) -> None:
+    """Raises unless a program's kernels can run on these tensors."""
     devices = sorted({str(t.device) for t in tensors})
     if len(devices) > 1:
         raise DeviceError(f"the tensors are on {' and '.join(devices)}: move them to one device.")
-    why = why_unavailable(torch.device(devices[0]))
+    device = torch.device(devices[0])
+    why = why_unavailable(device, target_on(device, program.on_cpu))
     if why is not None:
         raise BackendUnavailableError(f"compiled kernels cannot run: {why}")

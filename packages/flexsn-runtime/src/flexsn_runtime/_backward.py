@@ -13,7 +13,7 @@ from torch import Tensor
 from flexsn_codegen import BackwardSpec
 from flexsn_graph import LiftedLayout, Port, Presence, Residuals, Role
 from flexsn_runtime._buckets import LaunchPlan
-from flexsn_runtime._launch import Launch
+from flexsn_runtime._launches import Launch, launch
 from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments, Operands
 from flexsn_runtime._order import in_order, order_of, strides_like
@@ -177,7 +177,7 @@ class BackwardScan:
             flags=self._presence.flags,
         )
         kernel = step.backward_kernel(spec, source)
-        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
+        self._launch = launch(kernel, operands.sizes, config, arguments.device)
         self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
         first_grad = len(arguments.all) + len(kept_params)
         self._copied = {

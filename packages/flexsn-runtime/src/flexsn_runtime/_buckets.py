@@ -200,10 +200,10 @@ def _plan(limit: int, cost: StepCost, interpreted: bool) -> LaunchPlan:
         plan = _TWO_BYTES[limit]
     else:
         plan = (_PLANS if len(cost.inputs) == 1 else _SEVERAL_INPUTS)[limit]
-    segment = _limited(plan.backward.chunk, cost.backward_ops)
-    chunk = max(segment, _limited(plan.forward.chunk, cost.num_ops))
+    segment = limited(plan.backward.chunk, cost.backward_ops)
+    chunk = max(segment, limited(plan.forward.chunk, cost.num_ops))
     return LaunchPlan(
-        inference=_fitting(replace(plan.inference, chunk=_limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
+        inference=_fitting(replace(plan.inference, chunk=limited(plan.inference.chunk, cost.num_ops)), cost.inputs),
         forward=_fitting(replace(plan.forward, chunk=chunk), cost.inputs),
         backward=_fitting(replace(plan.backward, chunk=segment), cost.inputs + cost.outputs),
     )
@@ -244,7 +244,7 @@ def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
     )
 
 
-def _limited(chunk: int, ops_per_step: int) -> int:
+def limited(chunk: int, ops_per_step: int) -> int:
     """`chunk`, halved until its ops are few enough."""
     while chunk > 1 and chunk * ops_per_step > _MAX_UNROLLED:
         chunk //= 2

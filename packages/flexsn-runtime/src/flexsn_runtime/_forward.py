@@ -12,7 +12,7 @@ from torch import Tensor
 from flexsn_codegen import ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
 from flexsn_runtime._buckets import LaunchPlan
-from flexsn_runtime._launch import Launch
+from flexsn_runtime._launches import Launch, launch
 from flexsn_runtime._operands import Arguments, Operands
 from flexsn_runtime._program import Specialization
 
@@ -109,7 +109,7 @@ class ForwardScan:
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
         self._order = [places.index(param) for param in kernel.params]
-        self._launch = Launch(kernel, operands.sizes, config, arguments.device)
+        self._launch = launch(kernel, operands.sizes, config, arguments.device)
 
     @property
     def first_kept(self) -> int:

@@ -12,12 +12,15 @@ from torch import Tensor, fx
 from torch.library import wrap_triton
 
 from flexsn_codegen import CoreSource, KernelSource
+from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, trace_step
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchPlan, with_segment
+from flexsn_runtime._cpp_op import RecordedCpp
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import target_on
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
@@ -98,7 +101,7 @@ class GraphSpecialization(Specialization):
         with untraced():
             traced = [_trace(step, assigned, device) for assigned in self._assignments]
             self._traces = [trace for trace, _ in traced]
-            super().__init__(self._traces[0], "scan", device)
+            super().__init__(self._traces[0], "scan", device, target=target_on(device, "cpp"))
             _check_same(self._emit, self._traces)
         _, stand_ins = traced[0]
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
@@ -141,6 +144,8 @@ class GraphSpecialization(Specialization):
     def _function(self, source: KernelSource) -> Any:
         """For a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
         function = super()._function(source)
+        if isinstance(function, CppKernel):
+            return RecordedCpp(function)
         if triton_interpreted():
             return function
         from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import (
-    TRITON,
     BackwardSpec,
     CoreSource,
     ForwardSpec,
     KernelSource,
     Numerics,
     Precision,
+    Target,
     backward_source,
     compile_options,
     emit_core,
@@ -41,10 +41,12 @@ from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, one_chunk, size_class
+from flexsn_runtime._cpu_plan import cpu_plan, cpu_size_class
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._order import ScanFormat
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
+from flexsn_runtime._targets import TARGETS, TargetName, target_on
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.errors import CapturedTensorError, DtypeError, ShapeError, TensorCountError
 
@@ -57,7 +59,7 @@ _EXACT = Numerics()
 class CompiledKernel:
     """A kernel, its calling convention, and the compiler's options that it is made for."""
 
-    function: Any  # triton.JITFunction, or what stands for it in the interpreter
+    function: Any  # a `CppKernel`, or a `triton.JITFunction`, or what stands for that in the interpreter
     params: tuple[Port, ...]
     sizes: tuple[str, ...]
     options: Mapping[str, bool]
@@ -83,16 +85,19 @@ class Specialization:
         device: torch.device,
         numerics: Numerics = _EXACT,
         policy: Policy = "recompute",
+        target: TargetName = "triton",
     ) -> None:
         self.trace = trace
+        self._is_cpp = target == "cpp"
+        self._target = TARGETS[target]
         # Where nothing is approximate in the source itself, the compiler's options still are.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.device = device
         self.numerics = numerics
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _dtypes("state", trace.states)
-        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values)
+        self.state_dtypes = _dtypes("state", trace.states, self._target)
+        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self._target)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
@@ -107,8 +112,11 @@ class Specialization:
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        limit = size_class(ncl)
+        limit = cpu_size_class(ncl) if self._is_cpp else size_class(ncl)
         plan = self._plans.get(limit)
+        if plan is None and self._is_cpp:
+            carried = sum(dtype.itemsize for dtype in self.state_dtypes)
+            plan = self._plans[limit] = cpu_plan(limit, carried, self.cost.num_ops, self.cost.backward_ops)
         if plan is None:
             usual = launch_plan(limit, self.cost, interpreted=triton_interpreted())
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
@@ -196,6 +204,7 @@ class Specialization:
             precision=self.numerics.precision,
             fast_math=self.numerics.fast_math,
             fast_division=fast_division,
+            target=self._target,
         )
 
     def vjp(
@@ -342,6 +351,7 @@ class ScanProgram:
             then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
             from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
             compiled graphs recompute.
+        on_cpu: what kernels on the CPU are written in: C++, or Triton, which runs there in its interpreter.
 
     Raises:
         PrecisionError: an unknown precision.
@@ -359,6 +369,7 @@ class ScanProgram:
         precision: Precision = "eager",
         fast_math: bool = False,
         residuals: str = "auto",
+        on_cpu: TargetName = "triton",
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = f"the class {core.__name__}: give an instance of it" if isinstance(core, type) else (
@@ -386,6 +397,7 @@ class ScanProgram:
         self.requires_grad = requires_grad
         self.numerics = Numerics(precision, fast_math)
         self.residuals = check_policy(residuals)
+        self.on_cpu: TargetName = on_cpu
         # By signature and by which captured tensors require a gradient; and by signature, the one that was used last.
         self._specializations: Recent[Specialization] = Recent()
         self._recent: Recent[Specialization] = Recent()
@@ -399,7 +411,9 @@ class ScanProgram:
         """A copy traces and compiles for itself."""
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
-        make = partial(ScanProgram, precision=precision, fast_math=fast_math, residuals=self.residuals)
+        make = partial(
+            ScanProgram, precision=precision, fast_math=fast_math, residuals=self.residuals, on_cpu=self.on_cpu
+        )
         return make, arguments
 
     @property
@@ -555,7 +569,7 @@ class ScanProgram:
                     "initialise it with the step's shape."
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
-        return Specialization(trace, name, device, self.numerics, self.residuals)
+        return Specialization(trace, name, device, self.numerics, self.residuals, target_on(device, self.on_cpu))
 
 
 def _trace(
@@ -567,10 +581,10 @@ def _trace(
         return trace_step(core, *counts, examples)
 
 
-def _dtypes(what: str, values: Sequence[StepValue]) -> tuple[torch.dtype, ...]:
+def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
     """The dtypes of values, which kernels have to have."""
     for i, value in enumerate(values):
-        if not TRITON.supports(value.dtype):
+        if not target.supports(value.dtype):
             raise DtypeError(
                 f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
                 "backend='torch'."

@@ -23,10 +23,12 @@ from flexsn_graph import StepValue, TraceError
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
 from flexsn_runtime._backward import BackwardScan, split_cotangents
 from flexsn_runtime._buckets import StepCost, launch_plan
+from flexsn_runtime._cpu_plan import cpu_plan, cpu_size_class
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._symbols import Size
+from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 
@@ -92,9 +94,7 @@ class KernelLowering:
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
         (device,) = devices
-        if triton_interpreted():
-            return "Triton's interpreter is on, and a compiler cannot call it"
-        return why_unavailable(device)
+        return why_unavailable(device, target_on(device, "cpp"))
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
         """The distance of the checkpoints, by the size of the step and the number of its operators."""
@@ -102,6 +102,8 @@ class KernelLowering:
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
         cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
+        if target_on(primals[0].device, "cpp") == "cpp":
+            return cpu_plan(cpu_size_class(largest), 0, cost.num_ops, cost.backward_ops).backward.chunk
         return launch_plan(largest, cost, interpreted=triton_interpreted()).backward.chunk
 
     def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
@@ -194,6 +196,7 @@ def _digest() -> str:
     digest = hashlib.sha256()
     for package in (flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None
-        for path in sorted(Path(package.__file__).parent.rglob("*.py")):
+        folder = Path(package.__file__).parent
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -334,13 +334,17 @@ class KernelWriter(ABC):
     def finish(self, name: str, cores: Sequence[CoreSource], doc: str) -> KernelSource:
         """The kernel, named by what it does."""
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
-        body = "\n".join(self._lines)
+        body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         full_name = f"{identifier(name, reserved=self.target.reserved)}_{digest}"
         functions = "\n\n".join(core.source for core in cores)
         source = f"{self.target.header}\n\n{functions}\n\n{self._kernel(full_name, arguments, body, doc)}"
         return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes), self.target)
+
+    def _text(self) -> str:
+        """The lines that were collected."""
+        return "\n".join(self._lines)
 
     @abstractmethod
     def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:

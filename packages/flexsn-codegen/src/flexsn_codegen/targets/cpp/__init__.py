@@ -1,1 +1,9 @@
 """C++ as a target: kernels for the CPU."""
+
+from __future__ import annotations
+
+from flexsn_codegen.targets.cpp._compiler import why_no_compiler
+from flexsn_codegen.targets.cpp._kernel import CppKernel, program
+from flexsn_codegen.targets.cpp._target import CPP, Cpp
+
+__all__ = ["CPP", "Cpp", "CppKernel", "program", "why_no_compiler"]

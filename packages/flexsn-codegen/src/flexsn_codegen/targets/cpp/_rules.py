@@ -209,6 +209,8 @@ def _convert(call: OpCall) -> str:
         return x if call.is_bool else f"{x} != {call.number(0)}"
     if call.is_float and not call.result.is_floating_point:
         return f"dev::to_integer<{target}>({x})"
+    if call.is_bool:  # as a conversion, g++ 12 has no vector code for it
+        return f"{x} ? {target}(1) : {target}(0)"
     return x if target == _type(call.dtype) else f"{target}({x})"
 
 

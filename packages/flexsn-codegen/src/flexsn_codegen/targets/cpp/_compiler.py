@@ -1,0 +1,131 @@
+"""Compiles sources in C++ to shared libraries, kept in the cache folder, and loads them."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import torch
+
+from flexsn_codegen._cache import keep, kept
+from flexsn_codegen.errors import CompilationError, CompilerMissingError
+
+_VARIABLE = "CXX"
+_CANDIDATES = ("g++", "clang++", "c++")
+
+# No fast math: the kernels have the bits of eager mode. Without traps and errno, which nobody reads, conditions and
+# functions become vector instructions. Integers wrap, as torch's do.
+_FLAGS = (
+    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fvisibility=hidden"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
+)
+_HEADERS = Path(__file__).parent
+
+_loaded: dict[str, ctypes.CDLL] = {}
+_lock = threading.Lock()
+
+
+def why_no_compiler() -> str | None:
+    """Why nothing can be compiled here and what to do about it; `None` where there is a compiler."""
+    if _compiler() is not None:
+        return None
+    named = os.environ.get(_VARIABLE)
+    if named:
+        return f"{_VARIABLE} names {named!r}, which is not there. Unset it, or name a C++ compiler."
+    remedy = {
+        "darwin": "`xcode-select --install`",
+        "win32": "the Build Tools for Visual Studio are not supported; use WSL",
+    }.get(sys.platform, "`apt install g++`, `dnf install gcc-c++`, or conda's `cxx-compiler`")
+    return f"there is no C++ compiler ({', '.join(_CANDIDATES)}) on the path. Install one: {remedy}."
+
+
+def load(source: str) -> ctypes.CDLL:
+    """The library of a source, compiled unless the cache folder has it; loaded once per process.
+
+    Raises:
+        CompilerMissingError: there is no compiler.
+        CompilationError: it refuses the source.
+        CacheFolderError: see `cache_folder`.
+    """
+    why = why_no_compiler()
+    if why is not None:
+        raise CompilerMissingError(why)
+    digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
+    with _lock:
+        library = _loaded.get(digest)
+        if library is None:
+            library = _loaded[digest] = _found(f"kernel_{digest}.so", source)
+    return library
+
+
+def _found(name: str, source: str) -> ctypes.CDLL:
+    path = kept(name)
+    if path is not None:
+        with contextlib.suppress(OSError):  # no library, whatever made it so, or gone meanwhile
+            return ctypes.CDLL(str(path))
+    return ctypes.CDLL(str(keep(name, _compiled(source))[0]))
+
+
+def _compiled(source: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
+        text, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        text.write_text(source, encoding="utf-8")
+        command = [*_command(), *_FLAGS, *_openmp(), *_include(source), str(text), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise CompilationError(f"{command[0]} refuses a generated kernel:\n{done.stderr[:4000]}\n{source}")
+        return library.read_bytes()
+
+
+def _command() -> list[str]:
+    command = _compiler()
+    assert command is not None
+    return command
+
+
+def _compiler() -> list[str] | None:
+    named = shlex.split(os.environ.get(_VARIABLE, ""))
+    if named:
+        return named if shutil.which(named[0]) else None
+    found = next(filter(None, map(shutil.which, _CANDIDATES)), None)
+    return None if found is None else [found]
+
+
+def _openmp() -> tuple[str, ...]:
+    """The loops over blocks run in the threads of torch's own OpenMP, which is in the process: none is linked."""
+    if sys.platform == "darwin":
+        return ("-Xclang", "-fopenmp", "-undefined", "dynamic_lookup")
+    return ("-fopenmp", "-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc")
+
+
+def _include(source: str) -> list[str]:
+    folders = [_HEADERS]
+    if '#include "special.h"' in source:  # which includes torch's headers
+        torch_headers = Path(torch.__file__).parent / "include"
+        folders += [torch_headers, torch_headers / "torch" / "csrc" / "api" / "include"]
+    return [f"-I{folder}" for folder in folders]
+
+
+def _environment() -> str:
+    """What compiled code depends on besides its source: the compiler, the machine's instructions, our headers."""
+    return _environment_of(tuple(_command()))
+
+
+@functools.cache
+def _environment_of(command: tuple[str, ...]) -> str:
+    # As macros, the compiler says which version it is and what "native" means here.
+    macros = subprocess.run(
+        [*command, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+    ).stdout
+    headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
+    return "\n".join([torch.__version__, *command, *_FLAGS, macros, *headers])

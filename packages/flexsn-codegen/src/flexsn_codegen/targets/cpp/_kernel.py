@@ -1,0 +1,94 @@
+"""A kernel in C++, compiled for the dtypes of its tensors when it is launched for the first time."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_codegen._source import KernelSource
+from flexsn_codegen.targets.cpp._compiler import load
+from flexsn_codegen.targets.cpp._literals import cpp_name
+
+Run = Callable[[Sequence[int]], None]
+
+
+class CppKernel:
+    """A kernel; one program is compiled for each combination of dtypes and block.
+
+    Attributes:
+        __name__: of its function.
+        first_written: which of its tensors is the first that it writes; so are all behind it.
+    """
+
+    def __init__(self, source: KernelSource) -> None:
+        self.__name__ = source.name
+        self._source = source
+        pointers = [f"const {port.name}_t* __restrict" in source.source for port in source.params]
+        self.first_written = sum(pointers)
+        assert all(pointers[: self.first_written]), "what is written comes last"
+        self._texts: dict[tuple[tuple[torch.dtype, ...], int], str] = {}
+
+    def compiled(self, dtypes: tuple[torch.dtype, ...], block: int) -> Run:
+        """What launches it: a function of the tensors' addresses, the sizes, and the number of threads.
+
+        Args:
+            dtypes: of the kernel's tensors, in order.
+            block: elements per program.
+
+        Raises:
+            CompilerMissingError, CompilationError, CacheFolderError: see `program`.
+        """
+        return program(self.text(dtypes, block))
+
+    def text(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
+        """The source of a program, with an entry for these dtypes and this block."""
+        text = self._texts.get((dtypes, block))
+        if text is None:
+            text = self._texts[dtypes, block] = self._written(dtypes, block)
+        return text
+
+    def _written(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
+        source = self._source
+        names = [cpp_name(dtype) for dtype in dtypes]
+        tensors = [f"reinterpret_cast<{name}*>(arguments[{i}])" for i, name in enumerate(names)]
+        numbers = [f"arguments[{len(names) + i}]" for i in range(len(source.sizes) + 1)]
+        call = f"{source.name}<{', '.join([str(block), *names])}>(\n        {', '.join([*tensors, *numbers])});"
+        # Apart, because it takes seconds to compile.
+        special = '#include "special.h"\n' if "dev::special::" in source.source else ""
+        return f"{special}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
+
+
+def program(text: str) -> Run:
+    """What launches a program, compiled unless it has been.
+
+    Args:
+        text: from `CppKernel.text`.
+
+    Raises:
+        CompilerMissingError: there is no compiler.
+        CompilationError: it refuses the source.
+        CacheFolderError: see `flexsn_codegen.cache_folder`.
+    """
+    run = _programs.get(text)
+    if run is None:
+        library = load(text)
+        count = ctypes.c_int64.in_dll(library, "count").value
+        run = _programs[text] = _Program(library.run, count)
+    return run
+
+
+class _Program:
+    __slots__ = ("_array", "_function")
+
+    def __init__(self, function: Any, count: int) -> None:
+        function.argtypes, function.restype = [ctypes.c_void_p], None
+        self._function, self._array = function, ctypes.c_int64 * count
+
+    def __call__(self, arguments: Sequence[int]) -> None:
+        self._function(self._array(*arguments))
+
+
+_programs: dict[str, Run] = {}

@@ -1,0 +1,75 @@
+"""C++ as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_codegen._source import KernelSource, Strided
+from flexsn_codegen.targets._base import KernelWriter, Statement, Target
+from flexsn_codegen.targets.cpp._kernel import CppKernel
+from flexsn_codegen.targets.cpp._literals import is_supported, literal
+from flexsn_codegen.targets.cpp._rules import RULES
+from flexsn_codegen.targets.cpp._writer import CppWriter
+
+
+class Cpp(Target):
+    """Sources are C++17: functions of one element, which call `dev::<name>`, and templates of kernels, on the dtypes
+    that memory has.
+    """
+
+    name = "C++"
+    reserved = frozenset(
+        """
+        alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const
+        constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern
+        false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or
+        or_eq private protected public register reinterpret_cast requires return short signed sizeof static
+        static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename
+        union unsigned using virtual void volatile wchar_t while xor xor_eq dev std main
+        """.split()
+    )
+    header = '#include "device.h"\n#include "device/lanes.h"\n'
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules |= RULES
+
+    def supports(self, dtype: torch.dtype) -> bool:
+        return is_supported(dtype)
+
+    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return literal(value, dtype)
+
+    def rounded(self, text: str, dtype: torch.dtype) -> str:
+        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+
+    def filled(self, number: str, like: str) -> str:
+        return number
+
+    def function(
+        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
+    ) -> str:
+        types = ", ".join(f"typename T{i}" for i in range(len(arguments)))
+        given = ", ".join(f"T{i} {argument}" for i, argument in enumerate(arguments))
+        lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
+        body = "\n".join(f"    {line}" for line in (*lines, f"return std::make_tuple({', '.join(results)});"))
+        head = f"template <{types}>\n" if arguments else ""
+        return f"{head}static inline auto {name}({given}) {{\n{body}\n}}\n"
+
+    def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
+        return CppWriter(self, strided, sizes)
+
+    def compile(self, source: KernelSource) -> Any:
+        return CppKernel(source)
+
+
+def _comment(citation: str) -> str:
+    # A backslash at the end of a line would make the next one part of the comment.
+    return f"  // {citation.rstrip(chr(92))}" if citation else ""
+
+
+CPP = Cpp()

@@ -1,0 +1,307 @@
+"""Kernels in C++: a program walks `BLOCK` elements through time, in loops over lanes that the compiler vectorises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._source import CoreSource, Strided
+from flexsn_codegen.targets._base import KernelWriter, Target
+from flexsn_codegen.targets.cpp._literals import cpp_name, literal
+from flexsn_graph import Port
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """`name` is `text` from here on, or, without a name, what `text` does is done."""
+
+    name: str | None
+    text: str
+
+    def reads(self, names: frozenset[str]) -> frozenset[str]:
+        return names.intersection(_NAME.findall(self.text))
+
+
+@dataclass(slots=True)
+class _Lanes:
+    """A loop over the lanes of a block."""
+
+    indent: int
+    statements: list[_Assignment] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)  # what is the same for all lanes
+    flags: dict[str, str] = field(default_factory=dict)  # the last of each flag's values in it, by name
+
+    def assigned(self) -> frozenset[str]:
+        return frozenset(s.name for s in self.statements if s.name is not None)
+
+    def needed(self, names: frozenset[str]) -> frozenset[str]:
+        """Those of the names that it reads before it assigns them."""
+        found: set[str] = set()
+        assigned: set[str] = set()
+        for statement in self.statements:
+            found |= statement.reads(names) - assigned
+            if statement.name is not None:
+                assigned.add(statement.name)
+        return frozenset(found)
+
+
+class CppWriter(KernelWriter):
+    """In the source, `begin` is the number of the block's first element in the step and `lanes` how many it has; `lane`
+    counts them. `<operand>_block` points to the operand's first step (to the block's first element in it, if it is
+    dense) and `<operand>_at` to its current one.
+
+    A value is a variable of one lane. What stands between two lines of control becomes one loop over the lanes; a
+    value that is read in another loop than the one that computes it is kept in an array of the block.
+    """
+
+    def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
+        super().__init__(target, strided, sizes)
+        self._body: list[str | _Lanes] = []
+        self._lanes: _Lanes | None = None
+        self._offsets: dict[Port, str] = {}  # within a step, as in `KernelWriter`
+        self._times: dict[Port, str] = {}
+        self._written: set[Port] = set()
+        self._first: dict[str, str] = {}  # what each value was computed by first: it has its type
+        self._stored: list[Port] = []  # under a condition
+        self._flags: dict[str, int] = {}  # how often each was assigned
+        self._calls = 0
+
+    # -- lines and lanes -----------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self._lanes = None
+        self._body.append("    " * (self._indent + 1) + text)
+
+    def _current(self) -> _Lanes:
+        if self._lanes is None or self._lanes.indent != self._indent:
+            self._lanes = _Lanes(self._indent)
+            self._body.append(self._lanes)
+        return self._lanes
+
+    def _lane(self, name: str | None, text: str, before: str | None = None) -> None:
+        lanes = self._current()
+        lanes.statements.append(_Assignment(name, self._with_flags(text, f"({self._where('{}')})")))
+        if before is not None:
+            lanes.before.append(before)
+        if name is not None:
+            self._first.setdefault(name, text)
+
+    def _with_flags(self, text: str, form: str = "{}") -> str:
+        """The text, of the values that flags have at this place: they change within a loop over lanes, in which
+        nothing is computed that is the same for all."""
+        flags = {**dict.fromkeys(self._flags), **self._current().flags}
+        return _NAME.sub(lambda found: form.format(flags[found[0]] or found[0]) if found[0] in flags else found[0], text)
+
+    def _assign_flag(self, name: str, text: str) -> None:
+        lanes, count = self._current(), self._flags.get(name, 0)
+        lanes.before.append(f"const bool {name}_{count} = {self._with_flags(text)};")
+        lanes.flags[name] = f"{name}_{count}"
+        self._flags[name] = count + 1
+
+    def _where(self, condition: str) -> str:
+        """A condition that is the same for all lanes, as a loop over them can have it."""
+        return f"int32_t(lane) < dev::lanes_if({_scalar(condition)}, lanes)"
+
+    def _is_flag(self, text: str) -> bool:
+        return all(name in self._flags or name in ("true", "false") for name in _NAME.findall(text)) and "(" not in text
+
+    # -- operands ------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        pass
+
+    def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
+        self._times[port] = f"{port.name}_time" if strided_time else self._elements
+        if terms is not None:
+            summands = (f"(begin + lane) / {inner} % {size} * {stride}" for inner, size, stride in terms)
+            self._offsets[port] = " + ".join(summands) or "0"
+
+    def _is_dense(self, port: Port) -> bool:
+        return port not in self._offsets and port not in self._sums
+
+    def _time(self, port: Port) -> str:
+        """The distance between two time steps, in elements."""
+        return "programs" if port in self._sums else self._times[port]
+
+    def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
+        rows = f" + {chunks} * {length} * {self._time(port)}" if chunks else ""
+        self.line(f"auto {port.name}_at = {port.name}_block{rows};")
+
+    def at(self, port: Port, step: int = 0) -> str:
+        return f"{port.name}_at" + (f" + {step} * {self._time(port)}" if step else "")
+
+    def row(self, port: Port, number: str, shift: int = 0) -> str:
+        row = f"({_scalar(number)} - {-shift})" if shift else f"({_scalar(number)})"
+        return f"{port.name}_block + {row} * {self._time(port)}"
+
+    def move(self, port: Port, steps: int) -> None:
+        sign, count = ("-", -steps) if steps < 0 else ("+", steps)
+        self.line(f"{port.name}_at {sign}= {count} * {self._time(port)};")
+
+    def load(self, name: str, port: Port, place: str | None = None, exists: str | None = None) -> None:
+        pointer = place or f"{port.name}_block"
+        if exists is None:
+            self._lane(name, _loaded(pointer, self._offsets.get(port, "lane")))
+        elif self._is_dense(port):
+            # Not a condition in the loop over lanes, which would not become one over vectors.
+            there = f"const auto {name}_from = {_scalar(exists)} ? {pointer} : dev::zeros<{port.name}_t, BLOCK>;"
+            self._lane(name, f"dev::load({name}_from[lane])", there)
+        else:
+            value = _loaded(pointer, self._offsets[port])
+            self._lane(name, f"{_scalar(exists)} ? {value} : decltype({value})(0)")
+
+    def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
+        self._written.add(port)
+        pointer = place or f"{port.name}_block"
+        if port in self._sums:
+            total = f"{port.name}_sum"
+            self._first[total] = f"dev::load({port.name}_ptr[0])"
+            self._lane(total, value)
+            when = f"if ({_scalar(exists)}) " if exists else ""
+            self.line(f"{when}dev::store(({pointer})[program], dev::sum({_array(total)}, lanes));")
+        elif exists is None:
+            self._lane(None, f"dev::store(({pointer})[{self._offsets.get(port, 'lane')}], {value})")
+        elif self._is_dense(port):
+            to = f"{port.name}_to_{len(self._stored)}"
+            self._stored.append(port)
+            there = f"const auto {to} = {_scalar(exists)} ? {pointer} : {port.name}_beyond;"
+            self._lane(None, f"dev::store({to}[lane], {value})", there)
+        else:
+            place = f"({pointer})[{self._offsets[port]}]"
+            self._lane(None, f"if ({_scalar(exists)}) dev::store({place}, {value})")
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def zeros(self, dtype: torch.dtype) -> str:
+        return literal(0, dtype)
+
+    def assign(self, name: str, text: str) -> None:
+        if self._is_flag(text):
+            self._assign_flag(name, text)
+        else:
+            self._lane(name, text)
+
+    def select(self, name: str, condition: str, text: str, other: str) -> None:
+        if self._is_flag(text):
+            self._assign_flag(name, f"{_scalar(condition)} ? {text} : {other}")
+        else:
+            self._lane(name, f"{self._where(condition)} ? {text} : {other}")
+
+    def accumulate(
+        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
+    ) -> None:
+        term = value if dtype is None else f"{cpp_name(register_dtype(dtype))}({value})"
+        total = f"{name} + {term}"
+        self._lane(name, total if condition is None else f"{self._where(condition)} ? {total} : {name}")
+
+    def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:
+        all_results = f"results_{self._calls}"
+        self._calls += 1
+        self._lane(all_results, f"{core.name}({', '.join(arguments)})")
+        for i, name in enumerate(results):
+            self._lane(name, f"std::get<{i}>({all_results})")
+
+    def flag(self, value: bool) -> str:
+        return "true" if value else "false"
+
+    # -- control -------------------------------------------------------------------------------------------
+
+    def integer(self, name: str, expression: str) -> None:
+        self.line(f"const int64_t {name} = {_scalar(expression)};")
+
+    def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
+        first, last = _scalar(start), _scalar(end)
+        return self._block(f"for (int64_t {variable} = {first}; {variable} < {last}; ++{variable})")
+
+    def when(self, condition: str) -> AbstractContextManager[None]:
+        return self._block(f"if ({_scalar(condition)})")
+
+    @contextmanager
+    def _block(self, header: str) -> Iterator[None]:
+        self.line(f"{header} {{")
+        with self.indented():
+            yield
+        self.line("}")
+
+    # -- the whole -----------------------------------------------------------------------------------------
+
+    def _text(self) -> str:
+        loops = [part for part in self._body if isinstance(part, _Lanes)]
+        names = frozenset(self._first)
+        kept = frozenset(f"{port.name}_sum" for port in self._sums).union(*(loop.needed(names) for loop in loops))
+        dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
+        lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
+        # In the order in which they were computed first: the type of one may be that of another.
+        lines += [
+            f"dev::value_t<decltype({self._typed(name)})> {_array(name)}[BLOCK];" for name in self._first if name in kept
+        ]
+        lines += [f"bool {name} = false;" for name in self._flags]
+        lines += [f"{port.name}_t {port.name}_beyond[BLOCK];" for port in dict.fromkeys(self._stored)]
+        parts = [part if isinstance(part, str) else self._written_out(part, names, kept) for part in self._body]
+        return "\n".join([*(f"        {line}" for line in lines), *parts])
+
+    def _typed(self, name: str) -> str:
+        """An expression of the type of a value, outside of the loops over lanes."""
+        return re.sub(r"\blane\b", "0", self._first[name])
+
+    def _written_out(self, loop: _Lanes, names: frozenset[str], kept: frozenset[str]) -> str:
+        outer = "    " * (loop.indent + 1)
+        inner = outer + "    "
+        lines = [f"{outer}{line}" for line in loop.before]
+        after = [f"{outer}{name} = {value};" for name, value in loop.flags.items()]
+        if not loop.statements:
+            return "\n".join([*lines, *after])
+        lines += [f"{outer}DEV_LANES", f"{outer}for (int64_t lane = 0; lane < lanes; ++lane) {{"]
+        needed, assigned = loop.needed(names), loop.assigned()
+        known = set(needed)
+        lines += [f"{inner}auto {name} = {_array(name)}[lane];" for name in self._first if name in needed]
+        for statement in loop.statements:
+            if statement.name is None:
+                lines.append(f"{inner}{statement.text};")
+                continue
+            lines.append(f"{inner}{'' if statement.name in known else 'auto '}{statement.name} = {statement.text};")
+            known.add(statement.name)
+        lines += [f"{inner}{_array(name)}[lane] = {name};" for name in self._first if name in kept & assigned]
+        return "\n".join([*lines, f"{outer}}}", *after])
+
+    def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
+        types = ", ".join(f"typename {port.name}_t" for port in self._params)
+        tensors = [
+            f"{'' if port in self._written else 'const '}{port.name}_t* __restrict {port.name}_ptr"
+            for port in self._params
+        ]
+        signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in self._sizes), "int64_t threads"])
+        elements = self._elements
+        return f"""// {doc}
+template <int64_t BLOCK, {types}>
+static void {name}(
+    {signature}) {{
+    const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
+    #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t program = 0; program < programs; ++program) {{
+        const int64_t begin = program * BLOCK;
+        const int64_t lanes = begin + BLOCK < {elements} ? BLOCK : {elements} - begin;
+{body}
+    }}
+}}
+"""
+
+
+def _scalar(expression: str) -> str:
+    """A scalar expression of whole numbers, from Python's syntax."""
+    return expression.replace("//", "/")
+
+
+def _loaded(pointer: str, offset: str) -> str:
+    return f"dev::load(({pointer})[{offset}])"
+
+
+def _array(name: str) -> str:
+    return f"{name}_of"

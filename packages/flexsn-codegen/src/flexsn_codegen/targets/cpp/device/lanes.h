@@ -1,0 +1,59 @@
+// What loops over lanes are made of: loads and stores, and sums over a block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+#include "device/types.h"
+
+// No lane reads what another one writes, whatever the distances between the operands.
+#if defined(__clang__)
+#define DEV_LANES _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define DEV_LANES _Pragma("GCC ivdep")
+#endif
+
+// What is called from outside: it takes `number` integers.
+#define DEV_ENTRY(number)                                                                    \
+    extern "C" __attribute__((visibility("default"))) const int64_t count = number;          \
+    extern "C" __attribute__((visibility("default"))) void run(const int64_t* arguments)
+
+namespace dev {
+
+template <typename T>
+using value_t = std::remove_cv_t<std::remove_reference_t<T>>;
+
+// A value in memory, as it is computed with. Half values are float there.
+template <typename T>
+static inline T load(const T& place) { return place; }
+static inline float load(const float16& place) { return float(place); }
+static inline float load(const bfloat16& place) { return float(place); }
+
+template <typename T, typename V>
+static inline void store(T& place, V value) { place = T(value); }
+
+// What is read in the place of steps that do not exist.
+template <typename T, int64_t count>
+static const T zeros[count] = {};
+
+// How many lanes compute what depends on a condition that is the same for all: `lane < lanes_if(...)` is a comparison of
+// vectors, where the condition itself would keep a loop from becoming one over vectors.
+static inline int32_t lanes_if(bool condition, int64_t lanes) { return int32_t(lanes) & -int32_t(condition); }
+
+// The sum over the lanes of a block: in pairs, so that its error grows with the logarithm of their number, and in an
+// order that depends on the number alone. It is computed in place.
+template <typename T>
+static inline T sum(T* values, int64_t count) {
+    while (count > 1) {
+        const int64_t half = count / 2;
+        const int64_t first = count - half;
+        DEV_LANES
+        for (int64_t i = 0; i < half; ++i) values[i] = T(values[i] + values[first + i]);
+        count = first;
+    }
+    return count == 1 ? values[0] : T(0);
+}
+
+}  // namespace dev

@@ -1,0 +1,69 @@
+"""A launch of a kernel in C++ as an operator, for compilers: its source is an argument, so that a program that was
+compiled by another process has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.targets.cpp import CppKernel, program
+
+
+@torch.library.custom_op("flexsn_runtime::launch_cpp", mutates_args=("written",), device_types="cpu")
+def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    """Launches a kernel.
+
+    Args:
+        read, written: its tensors, in order.
+        sizes: its integer arguments.
+        source: from `CppKernel.text`.
+    """
+    addresses = [tensor.data_ptr() for tensor in (*read, *written)]
+    program(source)([*addresses, *sizes, torch.get_num_threads()])
+
+
+@launch_cpp.register_fake
+def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    pass
+
+
+class RecordedCpp:
+    """What records launches of a kernel in a graph.
+
+    Attributes:
+        __name__: of the kernel.
+    """
+
+    def __init__(self, kernel: CppKernel) -> None:
+        self.__name__ = kernel.__name__
+        self._kernel = kernel
+
+    def record(self, tensors: Sequence[Tensor], sizes: Sequence[int], block: int) -> None:
+        """Calls the operator.
+
+        Args:
+            tensors, sizes: in the order of the kernel's parameters.
+            block: elements per program.
+        """
+        text = self._kernel.text(tuple(tensor.dtype for tensor in tensors), block)
+        first = self._kernel.first_written
+        launch_cpp(list(tensors[:first]), list(tensors[first:]), list(sizes), text)
+
+
+class RecordedCppLaunch:
+    """Records a launch, as often as it is called."""
+
+    is_compiled = True
+
+    def __init__(self, function: RecordedCpp, numbers: Sequence[int], block: int) -> None:
+        self._function, self._numbers, self._block = function, numbers, block
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing: whoever runs the graph compiles."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Records a launch on these tensors, in the order of the kernel's parameters."""
+        self._function.record(tensors, self._numbers, self._block)
