@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen import CoreSource, KernelSource, KernelWriter, OpCall, Statement, Target, register_op
+from flexsn_codegen import CoreSource, KernelSource, KernelWriter, Number, OpCall, Statement, Target, register_op
 from flexsn_graph import Port
 
 
@@ -62,6 +62,12 @@ class NumPyWriter(KernelWriter):
         self._times[port] = f"{port.name}_time" if strided_time else self._elements
         offsets = ["0 * off", *(f"off // {inner} % {size} * {stride}" for inner, size, stride in terms or ())]
         self._offsets[port] = "off" if terms is None else " + ".join(offsets)
+
+    def number(self, number: Number) -> None:
+        words = f"np.array([{', '.join(number.arguments)}], np.int32)"
+        wide = number.dtype.is_floating_point or number.dtype.itemsize >= 4
+        bits = f"{words}.view({_name(number.dtype)})" if wide else f"{words}.astype({_name(number.dtype)})"
+        self.line(f"{number.name} = {bits}[0]")
 
     def _time(self, port: Port) -> str:
         return "1" if port in self._sums else self._times[port]

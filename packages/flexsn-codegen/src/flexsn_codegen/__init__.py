@@ -5,6 +5,7 @@ from __future__ import annotations
 from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
 from flexsn_codegen._core import emit_core, generate_triton_code_str
 from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._numbers import Number
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
 from flexsn_codegen._pointwise import Pointwise, pointwise
 from flexsn_codegen._register import register_op, supported_ops
@@ -54,6 +55,7 @@ __all__ = [
     "KernelNameError",
     "KernelSource",
     "KernelWriter",
+    "Number",
     "Numerics",
     "OfflineCompileError",
     "OfflineJob",

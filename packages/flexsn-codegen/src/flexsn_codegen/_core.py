@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._numbers import LITERAL_OPS, Number, may_be_argument
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._source import CoreSource, identifier
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
@@ -19,7 +22,6 @@ from flexsn_codegen.targets._base import Op
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_graph import Role, StepGraph, continuous_nodes, location_of, ports
 
-_LITERAL_OPS = {torch.ops.aten.scalar_tensor.default, torch.ops.prims.scalar_tensor.default}
 _Number = bool | int | float
 
 
@@ -67,6 +69,7 @@ def emit_core(
     precision: Precision = "eager",
     fast_math: bool = False,
     fast_division: bool = False,
+    numbers: str | None = None,
     target: Target = TRITON,
 ) -> CoreSource:
     """Like `generate_triton_code_str`, without imports.
@@ -77,6 +80,9 @@ def emit_core(
         precision, fast_math: as for `generate_triton_code_str`.
         fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
             rounded division has a rare slow path, a branch, around which nothing is scheduled.
+        numbers: makes the graph's numbers arguments of the function, whose names begin so: graphs that differ in
+            numbers alone have the same source. (Those that an op is written otherwise for stay in it: exponents as 2,
+            degrees of polynomials.) `None`: they are written as they are.
         target: what it is written for.
     """
     numerics = Numerics(precision, fast_math)
@@ -86,17 +92,18 @@ def emit_core(
     if not taken:
         # A result that is a constant needs a block to take its shape from.
         taken = {port: placeholders[port] for port in step.arguments[:1]}
-    writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset())
+    writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
     statements = [writer.statement(node) for node in nodes]
     results = writer.results(step.graph, arguments)
+    arguments += [number.name for number in writer.numbers]
     # Without citations: moving the user's code in its file must not make another kernel.
     code = "\n".join([*(f"{s.name} = {s.text}" for s in statements), f"return {', '.join(results)}"])
     digest = hashlib.sha256(f"{tuple(arguments)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
     source = target.function(name, arguments, statements, results)
-    return CoreSource(name, source, tuple(taken), step.results, target)
+    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers))
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:
@@ -129,16 +136,25 @@ def _citation(node: fx.Node) -> str:
 
 def _is_inlined(node: fx.Node) -> bool:
     """Numbers are written where they are used; of several results, each is a statement (`getitem`)."""
-    return node.target in _LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
+    return node.target in LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
 
 
 class _Writer:
-    """Writes nodes for a target."""
+    """Writes nodes for a target.
 
-    def __init__(self, target: Target, numerics: Numerics, loose: Collection[fx.Node]) -> None:
+    Attributes:
+        numbers: what has become an argument so far.
+    """
+
+    def __init__(
+        self, target: Target, numerics: Numerics, loose: Collection[fx.Node], prefix: str | None = None
+    ) -> None:
         self._target = target
         self._numerics = numerics
         self._loose = loose  # where a division may be approximate
+        self._prefix = prefix
+        self._literals: dict[fx.Node, str] = {}
+        self.numbers: list[Number] = []
 
     def name(self, node: fx.Node) -> str:
         # Cut off, two names could become one.
@@ -177,16 +193,34 @@ class _Writer:
         # The condition of `where` is the only operand of another dtype; its branches tell.
         typed = values[1:] if op is torch.ops.prims.where.default else values
         dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+        constants = [None if isinstance(v, fx.Node) else v for v in values]
+        operands = [self._node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
+        computed: dict[int, Callable[[Callable[[float], float]], str]] = {}
+        if self._prefix is not None:
+            for i, value in enumerate(constants):
+                if value is not None and may_be_argument(op, i, value, dtype):
+                    operands[i], constants[i] = self._argument(value, dtype), None
+                    computed[i] = partial(self._computed, value, dtype)
         return OpCall(
             op=op,
-            operands=tuple(self._operand(v, dtype) for v in values),
-            constants=tuple(None if isinstance(v, fx.Node) else v for v in values),
+            operands=tuple(operands),
+            constants=tuple(constants),
             dtype=dtype,
             result=result,
             target=self._target,
             index=index,
             keywords={**others, **node.kwargs},
+            computed=computed,
         )
+
+    def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        """The name of a number that becomes an argument."""
+        number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
+        self.numbers.append(number)
+        return number.name
+
+    def _computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
+        return self._argument(function(value), dtype)
 
     def _dtype(self, node: fx.Node) -> torch.dtype:
         value = node.meta.get("val")
@@ -202,20 +236,21 @@ class _Writer:
             )
         return value.dtype
 
-    def _operand(self, value: fx.Node | _Number, dtype: torch.dtype) -> str:
-        if not isinstance(value, fx.Node):
-            return self._target.literal(value, dtype)
-        return self._literal(value) if value.target in _LITERAL_OPS else self.name(value)
+    def _node(self, node: fx.Node) -> str:
+        return self._literal(node) if node.target in LITERAL_OPS else self.name(node)
 
     def _literal(self, node: fx.Node) -> str:
-        value: Any = node.args[0]
-        dtype = self._dtype(node)
-        return self._target.rounded(self._target.literal(value, dtype), dtype)
+        if node not in self._literals:
+            value: Any = node.args[0]
+            dtype = self._dtype(node)
+            text = self._target.literal(value, dtype) if self._prefix is None else self._argument(value, dtype)
+            self._literals[node] = self._target.rounded(text, dtype)
+        return self._literals[node]
 
     def _result(self, entry: Any, arguments: Sequence[str]) -> str:
         if not isinstance(entry, fx.Node):
             raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
-        if entry.target not in _LITERAL_OPS:
+        if entry.target not in LITERAL_OPS:
             # An argument has its dtype's values already, and so has all else when each op was rounded.
             computed = self._numerics.precision == "float32" and entry.op != "placeholder"
             return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)

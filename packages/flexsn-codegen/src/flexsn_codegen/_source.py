@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flexsn_codegen._numbers import Number
 from flexsn_graph import Port
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class CoreSource:
         arguments: what the function takes, in order.
         results: what it returns, in order.
         target: what it is written for.
+        numbers: what it takes behind its arguments. The name and the source do not depend on their values.
     """
 
     name: str
@@ -49,6 +51,12 @@ class CoreSource:
     arguments: tuple[Port, ...]
     results: tuple[Port, ...]
     target: Target
+    numbers: tuple[Number, ...] = ()
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """What a kernel made of it takes for the numbers, by the names of its arguments."""
+        return {name: integer for number in self.numbers for name, integer in number.integers.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +68,8 @@ class KernelSource:
         params: its tensor arguments, first.
         sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
             ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``. In Triton, the constexpr `BLOCK` comes last, elements per program.
+            ``"<operand>_stride<i>"``; and those of the step's numbers (`CoreSource.integers`). In Triton, the
+            constexpr `BLOCK` comes last, elements per program.
         target: what it is written for.
     """
 

@@ -177,7 +177,8 @@ class BackwardScan:
             flags=self._presence.flags,
         )
         kernel = step.backward_kernel(spec, source)
-        self._launch = launch(kernel, operands.sizes, config, arguments.device)
+        integers = operands.sizes | step.core().integers | source.integers
+        self._launch = launch(kernel, integers, config, arguments.device)
         self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
         first_grad = len(arguments.all) + len(kept_params)
         self._copied = {

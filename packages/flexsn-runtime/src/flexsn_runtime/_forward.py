@@ -109,7 +109,8 @@ class ForwardScan:
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
         self._order = [places.index(param) for param in kernel.params]
-        self._launch = launch(kernel, operands.sizes, config, arguments.device)
+        integers = operands.sizes | step.core(residuals).integers
+        self._launch = launch(kernel, integers, config, arguments.device)
 
     @property
     def first_kept(self) -> int:

@@ -53,6 +53,8 @@ from flexsn_runtime.errors import CapturedTensorError, DtypeError, ShapeError, T
 Core = Callable[..., Any]
 
 _EXACT = Numerics()
+# So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
+_MOST_TRACES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,12 @@ class Signature:
 
 
 class Specialization:
-    """A traced step and the kernels made of it so far."""
+    """A traced step, and the kernels made of it so far.
+
+    Args:
+        kernels: those that there are for the step with other numbers, and those to come.
+        takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
+    """
 
     def __init__(
         self,
@@ -86,10 +93,14 @@ class Specialization:
         numerics: Numerics = _EXACT,
         policy: Policy = "recompute",
         target: TargetName = "triton",
+        kernels: Recent[CompiledKernel] | None = None,
+        *,
+        takes_numbers: bool = False,
     ) -> None:
         self.trace = trace
         self._is_cpp = target == "cpp"
         self._target = TARGETS[target]
+        self._takes_numbers = takes_numbers
         # Where nothing is approximate in the source itself, the compiler's options still are.
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.device = device
@@ -103,7 +114,8 @@ class Specialization:
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
-        self._kernels: dict[tuple[ForwardSpec | BackwardSpec, Any], CompiledKernel] = {}
+        self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
+        self._kernel_names: dict[str, None] = {}
         self._lock = threading.RLock()
         self._plans: dict[int, LaunchPlan] = {}  # by size class
         # Prepared launches by the layout of their arguments: see `_scan.py`.
@@ -180,23 +192,21 @@ class Specialization:
                 return None
         return self.trace.lift(tensors) if self.trace.fits(tensors) else None
 
-    def trained_now(self) -> tuple[bool, ...] | None:
-        """Which of the captured tensors require a gradient now: another set of them is another trace."""
-        fetched = self.trace.reads.fetch()
-        return None if fetched is None else tuple(t.requires_grad for t in fetched)
-
     def core(self, residuals: Residuals | None = None) -> CoreSource:
         """The source of the step, which returns the residuals as well."""
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
-                self._cores[residuals] = self._emit_graph(forward, "step")
+                self._cores[residuals] = self._emit_graph(forward, "step", takes_numbers=self._takes_numbers)
             return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
+        """The source of the step with its numbers."""
         return self._emit_graph(trace.forward, "step")
 
-    def _emit_graph(self, graph: StepGraph, role: str, *, fast_division: bool = False) -> CoreSource:
+    def _emit_graph(
+        self, graph: StepGraph, role: str, *, fast_division: bool = False, takes_numbers: bool = False
+    ) -> CoreSource:
         return emit_core(
             graph,
             f"{self.name}_{role}",
@@ -205,6 +215,7 @@ class Specialization:
             fast_math=self.numerics.fast_math,
             fast_division=fast_division,
             target=self._target,
+            numbers=role if takes_numbers else None,
         )
 
     def vjp(
@@ -277,7 +288,9 @@ class Specialization:
             return self._vjps[key]
 
     def _emit_vjp(self, vjp: StepGraph) -> CoreSource | None:
-        return self._emit_graph(vjp, "vjp", fast_division=True) if vjp.results else None
+        if not vjp.results:
+            return None
+        return self._emit_graph(vjp, "vjp", fast_division=True, takes_numbers=self._takes_numbers)
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
@@ -289,7 +302,7 @@ class Specialization:
         counts = (old.num_inputs, old.num_states, old.num_outputs)
         new = _trace(old.core, counts, (*old.inputs, *old.states), self.device)
         same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
-        if now is None or not same or self._emit(new).name != self.core().name:
+        if now is None or not same or self._emit(new).name != self._emit(old).name:
             raise CapturedTensorError(
                 "the core computes something else now than in the forward whose gradient is asked for: what "
                 f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
@@ -301,35 +314,35 @@ class Specialization:
         return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
 
     def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
-        name = f"{self.name}_backward"
-        return self._kernel((spec, vjp.name), lambda: backward_source(name, self.core(), vjp, spec))
+        core = self.core()
+        return self._kernel(
+            (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
+        )
 
     @property
     def kernel_names(self) -> tuple[str, ...]:
-        """The kernels made so far."""
+        """The kernels that it has used so far."""
         with self._lock:
-            return tuple(kernel.function.__name__ for kernel in self._kernels.values())
+            return tuple(self._kernel_names)
 
     def close(self) -> None:
         """Drops the compiled kernels."""
         with self._lock:
             self._kernels.clear()
+            self._kernel_names.clear()
             self.forward_scans.clear()
             self.backward_scans.clear()
 
-    def _kernel(
-        self, key: tuple[ForwardSpec | BackwardSpec, Any], write: Callable[[], KernelSource]
-    ) -> CompiledKernel:
-        kernel = self._kernels.get(key)
-        if kernel is not None:
-            return kernel
+    def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+        key = (self._target.name, key)  # a step's name does not tell
         with self._lock:
-            if key not in self._kernels:
+            kernel = self._kernels.get(key)
+            if kernel is None:
                 source = write()
-                self._kernels[key] = CompiledKernel(
-                    self._function(source), source.params, source.sizes, self._options
-                )
-            return self._kernels[key]
+                kernel = CompiledKernel(self._function(source), source.params, source.sizes, self._options)
+                self._kernels[key] = kernel
+            self._kernel_names[kernel.function.__name__] = None
+            return kernel
 
     def _function(self, source: KernelSource) -> Any:
         """What is called to launch a kernel."""
@@ -398,9 +411,10 @@ class ScanProgram:
         self.numerics = Numerics(precision, fast_math)
         self.residuals = check_policy(residuals)
         self.on_cpu: TargetName = on_cpu
-        # By signature and by which captured tensors require a gradient; and by signature, the one that was used last.
-        self._specializations: Recent[Specialization] = Recent()
-        self._recent: Recent[Specialization] = Recent()
+        # By signature, the one that was used last first.
+        self._specializations: Recent[list[Specialization]] = Recent()
+        self._kernels: Recent[CompiledKernel] = Recent()
+        self._takes_numbers = False  # from the first change of one on
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
         self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
@@ -496,7 +510,7 @@ class ScanProgram:
     def specializations(self) -> tuple[Specialization, ...]:
         """Those made so far."""
         with self._lock:
-            return tuple(self._specializations.values())
+            return tuple(step for steps in self._specializations.values() for step in steps)
 
     def lifted(self) -> tuple[Tensor, ...]:
         """The captured tensors as they are now; empty before the first specialisation."""
@@ -508,14 +522,13 @@ class ScanProgram:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
             self.calls.clear()
-            for step in self._specializations.values():
+            for step in self.specializations:
                 step.forget_plans()
 
     def close(self) -> None:
         """Drops the compiled kernels. Using the program makes them again."""
         with self._lock:
             self._specializations.clear()
-            self._recent.clear()
             self.calls.clear()
             if self._latest is not None:
                 self._latest.close()
@@ -534,21 +547,24 @@ class ScanProgram:
         with self._lock:
             known = self._known(signature)
             if known is None:
-                step = self._trace(signature, device)
-                self._specializations[signature, step.trained] = self._recent[signature] = self._latest = step
+                earlier = self._specializations.get(signature, [])
+                self._takes_numbers |= any(step.trace.reads.has_other_numbers() for step in earlier[:1])
+                step = self._latest = self._trace(signature, device)
+                self._specializations[signature] = [step, *earlier[: _MOST_TRACES - 1]]
                 known = step, step.captured() or step.trace.lift(step.trace.captured)
             return known
 
     def _known(self, signature: Signature) -> tuple[Specialization, tuple[Tensor, ...]] | None:
-        step = self._recent.get(signature)
-        captured = None if step is None else step.captured()
-        if step is not None and captured is None:
-            # Parameters may have been frozen, or be trained again: it may have been traced for that before.
-            step = self._specializations.get((signature, step.trained_now()))
-            captured = None if step is None else step.captured()
-            if step is not None and captured is not None:
-                self._recent[signature] = self._latest = step
-        return None if step is None or captured is None else (step, captured)
+        steps = self._specializations.get(signature, [])
+        for step in steps:
+            captured = step.captured()
+            if captured is None:
+                continue
+            if step is not steps[0]:
+                others = (other for other in steps if other is not step)
+                self._specializations[signature], self._latest = [step, *others], step
+            return step, captured
+        return None
 
     def _trace(self, signature: Signature, device: torch.device) -> Specialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
@@ -569,7 +585,16 @@ class ScanProgram:
                     "initialise it with the step's shape."
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
-        return Specialization(trace, name, device, self.numerics, self.residuals, target_on(device, self.on_cpu))
+        return Specialization(
+            trace,
+            name,
+            device,
+            self.numerics,
+            self.residuals,
+            target_on(device, self.on_cpu),
+            self._kernels,
+            takes_numbers=self._takes_numbers,
+        )
 
 
 def _trace(

@@ -37,6 +37,7 @@ class _Backward:
         self._num_states = len(spec.states)
         takes_states = any(port.role is Role.STATE for port in vjp.arguments)
         self._core = core if takes_states else None
+        self._cores = [vjp] if self._core is None else [self._core, vjp]
         self._used = frozenset((*vjp.arguments, *(self._core.arguments if self._core else ())))
         first_lifted = len(spec.inputs) + self._num_states
         self._input_gradients = spec.gradients[: len(spec.inputs)]
@@ -63,12 +64,12 @@ class _Backward:
             w.store(param, f"grad_state_{i}")
         for i, param in self._grad_lifted.items():
             w.store(param, f"grad_lifted_{i}")
-        cores = [self._vjp] if self._core is None else [self._core, self._vjp]
         doc = f"Backward scan, {chunk} steps a chunk. One program: BLOCK elements, all T."
-        return w.finish(name, cores, doc)
+        return w.finish(name, self._cores, doc)
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec
+        self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
         self._inputs = w.add_inputs(spec.inputs, self._used)
         lifted = w.add_lifted(spec.lifted, self._used)
         for i, param in lifted.items():
@@ -185,7 +186,8 @@ class _Backward:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
     def _call(self, results: Sequence[str], core: CoreSource, k: int) -> None:
-        self._writer.call(results, core, [self._argument(port, k) for port in core.arguments])
+        arguments = [self._argument(port, k) for port in core.arguments]
+        self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
     def _argument(self, port: Port, k: int) -> str:
         """What stands for an argument of the step or its VJP at step `k` of the chunk."""

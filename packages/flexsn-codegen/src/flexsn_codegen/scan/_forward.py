@@ -69,6 +69,7 @@ class _Forward:
 
     def _declare(self) -> None:
         w, spec = self._writer, self._spec
+        self._numbers = w.add_numbers(self._core)
         self._inputs = w.add_inputs(spec.inputs, self._used)
         lifted = w.add_lifted(spec.lifted, self._used)
         states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
@@ -111,7 +112,7 @@ class _Forward:
         w = self._writer
         results = [port.name for port in self._core.results]
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
-        w.call(results, self._core, arguments)
+        w.call(results, self._core, [*arguments, *self._numbers])
         for i, param in self._outputs.items():
             w.store(param, f"output_{i}", w.at(param, k))
         for i, param in self._state_seqs.items():

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from flexsn_codegen._numbers import Number
 from flexsn_codegen._source import (
     DENSE,
     CoreSource,
@@ -48,12 +49,13 @@ class OpCall:
     Attributes:
         op: the op.
         operands: the source text of each tensor or number argument, in order.
-        constants: the value of each operand that is a number, `None` for tensors.
+        constants: the value of each operand that is a number, `None` for tensors and for arguments of the kernel.
         dtype: dtype of the tensor operands (of the result, where there is none).
         result: dtype of the result.
         target: what is written for.
         index: which of the op's results is wanted, where it has several.
         keywords: by name, the arguments that are neither tensors nor numbers, and those given by keyword.
+        computed: for each operand that is a number and an argument of the kernel: of a function of it, the source text.
     """
 
     op: Op
@@ -64,6 +66,7 @@ class OpCall:
     target: Target
     index: int = 0
     keywords: Mapping[str, object] = field(default_factory=dict)
+    computed: Mapping[int, Callable[[Callable[[float], float]], str]] = field(default_factory=dict)
 
     @property
     def is_float(self) -> bool:
@@ -80,6 +83,15 @@ class OpCall:
     def number(self, value: bool | int | float) -> str:
         """`value` as a literal of the operands' dtype."""
         return self.target.literal(value, self.dtype)
+
+    def is_number(self, position: int) -> bool:
+        """Whether an operand is one number for all elements."""
+        return self.constants[position] is not None or position in self.computed
+
+    def number_of(self, position: int, function: Callable[[float], float]) -> str:
+        """What `function` makes, in float64, of an operand that is a number: a literal, or an argument as that one."""
+        constant = self.constants[position]
+        return self.computed[position](function) if constant is None else self.number(function(constant))
 
     def refuse(self, why: str) -> UnsupportedOpError:
         return UnsupportedOpError(f"{self.op} on {self.dtype}: {why}", str(self.op))
@@ -241,6 +253,17 @@ class KernelWriter(ABC):
         ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
         return ports
+
+    def add_numbers(self, core: CoreSource) -> list[str]:
+        """Declares the numbers that a step takes; returns what stands for them, as its last arguments."""
+        for number in core.numbers:
+            self._sizes += number.arguments
+            self.number(number)
+        return [number.name for number in core.numbers]
+
+    @abstractmethod
+    def number(self, number: Number) -> None:
+        """Gives a number its name, a scalar of its dtype, from the integers that hold it (`Number.arguments`)."""
 
     @abstractmethod
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:

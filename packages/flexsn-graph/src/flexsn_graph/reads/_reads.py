@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import NoneType
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from flexsn_graph.reads._guard import Guard
 from flexsn_graph.reads._places import Equal, Place
 from flexsn_graph.reads._recorder import Recorder
 from flexsn_graph.reads._values import SCALARS
+
+_WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
 
 
 class Reads:
@@ -137,6 +140,10 @@ class Reads:
     def changed(self) -> dict[Place, Any]:
         """What is there now, in the places where it is not what was read."""
         return self._guard.changed()
+
+    def has_other_numbers(self) -> bool:
+        """Whether anything has changed that numbers may come from: anything but flags, texts and tensors."""
+        return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
     def changed_for_backward(self) -> list[str]:
         """Names of what backward formulas read and what is not there any more."""

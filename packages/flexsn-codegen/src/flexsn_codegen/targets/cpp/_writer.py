@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._numbers import Number
 from flexsn_codegen._source import CoreSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Target
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
@@ -122,6 +123,10 @@ class CppWriter(KernelWriter):
         if terms is not None:
             summands = (f"(begin + lane) / {inner} % {size} * {stride}" for inner, size, stride in terms)
             self._offsets[port] = " + ".join(summands) or "0"
+
+    def number(self, number: Number) -> None:
+        words = ", ".join(number.arguments)
+        self.line(f"const auto {number.name} = dev::number<{cpp_name(number.dtype)}>({words});")
 
     def _is_dense(self, port: Port) -> bool:
         return port not in self._offsets and port not in self._sums

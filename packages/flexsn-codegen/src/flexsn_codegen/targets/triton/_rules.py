@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen._numbers import WRITTEN_OUT, reciprocal
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
@@ -174,11 +175,8 @@ def _div(call: OpCall) -> str:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev.int_div({x}, {y})"
-    divisor = call.constants[1]
-    if divisor is not None and call.constants[0] is None:
-        # In float64, whatever the dtype, and rounded once: as eager CUDA has it.
-        reciprocal = 1.0 / divisor if divisor else math.copysign(math.inf, divisor)
-        return f"dev.div_by_constant({x}, {y}, {call.number(reciprocal)})"
+    if call.is_number(1) and not call.is_number(0):
+        return f"dev.div_by_constant({x}, {y}, {call.number_of(1, reciprocal)})"
     return f"dev.div({x}, {y})"
 
 
@@ -211,6 +209,7 @@ def _pow(call: OpCall) -> str:
         0.5: f"dev.sqrt({x})",
         -0.5: f"dev.rsqrt({x})",
     }
+    assert written_out.keys() == WRITTEN_OUT
     exponent = call.constants[1]
     return written_out.get(exponent, f"dev.pow({x}, {y})") if exponent is not None else f"dev.pow({x}, {y})"
 

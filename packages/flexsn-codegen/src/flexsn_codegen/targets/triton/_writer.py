@@ -8,10 +8,25 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen._numbers import Number
 from flexsn_codegen._source import CoreSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Target
 from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
+
+
+def _decoded(number: Number) -> str:
+    """The number as a scalar of its dtype."""
+    dtype, name = number.dtype, tl_name(number.dtype)
+    words = [f"tl.cast({argument}, tl.int32)" for argument in number.arguments]
+    if dtype.itemsize == 8:
+        low, high = words
+        bits = f"(({high}.to(tl.int64) << 32) | ({low}.to(tl.int64) & 0xFFFFFFFF))"
+        return bits if dtype == torch.int64 else f"{bits}.to({name}, bitcast=True)"
+    (bits,) = words
+    if dtype == torch.bool:
+        return f"{bits} != 0"
+    return f"{bits}.to({name}, bitcast=True)" if dtype.itemsize == 4 else f"{bits}.to({name})"
 
 
 def _mask(exists: str | None) -> str:
@@ -28,6 +43,7 @@ class TritonWriter(KernelWriter):
         # Without one: all elements of the step read one number, which is loaded once and not for each of them.
         self._offsets: dict[Port, str] = {}
         self._times: dict[Port, str] = {}
+        self._unspecialised = ["T"] if "T" in sizes else []
 
     def begin(self) -> None:
         # int64 from the first product on: T * NCL passes 2**31 at T=32, batch 64, 64 x 224 x 224.
@@ -44,6 +60,10 @@ class TritonWriter(KernelWriter):
             self._offsets[port] = f"{port.name}_off"
             summands = (f"(off // {inner}) % {size} * {stride}" for inner, size, stride in terms)
             self.line(f"{port.name}_off = {' + '.join(summands)}")
+
+    def number(self, number: Number) -> None:
+        self._unspecialised += number.arguments
+        self.line(f"{number.name} = {_decoded(number)}")
 
     def _time(self, port: Port) -> str:
         """The distance between two time steps, in elements."""
@@ -122,6 +142,7 @@ class TritonWriter(KernelWriter):
 
     def _kernel(self, name: str, arguments: Sequence[str], body: str, doc: str) -> str:
         signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
-        # T is not specialised on: one binary serves every T.
-        options = '(do_not_specialize=["T"])' if "T" in self._sizes else ""
+        # They are not specialised on: one binary serves every T, and every number.
+        names = ", ".join(f'"{name}"' for name in self._unspecialised)
+        options = f"(do_not_specialize=[{names}])" if names else ""
         return f'@triton.jit{options}\ndef {name}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <tuple>
 #include <type_traits>
 
@@ -37,6 +38,23 @@ static inline void store(T& place, V value) { place = T(value); }
 // What is read in the place of steps that do not exist.
 template <typename T, int64_t count>
 static const T zeros[count] = {};
+
+// A number from the bits that arguments hold; of a narrow integer they hold the value.
+template <typename T>
+static inline T number(int64_t low, int64_t high = 0) {
+    if constexpr (std::is_same_v<T, bool>) {
+        return low != 0;
+    } else if constexpr (std::is_integral_v<T> && sizeof(T) < 8) {
+        return T(low);
+    } else {
+        const uint64_t wide = uint64_t(uint32_t(low)) | uint64_t(uint32_t(high)) << 32;
+        const uint32_t narrow = uint32_t(low);
+        T value;
+        if constexpr (sizeof(T) == 8) std::memcpy(&value, &wide, sizeof(T));
+        else std::memcpy(&value, &narrow, sizeof(T));
+        return value;
+    }
+}
 
 // How many lanes compute what depends on a condition that is the same for all: `lane < lanes_if(...)` is a comparison of
 // vectors, where the condition itself would keep a loop from becoming one over vectors.

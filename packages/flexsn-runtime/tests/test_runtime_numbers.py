@@ -1,0 +1,344 @@
+"""A number that changes between calls is an argument of the kernels, with the bits that it has in the loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from runtime_cores import DEVICE, Core, compiled, loop
+from torch import Tensor, nn
+
+from flexsn_runtime import CapturedTensorError, ScanProgram, prepare, scan
+
+SHAPE = (2, 3)
+DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+
+
+def values(count: int) -> list[float]:
+    """Thresholds, annealed, none like another."""
+    return [0.25 + 1.5 / (i + 1.37) + 1e-9 * i for i in range(count)]
+
+
+class Spike(torch.autograd.Function):
+    """A step with the derivative `slope / (1 + (slope x)²)`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, neuron: Neuron) -> Tensor:
+        ctx.neuron = neuron
+        ctx.save_for_backward(x)
+        return (x >= 0.0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        slope = ctx.neuron.slope
+        return grads[0] * slope / (1.0 + (slope * x) ** 2), None
+
+
+class Neuron(nn.Module):
+    """`value` is everything that is likely to be annealed: threshold, decay, divisor, numerator; and a slope."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = 1.0
+        self.slope = 1.0
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        decay = math.exp(-1.0 / (1.0 + abs(self.value)))
+        h = decay * v + (x - 0.125) / self.value
+        s = Spike.apply(h - self.value, self)
+        soft = torch.where(h > 0.3 * self.value, h.abs() * self.value, self.value / (1.0 + h * h))
+        return s + soft, h * (1.0 - s)
+
+
+def data(dtype: torch.dtype, *lead: int) -> Tensor:
+    size = math.prod((*lead, *SHAPE))
+    return torch.linspace(-2.0, 2.0, size, dtype=torch.float64).reshape(*lead, *SHAPE).to(DEVICE, dtype)
+
+
+def gradients(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
+    x, v = data(dtype, 3).requires_grad_(), data(dtype).requires_grad_()
+    output, state = run(x, v)
+    found = torch.autograd.grad(output.sum() + (state * state).sum(), (x, v))
+    return (output.detach(), state.detach(), *found)
+
+
+def assert_alike(core: Core, program: ScanProgram, dtype: torch.dtype) -> None:
+    got = gradients(lambda x, v: compiled(program, 1, [x], [v]), dtype)
+    expected = gradients(lambda x, v: loop(core, 1, [x], [v]), dtype)
+    for i, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.dtype == b.dtype
+        if i < 2:
+            assert torch.equal(a, b)
+        else:
+            torch.testing.assert_close(a, b)
+
+
+def kernels(program: ScanProgram, direction: str) -> list[str]:
+    """Names of those made so far. A name says what a kernel does."""
+    names = {kernel.function.__name__ for kernel in program._kernels.values()}
+    return sorted(name for name in names if f"_{direction}_" in name)
+
+
+@DTYPES
+@pytest.mark.parametrize("residuals", ["recompute", "save"])
+def test_two_kernels_a_direction_serve_all_values(dtype: torch.dtype, residuals: str) -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1, residuals=residuals)
+    for value in values(5):
+        core.value = value
+        core.slope = 2.0 * value
+        assert_alike(core, program, dtype)
+    assert len(kernels(program, "forward")) == 2
+    assert len(kernels(program, "backward")) == 2
+
+
+def test_a_slope_alone_changes_the_backward_alone() -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    for value in values(4):
+        core.slope = value
+        assert_alike(core, program, torch.float32)
+    assert len(kernels(program, "forward")) <= 2
+    assert len(kernels(program, "backward")) == 2
+
+
+def test_numbers_that_begin_to_change_one_after_the_other() -> None:
+    """The second one has become an argument together with the first."""
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    for value in values(3):
+        core.value = value
+        assert_alike(core, program, torch.float32)
+    for value in values(3):
+        core.slope = value
+        assert_alike(core, program, torch.float32)
+    assert len(kernels(program, "forward")) == 2
+    assert len(kernels(program, "backward")) == 2
+
+
+def test_numbers_that_are_equal_at_first() -> None:
+    """Equal terms are computed once: other values make another graph, and its first kernels take numbers at once."""
+    a = b = 1.0
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (x - a) * (x - b), v * a + x * b
+
+    program = ScanProgram(core, 1, 1, 1)
+    for a in values(6):  # noqa: B007
+        assert_alike(core, program, torch.float32)
+    for b in values(4):  # noqa: B007
+        assert_alike(core, program, torch.float32)
+    assert len(kernels(program, "forward")) == 2
+    assert len(kernels(program, "backward")) == 2
+
+
+@DTYPES
+def test_many_values(dtype: torch.dtype) -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    x, v = data(dtype, 3), data(dtype)
+    names = set()
+    for value in values(25):
+        core.value = value
+        step, arguments = prepare(program, (x, v))
+        scan(step, arguments, state_seqs=False)
+        names.add(step.core().name)
+    assert len(names) == 2
+    assert len(program.specializations) <= 4
+    assert_alike(core, program, dtype)
+
+
+EXTREMES = [0.1, -0.0, 0.0, 1e-42, 3e38, -1e39, 1e300, math.inf, -math.inf, math.nan, 5e-324, 16, 1, True, 2**40]
+
+
+@DTYPES
+def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
+    value: Any = 0.5
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(x > value, x * value + v, value - x), (x + value) / value
+
+    program = ScanProgram(core, 1, 1, 1)
+    compiled(program, 1, [data(dtype, 3)], [data(dtype)])
+    for value in EXTREMES:
+        literal = ScanProgram(core, 1, 1, 1)  # has the number in its source
+        for a, b in zip(
+            compiled(program, 1, [data(dtype, 3)], [data(dtype)]),
+            compiled(literal, 1, [data(dtype, 3)], [data(dtype)]),
+            strict=True,
+        ):
+            assert a.dtype == b.dtype
+            as_bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+            assert torch.equal(a.view(as_bits), b.view(as_bits)), value
+
+
+INTEGERS = [1, 0, 3, 16, 100, 255, -5, 2**31 - 1, -(2**31), 2**31, 2**40 + 7, -(2**63), 2**63 - 1]
+KINDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+
+@pytest.mark.parametrize("dtype", KINDS, ids=str)
+def test_integers(dtype: torch.dtype) -> None:
+    value = 7
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * value + v) ^ value, torch.where(x > value, x, v + value)
+
+    program = ScanProgram(core, 1, 1, 1)
+    x, v = (torch.arange(n, device=DEVICE).reshape(*s, *SHAPE).to(dtype) for n, s in ((18, (3,)), (6, ())))
+    limits = torch.iinfo(dtype)
+    for value in (7, *(i for i in INTEGERS if limits.min <= i <= limits.max)):
+        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(got, expected, strict=True)), value
+    assert len(kernels(program, "forward")) == 2
+
+
+def test_flags() -> None:
+    flag, number = True, 1
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x & flag, (v ^ flag) | (x == bool(number % 2))
+
+    program = ScanProgram(core, 1, 1, 1)
+    x = torch.arange(18, device=DEVICE).reshape(3, *SHAPE) % 3 == 0
+    v = torch.arange(6, device=DEVICE).reshape(SHAPE) > 2
+    for flag, number in ((True, 1), (False, 1), (True, 2), (False, 3), (False, 4)):
+        got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])
+        assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True)), (flag, number)
+
+
+@pytest.mark.parametrize("exponents", [[2.5, 2.6, 2.0, 2.7, 0.5, 3.0, 1.25, -1.0]], ids=str)
+def test_exponents(exponents: list[float]) -> None:
+    """Some of them eager mode writes out as products: other kernels, of a limited number."""
+    exponent = 2.25
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x.abs() ** exponent, v
+
+    program = ScanProgram(core, 1, 1, 1)
+    for exponent in (2.25, *exponents):  # noqa: B007
+        x = data(torch.float32, 3)
+        got, expected = compiled(program, 1, [x], [x[0]]), loop(core, 1, [x], [x[0]])
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0)  # powers differ by an ulp between libraries
+    assert len(kernels(program, "forward")) <= 2 + 4
+
+
+def test_a_number_that_decides_a_branch_or_a_count() -> None:
+    core = Neuron().to(DEVICE)
+
+    def branching(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for _ in range(round(core.value)):
+            x = x * core.value
+        return core(x, v) if core.value > 0.5 else (v, x)
+
+    program = ScanProgram(branching, 1, 1, 1)
+    for value in (0.75, 1.25, 0.25, 2.0, 0.75, 2.25, 1.0, 0.125):
+        core.value = value
+        assert_alike(branching, program, torch.float32)
+    assert len(kernels(program, "forward")) <= 1 + 3
+
+
+def test_a_flag_leaves_the_numbers_in_the_source() -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(lambda x, v: core(x if core.training else -x, v), 1, 1, 1)
+    x, v = data(torch.float32, 3), data(torch.float32)
+    for mode in (True, False, True):
+        core.train(mode)
+        step, _ = prepare(program, (x, v))
+        assert not step.core().numbers
+    assert len(program.specializations) == 2
+    core.value = 0.75
+    step, _ = prepare(program, (x, v))
+    assert step.core().numbers
+
+
+def test_a_backward_has_the_numbers_of_its_forward() -> None:
+    """As in the loop, whose graph holds them."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * value
+        return h * h, h
+
+    program = ScanProgram(core, 1, 1, 1, residuals="save")
+    pairs = []
+    for value in (0.25, 0.75, 1.25):  # noqa: B007
+        x = data(torch.float32, 3).requires_grad_()
+        pairs.append((x, compiled(program, 1, [x], [data(torch.float32)])[0]))
+        pairs.append((x, loop(core, 1, [x], [data(torch.float32)])[0]))
+    found = [torch.autograd.grad(output.sum(), x)[0] for x, output in pairs]
+    for got, expected in zip(found[::2], found[1::2], strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_a_slope_that_changes_between_forward_and_backward_is_refused() -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    for value in values(3):
+        core.slope = value
+        x = data(torch.float32, 3).requires_grad_()
+        output = compiled(program, 1, [x], [data(torch.float32)])[0]
+        core.slope = value + 1.0
+        with pytest.raises(CapturedTensorError, match="Call backward"):
+            output.sum().backward()
+
+
+def test_what_is_again_what_it_was_is_not_traced_again() -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    x, v = data(torch.float32, 3), data(torch.float32)
+    steps: dict[float, Any] = {}
+    for value in (0.5, 1.5, 0.5, 1.5, 0.5):
+        core.value = value
+        step, _ = prepare(program, (x, v))
+        assert steps.setdefault(value, step) is step
+
+
+@pytest.mark.gpu
+@DTYPES
+def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """Whole numbers that Triton would compile for among them: 1, and multiples of 16."""
+    from triton import knobs
+
+    compiled_now: list[str] = []
+
+    def hook(*args: Any, **options: Any) -> None:
+        compiled_now.append(str(options["fn"].name))
+
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    for value in [1.0, 16.0, 0.0625, 2.0**-126, 2.0**-149, *values(20)]:
+        core.value = value
+        core.slope = 2.0 * value
+        assert_alike(core, program, dtype)
+    assert len([name for name in compiled_now if "_forward_" in name]) <= 2, compiled_now
+    assert len([name for name in compiled_now if "_backward_" in name]) <= 2, compiled_now
+
+
+@pytest.mark.gpu
+def test_a_captured_graph_keeps_the_number_of_its_capture() -> None:
+    core = Neuron().to(DEVICE)
+    program = ScanProgram(core, 1, 1, 1)
+    x, v = data(torch.float32, 3), data(torch.float32)
+
+    def run() -> Tensor:
+        return compiled(program, 1, [x], [v])[0]
+
+    expected = {}
+    for value in (0.5, 0.75, 1.25):
+        core.value = value
+        expected[value] = run().clone()
+    core.value = 0.75
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = run()
+    core.value = 1.25
+    assert torch.equal(run(), expected[1.25])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(held, expected[0.75])
