@@ -209,7 +209,8 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
             assert torch.equal(a, b.to(a.dtype))
         for key, gradient in wanted_gradients.items():
             place = conversion.moved[key].key if key in conversion.moved else key
-            torch.testing.assert_close(found_gradients[place], gradient, rtol=1e-4, atol=1e-4)
+            found_gradient = found_gradients[place]
+            torch.testing.assert_close(found_gradient, gradient.reshape(found_gradient.shape), rtol=1e-4, atol=1e-4)
         reset(before, after)
 
 
@@ -379,3 +380,39 @@ def test_a_spike_function_of_ones_own_is_traced_as_it_is() -> None:
     for net, leaf in zip((before, conversion.model), leaves, strict=True):
         steps(net, leaf)[0].sum().backward()
     torch.testing.assert_close(leaves[0].grad, leaves[1].grad)
+
+
+def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+    """As `fully_shard` wants it; an optimizer from before goes on, and checkpoints load in both directions."""
+    net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True, learn_threshold=True, init_hidden=True))
+    before = copy.deepcopy(net)
+    numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
+    assert set(numbers) == {"1.beta", "1.threshold"}
+    for number in numbers.values():
+        number.grad = torch.ones(())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    conversion = convert(net)
+    optimizer.step()
+    parameters = dict(conversion.model.named_parameters())
+    for name, number in numbers.items():
+        assert parameters[name] is number
+        assert number.shape == (1,)
+        assert conversion.moved[name].shape == (1,)
+        assert number.item() != before.get_parameter(name).item()
+    conversion.load_state_dict(before.state_dict())
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # without the report, too
+    for name, number in numbers.items():
+        assert number.item() == before.get_parameter(name).item()
+        assert number.shape == (1,)
+    optimizer.step()
+    before.load_state_dict({name: conversion.model.state_dict()[name] for name in numbers}, strict=False)
+    for name, number in numbers.items():
+        assert before.get_parameter(name).shape == ()
+        assert number.item() == before.get_parameter(name).item()
+
+
+def test_a_conversion_that_is_refused_changes_no_shape() -> None:
+    net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True), snn.RLeaky(0.9, all_to_all=False))
+    with pytest.raises(ConversionError):
+        convert(net, strict=True)
+    assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]

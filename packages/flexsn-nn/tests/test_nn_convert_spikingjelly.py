@@ -469,3 +469,39 @@ def test_surrogates(name: str) -> None:
         results.append((spikes.detach(), *torch.autograd.grad(spikes.sum(), x)))
     assert torch.equal(results[0][0], results[1][0])
     torch.testing.assert_close(results[0][1], results[1][1], rtol=1e-6, atol=1e-6)
+
+
+def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
+    """As `fully_shard` wants it; an optimizer from before goes on, and checkpoints load in both directions."""
+    net = mlp(neuron.ParametricLIFNode, neuron.KLIFNode, maker("SlidingPSN", k=2))
+    before = copy.deepcopy(net)
+    numbers = {name: number for name, number in net.named_parameters() if number.dim() == 0}
+    assert set(numbers) == {"2.w", "5.k", "8.bias"}
+    for number in numbers.values():
+        number.grad = torch.ones(())
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    conversion = convert(net)
+    optimizer.step()
+    parameters = dict(conversion.model.named_parameters())
+    for name, number in numbers.items():
+        assert parameters[name] is number
+        assert number.shape == (1,)
+        assert conversion.moved[name].shape == (1,)
+        assert number.item() != before.get_parameter(name).item()
+    conversion.load_state_dict(before.state_dict())
+    conversion.model.load_state_dict(before.state_dict(), strict=False)  # without the report, too
+    for name, number in numbers.items():
+        assert number.item() == before.get_parameter(name).item()
+        assert number.shape == (1,)
+    optimizer.step()
+    before.load_state_dict({name: conversion.model.state_dict()[name] for name in numbers}, strict=False)
+    for name, number in numbers.items():
+        assert before.get_parameter(name).shape == ()
+        assert number.item() == before.get_parameter(name).item()
+
+
+def test_a_conversion_that_is_refused_changes_no_shape() -> None:
+    net = nn.Sequential(nn.Linear(N, N), neuron.ParametricLIFNode(), neuron.OTTTLIFNode())
+    with pytest.raises(ConversionError):
+        convert(net, strict=True)
+    assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]

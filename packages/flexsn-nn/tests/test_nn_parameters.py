@@ -21,6 +21,7 @@ from flexsn_nn import (
     LIAF,
     LIF,
     PLIF,
+    PSN,
     QIF,
     AdEx,
     Alpha,
@@ -30,12 +31,15 @@ from flexsn_nn import (
     Izhikevich,
     Lapicque,
     Leaky,
+    MaskedPSN,
     ParameterError,
+    SlidingPSN,
     StateError,
     StepModeError,
     Synaptic,
     UnknownNameError,
 )
+from flexsn_nn.layer import Delay
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.
@@ -134,6 +138,34 @@ def test_a_number_is_a_constant_a_tensor_a_buffer_and_a_parameter_learned() -> N
     assert isinstance(learned.beta, torch.nn.Parameter)
     given = torch.nn.Parameter(torch.tensor(0.5))
     assert Leaky(given, learn_beta=True).beta is given
+
+
+LEARNING: list[Callable[[], torch.nn.Module]] = [
+    PLIF,
+    KLIF,
+    partial(GatedLIF, 4),
+    partial(Leaky, 0.5, learn_beta=True, learn_threshold=True),
+    partial(Synaptic, 0.5, 0.5, learn_alpha=True, learn_beta=True, learn_threshold=True),
+    partial(Alpha, 0.5, 0.25, learn_alpha=True, learn_beta=True, learn_threshold=True),
+    partial(Lapicque, 0.5, learn_beta=True, learn_threshold=True),
+    partial(PSN, 4),
+    partial(MaskedPSN, 2, 4),
+    partial(SlidingPSN, 2),
+    partial(Delay, 1.5, learn=True),
+]
+
+
+@pytest.mark.parametrize("make", LEARNING)
+def test_learned_numbers_have_a_dimension(make: Callable[[], torch.nn.Module]) -> None:
+    """`fully_shard` refuses those without; a checkpoint in which they have none is loaded."""
+    net = make()
+    parameters = dict(net.named_parameters())
+    assert parameters
+    assert all(parameter.dim() for parameter in parameters.values())
+    saved = {name: p.detach() + 0.125 for name, p in net.state_dict().items()}
+    net.load_state_dict({name: p.squeeze() if p.shape == (1,) else p for name, p in saved.items()})
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, saved[name])
 
 
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
 
 from flexsn_nn._backends import check_backend
+from flexsn_nn._numbers import give_a_dimension
 from flexsn_nn.convert import _snntorch, _spikingjelly
 from flexsn_nn.convert._report import Conversion, Converted, Left, Moved
 from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, library
@@ -19,9 +21,10 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     """Puts neurons of this library in the places of SpikingJelly's and snnTorch's, in place.
 
     The converted network is called as before and gives the same outputs, up to the differences that the report names.
-    Learned parameters stay the same objects where their shapes do, so an optimizer that has them keeps them; states
-    are not taken over: neurons begin at their initial ones. Each module keeps its step mode: a network with a loop
-    over time keeps its loop.
+    Learned parameters stay the same objects, so an optimizer that has them keeps them, but for those that the report
+    calls new. A learned number without dimensions gets the shape `[1]`, because `fully_shard` refuses it otherwise; an
+    optimizer that has taken a step with it has to be made anew. States are not taken over: neurons begin at their
+    initial ones. Each module keeps its step mode: a network with a loop over time keeps its loop.
 
     Args:
         model: a network, or one neuron. Modules of other kinds are not touched.
@@ -41,6 +44,8 @@ def convert(model: nn.Module, *, backend: str = "auto", strict: bool = False) ->
     report = Conversion(changed.module, walk.converted, walk.left, dict(changed.moved), dict(changed.dropped))
     if strict and walk.left:
         raise ConversionError(f"not everything can be converted, and nothing was.\n{report}")
+    for number in walk.numbers:
+        give_a_dimension(number)
     for parent, child, module in walk.places:
         parent.add_module(child, module)
     for lib in LIBRARIES:
@@ -64,6 +69,7 @@ class _Walk:
         self.converted: list[Converted] = []
         self.left: list[Left] = []
         self.places: list[_Place] = []
+        self.numbers: list[nn.Parameter] = []
         self._seen: dict[int, Replacement] = {}
 
     def visit(self, name: str, module: nn.Module) -> Replacement:
@@ -78,7 +84,7 @@ class _Walk:
         rule = next((found for found in (lib.rule_of(module) for lib in LIBRARIES) if found is not None), None)
         try:
             if rule is not None and not rule.container:
-                replacement: Replacement = rule.make(module, self.backend)
+                replacement = self._with_dimensions(rule.make(module, self.backend))
                 replacement.module.train(module.training)
                 self._note(shown, kind, replacement, module)
                 return replacement
@@ -111,6 +117,13 @@ class _Walk:
             _Place(module, child, new) for child, new in children.items() if new is not module._modules[child]
         ]
         return Replacement(module, moved, dropped)
+
+    def _with_dimensions(self, made: Replacement) -> Replacement:
+        """What was made, and that its learned numbers have the shape `[1]`, which they get when all else is done."""
+        numbers = {name: value for name, value in made.module.named_parameters() if value.dim() == 0}
+        self.numbers += numbers.values()
+        moved = {k: replace(place, shape=(1,)) if place.key in numbers else place for k, place in made.moved.items()}
+        return replace(made, moved=moved)
 
     def _note(self, name: str, kind: str, replacement: Replacement, old: nn.Module) -> None:
         hooks = len(old._forward_hooks) + len(old._forward_pre_hooks) + len(old._backward_hooks)

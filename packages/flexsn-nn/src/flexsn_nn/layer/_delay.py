@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import ParameterError, StateError
 
@@ -25,7 +27,7 @@ class Delay(Stateful):
             per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
         max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, are
             clamped. `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
-        learn: whether to make an `nn.Parameter` of `delay`.
+        learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
     Raises:
@@ -49,11 +51,11 @@ class Delay(Stateful):
     ) -> None:
         super().__init__(step_mode)
         check_number("delay", delay, at_least=0)
-        learned = learn or isinstance(delay, nn.Parameter)
+        is_learned = learn or isinstance(delay, nn.Parameter)
         largest = float(delay.detach().max()) if isinstance(delay, Tensor) else delay
         if max_delay is None:
             max_delay = math.ceil(largest)
-            if learned:
+            if is_learned:
                 max_delay = max(1, 2 * max_delay)
         check_count("max_delay", max_delay, at_least=0)
         if largest > max_delay:
@@ -62,7 +64,7 @@ class Delay(Stateful):
         if isinstance(delay, nn.Parameter):
             self.delay = delay
         elif learn:
-            self.delay = nn.Parameter(torch.as_tensor(delay, dtype=_dtype(delay)).detach().clone())
+            self.delay = learned(delay, _dtype(delay))
         elif isinstance(delay, Tensor):
             self.register_buffer("delay", delay)
         else:
@@ -79,6 +81,10 @@ class Delay(Stateful):
         self.states = [seen[len(new) :]] if self.max_delay else []
         y = self._delayed(seen, len(new))
         return y if self.step_mode == "m" else y.squeeze(0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        fit_checkpoint(state_dict, prefix, self._parameters, ["delay"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _history(self, new: Tensor) -> Tensor:
         """The last `max_delay` inputs, zeros at first."""

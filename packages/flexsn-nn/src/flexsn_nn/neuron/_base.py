@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import Range, check_name, check_number, within
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn.errors import InputDtypeError, ParameterError, StateError, UnknownAttributeError, UnknownParameterError
 
 
@@ -82,8 +83,7 @@ class Neuron(FlexSN):
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
-            # One dimension at least: torch's fully_shard takes no parameters without.
-            value = nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=_float_dtype(value))).detach().clone())
+            value = learned(value, _float_dtype(value))
         if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             self.register_buffer(name, value)
         else:
@@ -188,12 +188,7 @@ class Neuron(FlexSN):
         return ", ".join([*shown, f"step_mode={self.step_mode!r}", f"backend={self.backend!r}"])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in self._held:
-            key, held = prefix + name, self._parameters.get(name)
-            saved = state_dict.get(key)
-            # One number of a checkpoint of SpikingJelly's, snnTorch's, or from before it had a dimension here.
-            if held is not None and held.shape == (1,) and isinstance(saved, Tensor) and saved.dim() == 0:
-                state_dict[key] = saved.reshape(1)
+        fit_checkpoint(state_dict, prefix, self._parameters, self._held)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _run(

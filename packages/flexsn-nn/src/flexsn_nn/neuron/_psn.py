@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import ParameterError, StateError
 from flexsn_nn.neuron._reset import ATAN, SpikeFunction
@@ -120,7 +122,7 @@ class SlidingPSN(Stateful):
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
     Attributes:
-        weight, bias: learned, `[k]` and `[]`; `bias` starts at -1.
+        weight, bias: learned, `[k]` and `[1]`; `bias` starts at -1.
 
     Source: as of `PSN`.
     """
@@ -138,7 +140,7 @@ class SlidingPSN(Stateful):
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
             weight = weight[0]
         self.weight = nn.Parameter(weight)
-        self.bias = nn.Parameter(torch.tensor(-1.0))
+        self.bias = learned(-1.0, torch.get_default_dtype())
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]`, spikes.
@@ -156,6 +158,10 @@ class SlidingPSN(Stateful):
         if self.k > 1:
             self.states = [seen[-(self.k - 1) :]]
         return self.surrogate_function(h.view(x.shape))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _with_history(self, new: Tensor) -> Tensor:
         if not self.states:

@@ -1,0 +1,40 @@
+"""Learned numbers have the shape `[1]`: torch's `fully_shard` takes no parameter without dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def learned(value: float | Tensor, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter that starts at `value`, of one dimension at least."""
+    return nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=dtype)).detach().clone())
+
+
+def fit_checkpoint(
+    state_dict: dict[str, Any], prefix: str, parameters: Mapping[str, nn.Parameter | None], names: Iterable[str]
+) -> None:
+    """Gives a saved number its dimension where it has none: it is SpikingJelly's, snnTorch's, or of an earlier version.
+
+    Args:
+        state_dict: of the checkpoint; it is changed.
+        prefix: of the module in it.
+        parameters: of the module.
+        names: of those that may be one number.
+    """
+    for name in names:
+        key, held = prefix + name, parameters.get(name)
+        saved = state_dict.get(key)
+        if held is not None and held.shape == (1,) and isinstance(saved, Tensor) and saved.dim() == 0:
+            state_dict[key] = saved.reshape(1)
+
+
+def give_a_dimension(number: nn.Parameter) -> None:
+    """Makes a parameter without dimensions one of shape `[1]`; it stays the same object, so optimizers keep it."""
+    if number.dim() == 0:
+        gradient, number.grad = number.grad, None
+        number.data = number.data.reshape(1)
+        number.grad = None if gradient is None else gradient.reshape(1)
