@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from fnmatch import fnmatchcase
+from typing import Any
 
 # Tests run in several processes and start more: one thread each. Threads that wait for one another spin, and beside
 # other work on a small machine they spin for most of the time. Their libraries read this when they are loaded.
@@ -34,8 +36,49 @@ if not HAS_GPU:
     os.environ["TRITON_INTERPRET"] = "1"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip the tests marked `gpu` where there is no GPU."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--long`: all tests."""
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def fits(item: pytest.Item, pattern: str) -> bool:
+    """Whether a pattern fits the parameters of a test: `"lif-*"` those of `test_x[lif-5]`."""
+    return fnmatchcase(item.nodeid.partition("[")[2].rpartition("]")[0], pattern)
+
+
+def patterns(item: pytest.Item) -> tuple[str, ...] | None:
+    """The parameters that a test marked `long` has without `--long`, too: `all_but`. `None`: it is not marked."""
+    mark = item.get_closest_marker("long")
+    return None if mark is None else tuple(mark.kwargs.get("all_but", ()))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class) -> Generator[None, Any, Any]:
+    """See that each pattern of `all_but` fits some of a test's parameters."""
+    items = yield
+    for pattern in (patterns(items[0]) if isinstance(items, list) and items else None) or ():
+        if not any(fits(item, pattern) for item in items):
+            raise pytest.UsageError(f"{items[0].nodeid}: all_but={pattern!r} fits none of the parameters")
+    return items
+
+
+def leave_out_long(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the long tests out of `items`, but for those of a GPU; pytest counts them as deselected."""
+
+    def is_long(item: pytest.Item) -> bool:
+        kept = patterns(item)
+        return kept is not None and not any(fits(item, pattern) for pattern in kept)
+
+    long = [item for item in items if is_long(item) and item.get_closest_marker("gpu") is None]
+    left = set(long)
+    items[:] = [item for item in items if item not in left]
+    config.hook.pytest_deselected(items=long)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests marked `long` without `--long`; skip those marked `gpu` where there is no GPU."""
+    if not config.getoption("--long"):
+        leave_out_long(config, items)
     if HAS_GPU:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch.cuda.is_available() is False")

@@ -111,9 +111,9 @@ def commit() -> str:
 def parts(short: bool) -> list[Sequence[str]]:
     """What pytest is given, run by run."""
     if short:
-        return [SHORT]
+        return [SHORT]  # without those marked long
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    return [[path] for path in settings["testpaths"]]
+    return [["--long", path] for path in settings["testpaths"]]
 
 
 def reports(environment: Environment, short: bool, options: Sequence[str], at: str) -> list[Path]:
@@ -122,7 +122,7 @@ def reports(environment: Environment, short: bool, options: Sequence[str], at: s
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     for part in parts(short):
-        name = "short" if short else part[0].removeprefix("packages/").replace("/", "-")
+        name = "short" if short else part[-1].removeprefix("packages/").replace("/", "-")
         report = folder / f"{name}.xml"
         found.append(report)
         if report.exists() and not at.endswith("+"):

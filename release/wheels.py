@@ -198,7 +198,7 @@ def main(arguments: Sequence[str]) -> int:
 
     outcomes = []
     for distribution in wanted:
-        outcome = run_tests(distribution, chosen.dist, options=chosen.pytest.split())
+        outcome = run_tests(distribution, chosen.dist, options=["--long", *chosen.pytest.split()])
         outcomes.append(outcome)
         if not outcome.ok:
             print(outcome.output)

@@ -86,6 +86,7 @@ def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence
     return [r.detach() for r in results], torch.autograd.grad(loss, wanted, materialize_grads=True)
 
 
+@pytest.mark.long(all_but=["lif_hard-*", "plif_channel-sequence", "alif-final", "two_in_two_out-*"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
@@ -99,6 +100,7 @@ def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLa
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.long(all_but=["lif_hard-sequence", "alif-final", "two_in_two_out-sequence"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:

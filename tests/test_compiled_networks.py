@@ -39,6 +39,7 @@ def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *a
     return [r.detach() for r in results], torch.autograd.grad(loss, leaves)
 
 
+@pytest.mark.long(all_but=["aot_eager-static", "inductor-dynamic"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
@@ -107,6 +108,7 @@ class SpikingVGG(nn.Module):
         return result
 
 
+@pytest.mark.long(all_but=["auto", "scan"])
 @pytest.mark.parametrize("lowering", ["auto", "loop", "scan", "while_loop"])
 def test_modules_in_one_graph_without_gradients(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)

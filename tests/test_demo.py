@@ -50,6 +50,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
     assert lines[0] == lines[1]
 
 
+@pytest.mark.long
 def test_backends_agree(tmp_path: Path) -> None:
     found = {}
     for backend, told in (("auto", "torch: compiled"), ("torch", "torch: asked for"), ("hop", "hop: asked for")):

@@ -47,6 +47,7 @@ def small(name: str, folder: Path) -> None:
         module.write_words(folder, seed=0, counts=(60, 40))
 
 
+@pytest.mark.long(all_but=["images", "audio"])
 @pytest.mark.parametrize("name", NAMES)
 def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)
@@ -71,6 +72,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long(all_but=["images", "events"])
 @one_thread()
 @pytest.mark.parametrize("name", NAMES)
 def test_whoever_resumes_ends_where_one_run_does(
@@ -167,6 +169,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
     assert len(lengths) > 10
 
 
+@pytest.mark.long(all_but=["events"])
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
 def test_rates_in_the_picture_are_without_padding(

@@ -81,6 +81,7 @@ def test_refused_by_name(lines: str) -> None:
     assert "<core" in outcome.refused[0] or "gradient_cores.py" in outcome.refused[0]
 
 
+@pytest.mark.long(all_but=["[0-2]"])
 @pytest.mark.parametrize("seed", range(12))
 def test_random_cores_and_calls(seed: int) -> None:
     outcome = compare(random_core(seed))

@@ -62,6 +62,7 @@ def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, int
     assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
 
 
+@pytest.mark.long(all_but=["lif_hard*"])
 @pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=lambda case: case.name)
 def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted: None) -> None:
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)

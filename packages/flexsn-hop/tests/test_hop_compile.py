@@ -67,6 +67,7 @@ def test_dynamo_can_capture_here() -> None:
     assert dynamo_hop_available() is True
 
 
+@pytest.mark.long(all_but=["*-lif_hard", "*-alif", "function-sequence-plif", "detach-final-two_by_two"])
 @cases
 @pytest.mark.parametrize(
     ("spike", "scan", "reference"),
@@ -85,6 +86,7 @@ def test_equals_the_eager_scan(case: Case, spike: str, scan: Run, reference: Run
     )
 
 
+@pytest.mark.long(all_but=["sequence-33", "final-1"])
 @pytest.mark.parametrize("steps", [1, 2, 33])
 @pairs
 def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
@@ -189,6 +191,7 @@ def test_nothing_that_depends_differentiably() -> None:
     torch.testing.assert_close((output, states), eager_scan(core, 1, 1, 1, x, v))
 
 
+@pytest.mark.long(all_but=["sequence-*", "final-swapped"])
 @pytest.mark.parametrize(
     "core",
     [

@@ -48,6 +48,7 @@ def test_both_are_available_here() -> None:
     assert lowerable_while_loop_available() is True
 
 
+@pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*-two_by_two"])
 @pytest.mark.parametrize("case", [CASES[1], *CASES[-2:]], ids=lambda case: case.name)
 @every
 def test_inference(case: Case, scan: Run, reference: Run) -> None:
@@ -57,6 +58,7 @@ def test_inference(case: Case, scan: Run, reference: Run) -> None:
     torch.testing.assert_close(scan(core, *case.counts, *arguments), expected, rtol=0, atol=0)
 
 
+@pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*"])
 @every
 def test_inference_under_compile(scan: Run, reference: Run) -> None:
     case = CASES[-1]
@@ -69,6 +71,7 @@ def test_inference_under_compile(scan: Run, reference: Run) -> None:
             torch.testing.assert_close(run(*arguments), expected, rtol=0, atol=0)
 
 
+@pytest.mark.long(all_but=["plif-*", "alif-*", "lif_hard-*"])
 @pytest.mark.parametrize(
     ("case", "spike"),
     [*((case, "function") for case in CASES[2:]), (CASES[1], "detach")],
@@ -94,6 +97,7 @@ def test_scan_trains_under_compile() -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*"])
 @pytest.mark.parametrize("wanted", [[0], [2], "captured"])
 @every
 def test_gradients_that_could_be_wrong_are_refused(scan: Run, reference: Run, wanted: Any) -> None:
@@ -128,6 +132,7 @@ def test_refused_under_compile(scan: Run, reference: Run) -> None:
         run(x, v, w.requires_grad_())
 
 
+@pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*"])
 @pytest.mark.parametrize(
     "core",
     [lambda x, v: (x, v), lambda x, v: (v, x), lambda x, v: (x + v,) * 2],
@@ -214,6 +219,7 @@ class SmallVGG(torch.nn.Module):
         return self.last(self.spikes(self.first(x.flatten(2)))).mean(0)  # type: ignore[no-any-return]
 
 
+@pytest.mark.long(all_but=["scan"])
 @pytest.mark.parametrize("name", ["scan", "while_loop", "loop"])
 def test_a_small_spiking_vgg_without_gradients(name: str) -> None:
     x = 3 * torch.randn(4, 2, 1, 10, 10)

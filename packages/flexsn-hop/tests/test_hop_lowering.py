@@ -54,6 +54,7 @@ def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -
     torch.testing.assert_close(value_and_gradients(actual, arguments), value_and_gradients(expected, arguments))
 
 
+@pytest.mark.long(all_but=["sequence-True", "final-False"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
 def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
@@ -144,6 +145,7 @@ def register() -> Iterator[Callable[[ScanLowering], None]]:
         function()
 
 
+@pytest.mark.long(all_but=["sequence-1", "final-2"])
 @pytest.mark.parametrize("interval", [1, 2])
 @pairs
 def test_a_registered_lowering_becomes_part_of_the_graph(
@@ -178,6 +180,7 @@ def from_zero(scan: Run, x: torch.Tensor, w: torch.Tensor, **options: Any) -> An
     return scan(core, 1, 2, 1, x, *states, **options)
 
 
+@pytest.mark.long(all_but=["sequence-False-inductor", "final-True-aot_eager"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
@@ -269,6 +272,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 
+@pytest.mark.long(all_but=["sequence"])
 @pairs
 def test_checkpoints_further_apart_than_one_step(
     scan: Run, reference: Run, register: Callable[[ScanLowering], None]

@@ -42,6 +42,7 @@ def count(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
+@pytest.mark.long(all_but=["flex_sn_scan-symbolic", "flex_sn_scan_final_state-real", "flex_sn_scan-fake"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("scan", [flex_sn_scan, flex_sn_scan_final_state])
 def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:

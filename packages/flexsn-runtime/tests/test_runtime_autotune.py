@@ -76,6 +76,7 @@ def test_another_step_dtype_or_size_class_has_its_own() -> None:
     assert step.plan(2**22) != step.plan(NCL)
 
 
+@pytest.mark.long(all_but=["17"])
 @pytest.mark.parametrize("best", [2, 12, 17])
 def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_way(best: int) -> None:
     program = ScanProgram(soft_lif, 1, 1, 1)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 
-def learned(value: float | Tensor, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter that starts at `value`, of one dimension at least."""
+def learned(value: Any, dtype: torch.dtype) -> nn.Parameter:
+    """A parameter that starts at `value`, a number or a tensor, and has one dimension at least."""
     return nn.Parameter(torch.atleast_1d(torch.as_tensor(value, dtype=dtype)).detach().clone())
 
 
