@@ -113,7 +113,12 @@ GOLDENS = [
 ]
 
 
-@pytest.mark.long(all_but=["lif_hard_float32", "plif_channel_float32*", "alif_float32*", "two_in_two_out_*", "izhikevich_bfloat16_precision_float32"])
+@pytest.mark.long(
+    all_but=[
+        "lif_hard_float32", "plif_channel_float32*", "alif_float32*", "two_in_two_out_*",
+        "izhikevich_bfloat16_precision_float32"
+    ]
+)
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
 def test_kernels_are_as_kept(golden: Golden) -> None:
     kept = (FOLDER / f"{golden.name}.txt").read_text(encoding="utf-8")

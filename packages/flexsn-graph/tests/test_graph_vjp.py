@@ -77,6 +77,7 @@ def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
     check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
 
 
+@pytest.mark.long(all_but=["wanted[0357]-*"])
 @pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
 def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:

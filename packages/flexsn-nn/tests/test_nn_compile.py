@@ -87,7 +87,9 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 
-@pytest.mark.long(all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"])
+@pytest.mark.long(
+    all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"]
+)
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_every_neuron_with_symbols(case: Case) -> None:

@@ -364,6 +364,7 @@ def copies() -> list[Callable[[FlexSN], FlexSN]]:
     return [copy.deepcopy, by_pickle, by_torch_save]
 
 
+@pytest.mark.long(all_but=["deepcopy-*", "by_pickle-triton", "by_torch_save-auto"])
 @backends
 @pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
 def test_copies_go_on_by_themselves(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:

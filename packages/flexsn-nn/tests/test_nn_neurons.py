@@ -62,6 +62,12 @@ def test_operator_equals_the_equation(case: Case) -> None:
     assert_same(run_neuron(made, x, states), run_oracle(case, made, x, states))
 
 
+@pytest.mark.long(
+    all_but=[
+        "lif", "lif_soft_detached", "plif*", "eif", "izhikevich", "klif_scaled", "alif", "ilif", "gated_lif", "clif",
+        "ternary_lif_soft", "refractory", "stochastic", "synaptic_zero", "alpha_subtract", "lapicque_rc", "leaky_none"
+    ]
+)
 @EACH
 def test_kernels_equal_the_equation(case: Case) -> None:
     made = case.make(backend="triton")
@@ -71,6 +77,7 @@ def test_kernels_equal_the_equation(case: Case) -> None:
     assert made.explain().startswith("triton")
 
 
+@pytest.mark.long(all_but=["gated_lif", "refractory_relative", "leaky_zero"])
 @SOME
 def test_kernels_start_where_the_equation_does(case: Case) -> None:
     made = case.make(backend="triton")

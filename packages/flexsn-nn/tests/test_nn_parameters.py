@@ -234,6 +234,9 @@ learned = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.long(
+    all_but=["torch-*", "triton-LIF.tau", "triton-ALIF.*", "triton-Synaptic.alpha", "triton-QIF.a0", "*.R"]
+)
 @learned
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_learned_parameter_counts_as_in_its_range(

@@ -300,6 +300,7 @@ def test_names() -> None:
     assert issubclass(PortabilityWarning, UserWarning)
 
 
+@pytest.mark.long(all_but=["error-*"])
 @pytest.mark.parametrize(("setting", "status"), [("error", 1), ("", 0), ("errr", 1)])
 def test_the_environment_sets_it(setting: str, status: int) -> None:
     code = (

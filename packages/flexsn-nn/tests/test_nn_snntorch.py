@@ -53,6 +53,9 @@ def compare(results: list[tuple[Tensor, tuple[Tensor, ...]]], leaves: list[list[
         torch.testing.assert_close(ours, theirs.reshape(ours.shape), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long(
+    all_but=["torch-*", "triton-Leaky-subtract", "triton-Synaptic-zero", "triton-Alpha-none", "triton-Lapicque-zero"]
+)
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 @pytest.mark.parametrize("name", NEURONS)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
