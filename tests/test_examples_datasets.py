@@ -47,7 +47,7 @@ def small(name: str, folder: Path) -> None:
         module.write_words(folder, seed=0, counts=(60, 40))
 
 
-@pytest.mark.long(all_but=["images", "audio"])
+@pytest.mark.long(all_but=["audio"])
 @pytest.mark.parametrize("name", NAMES)
 def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> None:
     example(name)

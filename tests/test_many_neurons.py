@@ -14,6 +14,7 @@ import many_neurons
 EARLY, NEURONS = 15, 60  # the first ones have every kernel
 
 
+@pytest.mark.long(all_but=["auto"])
 @pytest.mark.parametrize("backend", ["torch", "auto", "triton"])
 def test_what_stays_behind_does_not_grow(
     backend: str, interpreted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

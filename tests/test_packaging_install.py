@@ -96,7 +96,7 @@ def where_wheels_are(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.long(all_but=["pip install ./packages/[*]", "pip install dist/flexsn_graph*"])
+@pytest.mark.long(all_but=["pip install ./packages/[*]"])
 @pytest.mark.wheels
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_installs_what_it_says(command: str, where_wheels_are: Path, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from flexsn_runtime import ScanProgram, prepare, scan
 covered = pytest.mark.parametrize("combination", covering(), ids=label)
 
 
+@pytest.mark.long(all_but=["*-float32", "lif-*", "alif-*"])
 @covered
 def test_kernels_equal_the_loop_in_the_interpreter(combination: Combination, interpreted: None) -> None:
     assert check(combination, compare(*combination), "cpu") == ""
