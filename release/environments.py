@@ -62,9 +62,15 @@ def link_distributions(names: Iterable[str], folder: Path) -> None:
 
 
 class Environment:
-    """A virtual environment in `folder` that sees links to installed distributions, and what is installed into it."""
+    """A virtual environment in `folder` that sees links to installed distributions, and what is installed into it.
 
-    def __init__(self, folder: Path, requirements: Iterable[Requirement]) -> None:
+    Args:
+        folder: where it is made.
+        requirements: what is linked, with what that asks for.
+        alone: names of installed distributions that are linked without what they ask for.
+    """
+
+    def __init__(self, folder: Path, requirements: Iterable[Requirement], alone: Iterable[str] = ()) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = folder / "bin" / "python"
         paths = {"base": str(folder), "platbase": str(folder)}
@@ -72,7 +78,7 @@ class Environment:
         links = folder / "third_party"
         links.mkdir()
         # pip last: it installs from here, and is no part of what is tried.
-        link_distributions(third_party([*requirements, Requirement("pip")]), links)
+        link_distributions({*third_party([*requirements, Requirement("pip")]), *alone}, links)
         (self.site_packages / "third_party.pth").write_text(f"{links}\n", encoding="utf-8")
 
     def run(

@@ -1,7 +1,7 @@
 """Builds the distributions, and runs each one's own tests against its installed wheel.
 
     hatch run release:build                          every sdist, and the wheel that comes out of it, into dist/
-    hatch run python release/wheels.py test          install each from dist/, alone, and run its tests there
+    hatch run python release/wheels.py test --long   install each from dist/, alone, and run all of its tests there
 
 Names after the command choose distributions: `... build flexsn-graph`. The source tree takes no part in the tests: a
 distribution is installed from its wheel, with the wheels of the siblings that it asks for and no others, into an
@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 from distributions import ROOT, Distribution, distributions, in_order, with_siblings
@@ -76,10 +77,22 @@ def is_installed(requirement: Requirement) -> bool:
     return True
 
 
+def default_environment() -> dict[str, Any]:
+    """What `hatch.toml` says about the environment of development."""
+    settings: dict[str, Any] = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))
+    default: dict[str, Any] = settings["envs"]["default"]
+    return default
+
+
 def tools_for_tests() -> list[Requirement]:
     """What the tests of the repository may use, from `hatch.toml`; tests of what is not installed here are skipped."""
-    environments = tomllib.loads((ROOT / "hatch.toml").read_text(encoding="utf-8"))["envs"]
-    return list(filter(is_installed, map(Requirement, environments["default"]["dependencies"])))
+    return list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
+
+
+def peers_for_tests() -> list[str]:
+    """What `hatch run peers` has installed without dependencies, if it was called."""
+    words = default_environment()["scripts"]["peers"].split()
+    return [peer.name for peer in map(Requirement, (word for word in words if "==" in word)) if is_installed(peer)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +138,7 @@ def run_tests(
     members = with_siblings(distribution)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        environment = Environment(Path(scratch) / "environment", tools_for_tests())
+        environment = Environment(Path(scratch) / "environment", tools_for_tests(), peers_for_tests())
         environment.install(*(wheel_of(member, folder).resolve(strict=True) for member in members), cwd=Path(scratch))
         others = [other for other in distributions() if other not in members]
         strangers = [other.name for other in others if is_here(environment, other.module) is not None]
@@ -153,13 +166,15 @@ def run_tests(
     return Outcome(distribution, passed, skipped, failed, time.monotonic() - begun, done.stdout)
 
 
-def table(outcomes: Sequence[Outcome], folder: Path) -> str:
+def table(outcomes: Sequence[Outcome], folder: Path, long: bool) -> str:
     """The outcomes as a page in Markdown."""
+    command = f"release/wheels.py test{' --long' if long else ''}"
+    which = "The tests are all of the sdist's." if long else "The tests are the sdist's, but for those marked `long`."
     lines = [
         "# The tests of each distribution, run against its installed wheel",
         "",
-        "Written by `hatch run python release/wheels.py test`. Each wheel was built from its sdist, and installed into",
-        "an environment of its own with the wheels of the siblings in its row. The tests are the sdist's.",
+        f"Written by `hatch run python {command}`. Each wheel was built from its sdist, and installed",
+        f"into an environment of its own with the wheels of the siblings in its row. {which}",
         "",
         f"Python {platform.python_version()}, torch {version('torch')}, {platform.system()} {platform.machine()}.",
         "",
@@ -184,6 +199,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="distributions; all five without one")
     parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where the built files are (default: dist)")
     parser.add_argument("--output", type=Path, help="write the table of a test here, too")
+    parser.add_argument("--long", action="store_true", help="test: those marked long, too, as before a release")
     parser.add_argument("--pytest", default="", help='options for pytest, one string: --pytest="-n 2"')
     chosen = parser.parse_args(arguments)
     known = {distribution.name for distribution in distributions()}
@@ -198,7 +214,7 @@ def main(arguments: Sequence[str]) -> int:
 
     outcomes = []
     for distribution in wanted:
-        outcome = run_tests(distribution, chosen.dist, options=["--long", *chosen.pytest.split()])
+        outcome = run_tests(distribution, chosen.dist, options=[*["--long"] * chosen.long, *chosen.pytest.split()])
         outcomes.append(outcome)
         if not outcome.ok:
             print(outcome.output)
@@ -206,7 +222,7 @@ def main(arguments: Sequence[str]) -> int:
             f"{distribution.name}: {outcome.passed} passed, {outcome.skipped} skipped, {outcome.failed} failed",
             flush=True,
         )
-    text = table(outcomes, chosen.dist)
+    text = table(outcomes, chosen.dist, chosen.long)
     print(text)
     if chosen.output is not None:
         chosen.output.write_text(text, encoding="utf-8")
