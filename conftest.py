@@ -99,3 +99,13 @@ def interpreted() -> None:
     """For tests that run kernels on CPU tensors: they need Triton's interpreter."""
     if HAS_GPU:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """For tests that run kernels in C++: they need a compiler on the path."""
+    from flexsn_codegen.targets.cpp import why_no_compiler  # not of this file: a wheel's tests may be without it
+
+    why = why_no_compiler()
+    if why is not None:
+        pytest.skip(why)

@@ -19,7 +19,7 @@ from ulp_distance import ulp_distance, zero_signs_differ
 from flexsn_hop import eager_scan
 from flexsn_nn import surrogate
 from flexsn_nn.surrogate import Surrogate
-from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 Spike = Callable[[Tensor], Tensor]
 Core = Callable[..., tuple[Tensor, ...]]
@@ -355,7 +355,9 @@ class Outcome:
     parameter: float
 
 
-def compare(step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu") -> Outcome:
+def compare(
+    step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu", on_cpu: TargetName = "triton"
+) -> Outcome:
     """Runs the kernel and the eager loop in the same dtype, forward and backward, on the same numbers.
 
     The loss is a weighted sum of all outputs and states, with weights of both signs, so small that hardly a gradient
@@ -371,7 +373,7 @@ def compare(step: Step, spike: Surrogate, dtype: torch.dtype, device: str = "cpu
     core = step.make(spike, *parameters)
     arguments = [leaf((STEPS, *SHAPE), -0.5, 2.5), *(leaf(SHAPE, -0.3, 0.9) for _ in range(step.num_states))]
     counts = (1, step.num_states, 1)
-    ours = scan(*prepare(ScanProgram(core, *counts), tuple(arguments)), state_seqs=True)
+    ours = scan(*prepare(ScanProgram(core, *counts, on_cpu=on_cpu), tuple(arguments)), state_seqs=True)
     eagers = eager_scan(core, *counts, *arguments)
     weights = [((torch.rand(t.shape, generator=generator) - 0.4) / 64).to(t) for t in eagers]
     leaves = [*arguments, *parameters]

@@ -18,7 +18,7 @@ from flexsn_nn import FlexSN, FlexSNKernel
 from flexsn_runtime import _order as runtime_order
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BACKENDS = ["torch", "hop", "triton"]
+BACKENDS = ["torch", "hop", "triton", "cpp"]
 STEP = (2, 3, 4, 5)
 
 Layout = Callable[[int], Tensor]

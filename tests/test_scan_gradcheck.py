@@ -11,7 +11,7 @@ import torch
 from scan_cores import CASES, Case, Spike, problem, soft_spike
 from torch import Tensor
 
-from flexsn_runtime import LaunchConfig, ScanProgram, Specialization, prepare, scan
+from flexsn_runtime import LaunchConfig, ScanProgram, Specialization, TargetName, prepare, scan
 
 
 def _exponential(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
@@ -62,9 +62,18 @@ def test_there_are_twelve() -> None:
     assert len({case.name for case in SMOOTH}) >= 12
 
 
-def gradcheck(case: Case, device: str, steps: int, step: tuple[int, ...], *, fast: bool, state_seqs: bool) -> bool:
+def gradcheck(
+    case: Case,
+    device: str,
+    steps: int,
+    step: tuple[int, ...],
+    *,
+    fast: bool,
+    state_seqs: bool,
+    on_cpu: TargetName = "triton",
+) -> bool:
     p = problem(case, steps, step, dtype=torch.float64, device=device, spike=soft_spike)
-    program = ScanProgram(p.core, *p.counts)
+    program = ScanProgram(p.core, *p.counts, on_cpu=on_cpu)
 
     def function(*leaves: Tensor) -> tuple[Tensor, ...]:
         return scan(*prepare(program, leaves), state_seqs=state_seqs)
@@ -98,6 +107,12 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
     # A block of 4 and a part of one; a segment of 2 steps and one more.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
+
+
+@pytest.mark.long(all_but=["lif_hard", "plif_channel"])
+@cases
+def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) -> None:
+    assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
 
 
 @cases

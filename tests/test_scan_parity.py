@@ -10,18 +10,20 @@ from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
 from flexsn_hop import eager_scan, eager_scan_final_state
-from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 # Three of the interpreter's blocks of 512 elements and a part of one; two of the GPU's smallest and a part.
 STEP = (41, 37)
+# Several of the blocks of 256 elements that C++ has for small steps, and a part of one.
+CPP_STEP = (19, 37)
 # Several blocks of every size class on the GPU, no multiple of a block or of 16 bytes.
 GPU_STEPS = ((41, 37), (613, 217), (1001, 1501))
 
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-def compiled(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
+def compiled(p: Problem, *, state_seqs: bool, on_cpu: TargetName = "triton") -> tuple[Tensor, ...]:
+    step, arguments = prepare(ScanProgram(p.core, *p.counts, on_cpu=on_cpu), (*p.inputs, *p.states))
     return scan(step, arguments, state_seqs=state_seqs)
 
 
@@ -30,8 +32,10 @@ def reference(p: Problem, *, state_seqs: bool) -> tuple[Tensor, ...]:
     return function(p.core, *p.counts, *p.inputs, *p.states)
 
 
-def assert_parity(p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True) -> None:
-    got, expected = compiled(p, state_seqs=state_seqs), reference(p, state_seqs=state_seqs)
+def assert_parity(
+    p: Problem, *, state_seqs: bool, rtol: float = 1e-5, exact: bool = True, on_cpu: TargetName = "triton"
+) -> None:
+    got, expected = compiled(p, state_seqs=state_seqs, on_cpu=on_cpu), reference(p, state_seqs=state_seqs)
     assert len(got) == len(expected)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype
@@ -61,6 +65,22 @@ def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tenso
 @pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
 def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, interpreted: None) -> None:
     assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
+
+
+@pytest.mark.long(all_but=["final-7-*", "seqs-33-lif_hard", "final-15-alif"])
+@cases
+@pytest.mark.parametrize("steps", [1, 7, 15, 33])
+@pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
+def test_parity_in_cpp(case: Case, steps: int, state_seqs: bool, compiler: None) -> None:
+    p = problem(case, steps, CPP_STEP)
+    assert_parity(p, state_seqs=state_seqs, exact=case.exact_on_cpu, on_cpu="cpp")
+
+
+@pytest.mark.long(all_but=["lif_hard*", "alif"])
+@cases
+def test_gradients_in_float64_in_cpp(case: Case, compiler: None) -> None:
+    p = problem(case, 9, CPP_STEP, dtype=torch.float64)
+    assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu, on_cpu="cpp")
 
 
 @pytest.mark.long(all_but=["lif_hard*"])

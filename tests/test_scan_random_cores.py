@@ -14,7 +14,7 @@ from scan_cores import hard_spike
 from torch import Tensor
 
 from flexsn_hop import eager_scan
-from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 # A block of the interpreter's 512 elements and a part of one; a shape that parameters broadcast to in several ways.
 STEP = (9, 61)
@@ -137,6 +137,7 @@ def assert_like_the_loop(
     *,
     device: str = "cpu",
     residuals: str = "auto",
+    on_cpu: TargetName = "triton",
     forward: float = 0.0,
     gradient: float | None,
 ) -> None:
@@ -147,7 +148,7 @@ def assert_like_the_loop(
     states = [new_leaf(STEP, seed=10 + i) for i in range(num_states)]
     captured = [new_leaf(shape, seed=20 + i) for i, shape in enumerate(recipe.parameters)]
     core = recipe.core(captured)
-    program = ScanProgram(core, *recipe.counts, residuals=residuals)
+    program = ScanProgram(core, *recipe.counts, residuals=residuals, on_cpu=on_cpu)
     got = scan(*prepare(program, (*inputs, *states)), state_seqs=True)
     expected = eager_scan(core, *recipe.counts, *inputs, *states)
     for a, b in zip(got, expected, strict=True):
@@ -199,6 +200,28 @@ def test_arithmetic_in_half_precision_to_the_last_bit(
 @given(recipes(list(SMOOTH)), num_steps, policies)
 def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
     assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
+
+
+@random_cores(max_examples=12)  # each compiles two kernels, for a second
+@given(recipes(list(ARITHMETIC)), num_steps, policies)
+def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
+
+
+@random_cores(max_examples=6)
+@given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
+def test_arithmetic_in_half_precision_in_cpp_to_the_last_bit(
+    compiler: None, recipe: Recipe, steps: int, dtype: torch.dtype
+) -> None:
+    assert_like_the_loop(recipe, steps, dtype, on_cpu="cpp", gradient=None)
+
+
+@random_cores(max_examples=12)
+@given(recipes(list(SMOOTH)), num_steps, policies)
+def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
+    assert_like_the_loop(
+        recipe, steps, torch.float64, residuals=residuals, on_cpu="cpp", forward=1e-12, gradient=1e-10
+    )
 
 
 @pytest.mark.gpu

@@ -26,6 +26,12 @@ def test_kernels_equal_the_loop_in_the_interpreter(combination: Combination, int
     assert check(combination, compare(*combination), "cpu") == ""
 
 
+@pytest.mark.long(all_but=["lif-*", "izhikevich-*", "plif-*"])
+@covered
+def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None) -> None:
+    assert check(combination, compare(*combination, on_cpu="cpp"), "cpu") == ""
+
+
 @covered
 @pytest.mark.gpu
 def test_kernels_equal_the_loop_on_the_gpu(combination: Combination) -> None:

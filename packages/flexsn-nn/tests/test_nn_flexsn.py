@@ -490,7 +490,7 @@ def test_kernels_without_gpu_and_interpreter() -> None:
         "layer.backend = 'auto'\nlayer(torch.zeros(2, 3))\nprint(layer.explain())\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)
+    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "CXX": "no-such-compiler"}
     result = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
@@ -498,7 +498,7 @@ def test_kernels_without_gpu_and_interpreter() -> None:
     assert refused.startswith("backend='triton' cannot run: the tensors are on the CPU")
     for remedy in (".to('cuda')", "backend='torch'", "TRITON_INTERPRET=1"):
         assert remedy in refused
-    assert chosen.startswith("torch: compiled kernels cannot run: the tensors are on the CPU")
+    assert chosen.startswith("torch: compiled kernels cannot run: CXX names 'no-such-compiler', which is not there.")
     assert issubclass(BackendUnavailableError, RuntimeError)
 
 

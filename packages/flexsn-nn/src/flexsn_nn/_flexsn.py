@@ -303,7 +303,9 @@ class FlexSN(nn.Module):
             lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
         told = dict.fromkeys(why for why in self._refusals.values() if why is not None)
-        lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in told]
+        ran = any(choice.backend == "cpp" for choice in self._choices.values())
+        here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
+        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in told]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         program = self._get_program()
@@ -456,6 +458,8 @@ class FlexSN(nn.Module):
         """Whether kernels in C++ can run what the loop can, on these tensors, as far as that shows beforehand."""
         if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
             return False
+        if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
+            return False  # without steps, nobody asks what a step is
         if self._is_ready_made():
             return True
         given = (*inputs, *states)
@@ -466,7 +470,7 @@ class FlexSN(nn.Module):
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
     ) -> None:
         """Says, once, what kernels would refuse of what the loop has just run."""
-        if portability() == "ignore" or self._is_ready_made():
+        if portability() == "ignore" or self._is_ready_made() or inputs[0].shape[:1] == (0,):
             return
         why = self._refusal(inputs, states, training=any(result.requires_grad for result in results))
         if why is not None and (why not in self._told or portability() == "error"):
@@ -479,8 +483,6 @@ class FlexSN(nn.Module):
         if key in self._refusals:
             why = self._refusals[key]
         else:
-            if self._step_mode == "m" and inputs[0].shape[0] == 0:
-                return None
             sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
             why = why_refused(self._get_program(), sequences, states or None, training=training)
             if len(self._refusals) >= _MOST_REFUSALS:
