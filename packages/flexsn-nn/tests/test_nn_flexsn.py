@@ -27,7 +27,7 @@ from flexsn_nn import (
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
-BACKENDS = ("torch", "hop", "triton", "inductor", "auto")
+BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
 backends = pytest.mark.parametrize("backend", BACKENDS)
 # Two of the interpreter's blocks of 512 elements, and a part of one.
 STEP = (3, 371)

@@ -272,7 +272,7 @@ def test_a_state_that_is_assigned_by_name() -> None:
 
 def test_supported_backends() -> None:
     layer = LIF()
-    assert layer.supported_backends == ("auto", "triton", "inductor", "hop", "torch")
+    assert layer.supported_backends == ("auto", "triton", "inductor", "cpp", "hop", "torch")
     layer.step_mode = "s"
     for name in layer.supported_backends:
         layer.backend = name

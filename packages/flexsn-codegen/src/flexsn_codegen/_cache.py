@@ -250,7 +250,7 @@ def _holds(path: Path, content: bytes) -> bool:
     return found
 
 
-def write_private(path: Path, content: str | bytes) -> None:
+def write_private(path: Path, text: str | bytes) -> None:
     """Writes a file that is this user's alone, in `cache_folder()` say.
 
     It is written aside and moved: a process that reads or writes it at the same time sees all of it or nothing,
@@ -262,7 +262,7 @@ def write_private(path: Path, content: str | bytes) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(text.encode() if isinstance(text, str) else text)
         os.chmod(temporary, 0o600)
         try:
             os.replace(temporary, path)

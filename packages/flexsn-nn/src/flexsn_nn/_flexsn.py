@@ -60,9 +60,9 @@ class FlexSN(nn.Module):
         example_inputs: one step's inputs and states; with them, errors in the core come at construction.
         requires_grad: for each input and (initial) state, whether a gradient may flow to it; `None`: to all.
         step_mode: `"m"`: inputs are sequences `[T, *step]`; `"s"`: one step `[*step]` per call.
-        backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels; `"hop"`: the scan
-            as one operator; `"torch"`: a plain loop; `"auto"`: kernels where they run; elsewhere the operator
-            inside `torch.compile`, and the loop outside of it.
+        backend: `"triton"` or `"inductor"` (one path under two labels): compiled kernels on a GPU; `"cpp"`: compiled
+            kernels on the CPU; `"hop"`: the scan as one operator; `"torch"`: a plain loop; `"auto"`: kernels where
+            they run; elsewhere the operator inside `torch.compile`, and the loop outside of it.
         store_state_seqs: whether to keep the states after every step, in `state_seqs`.
         example_outputs: one step's outputs; gives shapes and dtypes when `T == 0`.
         precision: `"eager"`: what the core computes on the tensors as they are; `"float32"`: float16 and

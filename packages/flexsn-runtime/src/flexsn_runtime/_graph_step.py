@@ -20,8 +20,8 @@ from flexsn_runtime._cpp_op import RecordedCpp
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import target_on
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
+from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
 

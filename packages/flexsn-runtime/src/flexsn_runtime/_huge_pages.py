@@ -1,4 +1,4 @@
-"""Asks the system for memory in huge pages: of a large result, most of the time goes to the first touch of each page."""
+"""Asks the system for huge pages: of a large result, most of the time goes to the first touch of each page."""
 
 from __future__ import annotations
 

@@ -23,14 +23,7 @@ class Cpp(Target):
 
     name = "C++"
     reserved = frozenset(
-        """
-        alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept const
-        constexpr const_cast continue decltype default delete do double dynamic_cast else enum explicit export extern
-        false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr operator or
-        or_eq private protected public register reinterpret_cast requires return short signed sizeof static
-        static_assert static_cast struct switch template this thread_local throw true try typedef typeid typename
-        union unsigned using virtual void volatile wchar_t while xor xor_eq dev std main
-        """.split()
+        ["alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "class", "compl", "concept", "const", "constexpr", "const_cast", "continue", "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "requires", "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq", "dev", "std", "main"]
     )
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
