@@ -1,23 +1,28 @@
 """Random step functions that compute with captured tensors in every way, as source text, and calls of them.
 
 What is drawn: in-place operations and views of values made of captured tensors, custom `autograd.Function`s, blocks
-without gradients, parameters that are frozen and unfrozen between calls, results that are in no loss, short and empty
-sequences. `compare` holds the compiled scan to the loop in values, dtypes and gradients.
+without gradients, parameters that are frozen and unfrozen between calls, captured tensors that were computed from
+others, results that are in no loss, short and empty sequences, and, from `changing_cores.py`, a place where a value is
+read that changes between the calls. `compare` holds the compiled scan to the loop in values, dtypes and gradients.
 """
 
 from __future__ import annotations
 
 import linecache
 import random
+import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import changing_cores
 import torch
+from changing_cores import PLACES
 from torch import Tensor
 
-from flexsn_graph import UnsupportedCoreError
+from flexsn_graph import UnsupportedOpError
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, prepare, scan
 
@@ -336,6 +341,7 @@ class Call:
         mode: `"grad"`, `"no_grad"` or `"inference"`.
         number: the value of the global `k0`.
         replaced: for each parameter, whether it is another tensor from this call on.
+        assigned: what is read in `Core.place` from this call on; `None`: what was read before.
     """
 
     steps: int
@@ -346,17 +352,22 @@ class Call:
     mode: str
     number: float = 0.75
     replaced: tuple[bool, ...] = ()
+    assigned: float | None = None
 
 
 @dataclass
 class Core:
-    """A step function as text, what it captures, and how it is called."""
+    """A step function as text, what it captures, and how it is called.
+
+    Its first input is what the step function `PLACES[place]` of `changing_cores.py` gives for that, if there is one.
+    """
 
     source: str
     counts: tuple[int, int, int]
     parameters: dict[str, str]  # name to the name of its shape
     derived: dict[str, str]  # captured tensors with a history: an expression of parameters
     calls: list[Call] = field(default_factory=list)
+    place: str | None = None
 
 
 class _Writer:
@@ -506,6 +517,12 @@ def random_core(seed: int) -> Core:
                 replaced=tuple(i > 0 and rng.random() < 0.15 for _ in parameters),
             )
         )
+    # From numbers of its own: the rest of a core does not depend on how many places there are.
+    places = random.Random(f"place {seed}")
+    if places.random() < 0.5:
+        core.place = places.choice(list(PLACES))
+        for call in core.calls[1:]:
+            call.assigned = places.choice([None, 0.75, 1.25, -0.5])
     return core
 
 
@@ -517,7 +534,22 @@ def numbers(shape: Sequence[int], seed: int, dtype: torch.dtype, device: str) ->
     return torch.where(zeros, 0.0, drawn).to(device=device, dtype=dtype)
 
 
-def build(core: Core, dtype: torch.dtype, device: str) -> tuple[Callable[..., Any], dict[str, Tensor]]:
+@dataclass
+class Built:
+    """A core that can be called.
+
+    Attributes:
+        namespace: where its text finds its parameters.
+        assign: changes what it reads in its place.
+    """
+
+    function: Callable[..., Any]
+    namespace: dict[str, Any]
+    parameters: dict[str, Tensor]
+    assign: Callable[[Any], object]
+
+
+def build(core: Core, dtype: torch.dtype, device: str) -> Built:
     """The function, and its parameters by name."""
     namespace: dict[str, Any] = {"torch": torch, "k0": 0.75, **FUNCTIONS}
     parameters = {
@@ -528,27 +560,65 @@ def build(core: Core, dtype: torch.dtype, device: str) -> tuple[Callable[..., An
     file = f"<core {id(core)}>"
     linecache.cache[file] = (len(core.source), None, core.source.splitlines(keepends=True), file)
     exec(compile(core.source, file, "exec"), namespace)
-    return namespace["core"], parameters
+    written = namespace["core"]
+    if core.place is None:
+        return Built(written, namespace, parameters, lambda new: None)
+    first, assign = PLACES[core.place](0.25)
+    num_inputs = core.counts[0]
+
+    def function(*arguments: Tensor) -> Any:
+        charged, _ = first(arguments[0], arguments[num_inputs])
+        return written(charged / (1.0 + charged.abs()), *arguments[1:])
+
+    return Built(function, namespace, parameters, assign)
+
+
+@contextmanager
+def _restored() -> Iterator[None]:
+    """Global names and hooks that a place sets are gone afterwards."""
+    hooks = dict(torch.nn.modules.module._global_forward_hooks)
+    try:
+        yield
+    finally:
+        torch.nn.modules.module._global_forward_hooks.clear()
+        torch.nn.modules.module._global_forward_hooks.update(hooks)
+        vars(changing_cores).pop("max", None)
 
 
 @dataclass
 class Outcome:
-    """What came of the calls of a core: of each, `"same"`, or what was refused or different."""
+    """What came of the calls of a core, each counted once.
+
+    Attributes:
+        refused: by an error of FlexSN's that names the line of the core.
+        different: in values, dtypes or gradients.
+        broken: failed with any other error.
+        same: how many equal the loop.
+        no_core: how many the loop itself cannot do: there is nothing to compare with.
+    """
 
     refused: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
     same: int = 0
+    no_core: int = 0
 
 
 def compare(core: Core, *, dtype: torch.dtype = torch.float64, device: str = "cpu", residuals: str = "auto") -> Outcome:
     """Makes the calls with the loop and compiled."""
+    with _restored():
+        return _compare(core, dtype, device, residuals)
+
+
+def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str) -> Outcome:
     outcome = Outcome()
-    function, parameters = build(core, dtype, device)
+    built = build(core, dtype, device)
+    function, parameters, namespace = built.function, built.parameters, built.namespace
     program = ScanProgram(function, *core.counts, residuals=residuals)
     for number, call in enumerate(core.calls):
-        namespace = function.__globals__
         namespace["k0"] = call.number
+        if call.assigned is not None:
+            built.assign(call.assigned)
         for name, replaced in zip(parameters, call.replaced, strict=False):
             if replaced:
                 namespace[name] = parameters[name] = (parameters[name].detach() * 0.5 + 0.25).clone()
@@ -558,15 +628,17 @@ def compare(core: Core, *, dtype: torch.dtype = torch.float64, device: str = "cp
             namespace[name] = eval(expression, namespace)
         expected = _run(core, call, function, parameters, None, dtype, device)
         if isinstance(expected, Exception):
-            continue  # no core at all
+            outcome.no_core += 1
+            continue
         got = _run(core, call, function, parameters, program, dtype, device)
-        if isinstance(got, UnsupportedCoreError | NotImplementedError):
+        if isinstance(got, UnsupportedOpError) and got.location is not None:
             outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
         elif isinstance(got, Exception):
             outcome.broken.append(f"call {number}: {type(got).__name__}: {got}")
         else:
             found = list(_differences(got, expected, dtype))
-            outcome.different += [f"call {number} {call}: {text}" for text in found]
+            if found:
+                outcome.different.append(f"call {number} {call}: {'; '.join(found)}")
             outcome.same += not found
     return outcome
 
@@ -642,3 +714,23 @@ def _differences(got: Values, expected: Values, dtype: torch.dtype) -> Iterator[
         if found.dtype != wanted.dtype or not same:
             texts = [t.flatten()[:6].tolist() for t in (found, wanted)]
             yield f"the gradient of {name} is {texts[0]}, in the loop {texts[1]}"
+
+
+def one_call(lines: str) -> Core:
+    """A core of these lines, and a call of it. `w0` has the shape of a row, `w1` of two rows, `w2` of the step."""
+    body = textwrap.indent("\n".join(line.strip() for line in lines.split(";")), "    ")
+    call = Call(3, (True,) * 3, (True,) * 2, (True,) * 2, state_seqs=False, mode="grad")
+    return Core(f"def core(x0, v0):\n{body}\n", (1, 1, 1), {"w0": "row", "w1": "rows", "w2": "full"}, {}, [call])
+
+
+# Lines in which a number, which torch makes on the CPU, meets tensors of any device.
+NUMBERS = {
+    "assigned to a part": "h = w0 * 1.0; h[1:] = 0.25; return x0 * h, v0 + x0",
+    "assigned to an element": "h = w1 * 1.0; h[0] = 0.5; return x0 * h[0], v0 + x0 * h[1]",
+    "filled": "h = w0 * 1.0; h.fill_(torch.tensor(0.25)); return x0 * h * w0, v0 + x0",
+    "in the step": "h = x0 * 1.0; h.fill_(torch.tensor(0.25)); return x0 * h, v0 + x0",
+    "copied": "h = x0 * 1.0; h.copy_(torch.tensor(0.25)); return x0 * h, v0 + x0",
+    "by a mask": "h = x0.masked_fill(x0 > 0, torch.tensor(0.25, dtype=x0.dtype)); return x0 * h, v0 + x0",
+    "by a mask, in place": "h = x0 * 1.0; h[h > 0] = 0.5; return x0 * h, v0 + x0",
+    "multiplied": "return x0 * torch.tensor(0.5), v0 + x0 * torch.tensor(2.0)",
+}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from gradient_cores import NUMBERS, compare, one_call
 from scan_cores import CASES, hard_spike, problem
 from torch import Tensor, nn
 
@@ -311,3 +312,12 @@ def test_autocast_reaches_inside_of_the_core() -> None:
                 results.append(neuron(x))
         assert results[0].dtype == results[1].dtype == (torch.float32 if enabled else torch.bfloat16)
         assert torch.equal(*results)
+
+
+# -- numbers -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lines", NUMBERS.values(), ids=NUMBERS)
+def test_numbers_that_torch_makes_on_the_cpu(lines: str) -> None:
+    outcome = compare(one_call(lines), device="cuda")
+    assert (outcome.same, outcome.different, outcome.refused, outcome.broken) == (1, [], [], [])

@@ -13,7 +13,7 @@ from flexsn_graph._location import called_op, location_of
 from flexsn_graph._lowering import lower
 from flexsn_graph._ops import VIEW_OPS
 from flexsn_graph._prologue import ComputedBefore
-from flexsn_graph._torch_private import FakeTensor, record
+from flexsn_graph._torch_private import FakeTensor, nodes_behind, record
 from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
 
 if TYPE_CHECKING:
@@ -34,15 +34,21 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     first = len(tracer.examples)
     gradients: list[tuple[int, ...]] = []
     custom: list[bool] = []
+    refusals: dict[int, UnsupportedCoreError] = {}
 
     def forward(*arguments: Tensor) -> list[Tensor]:
-        return [value.detach() for value in tracer.compute(arguments[:first])]
+        values, _ = tracer.compute(arguments[:first])
+        return [value.detach() for value in values]
 
     def backward(*arguments: Tensor) -> list[Tensor]:
-        values = tracer.compute(arguments[:first])
+        values, calls = tracer.compute(arguments[:first])
         results: list[Tensor] = []
         for value, given in zip(values, arguments[first + len(captured) :], strict=True):
-            found = tracer.gradients_of(value, given)
+            try:
+                found = tracer.gradients_of(value, given, calls)
+            except UnsupportedCoreError as error:  # told when a gradient is asked for; inference needs none
+                refusals[len(gradients)] = error
+                found = [None] * len(trained)
             gradients.append(tuple(i for i, g in zip(trained, found, strict=True) if g is not None))
             custom.append(_has_custom_function(value.grad_fn))
             results += [g for g in found if g is not None]
@@ -54,19 +60,21 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
     joint = _functional(record(backward, [*primals, *values], tracer.mode, AS_RECORDED), tracer)
     places = [node for node in joint.graph.nodes if node.op == "placeholder"]
     parts: list[fx.Graph | None] = []
-    refusal: UnsupportedCoreError | None = None
     start = 0
     for i, to in enumerate(gradients):
         mine = range(start, start + len(to))
         start += len(to)
         part = _restricted(joint.graph, mine) if to else None
         parts.append(part)
-        if part is not None and custom[i] and refusal is None:
-            refusal = _refuse_nonlinear(part, place=first + len(captured) + i)
+        if part is not None and custom[i]:
+            nonlinear = _nonlinear(part, place=first + len(captured) + i)
+            if nonlinear is not None:
+                refusals[i] = nonlinear
     graphs = [whole.graph, *(part for part in parts if part is not None)]
     needed = [i for i in range(len(captured)) if any(_placeholders(graph)[first + i].users for graph in graphs)]
     lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
-    kept = sorted({*needed, *lifted})
+    # A custom function has gradients by what it does not read, too.
+    kept = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
     assert len(places) == first + len(captured) + len(values)
     back = [
         None if part is None else _taking(joint, part, [*(first + i for i in kept), first + len(captured) + i])
@@ -79,7 +87,7 @@ def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
         tuple(tuple(kept.index(i) for i in to) for to in gradients),
         next(call for call in calls if call is not None),
         values[0].device,
-        refusal,
+        refusals,
     )
 
 
@@ -138,16 +146,7 @@ def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> f
 
 
 def _has_custom_function(node: Any) -> bool:
-    waiting, seen = [node], {None}
-    while waiting:
-        one = waiting.pop()
-        if one in seen:
-            continue
-        seen.add(one)
-        if isinstance(one, torch.autograd.function.BackwardCFunction):
-            return True
-        waiting += [following for following, _ in one.next_functions]
-    return False
+    return any(isinstance(one, torch.autograd.function.BackwardCFunction) for one, _ in nodes_behind([node]))
 
 
 _LINEAR = """
@@ -157,7 +156,7 @@ _LINEAR = """
 _LINEAR_OPS = frozenset(_LINEAR.split())
 
 
-def _refuse_nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
+def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
     """The error for a gradient that is no linear function of what it is given.
 
     In the loop a custom function's backward gets each step's gradient, before the loop their sum: the same if it is

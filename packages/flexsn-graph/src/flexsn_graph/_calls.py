@@ -12,8 +12,8 @@ from torch import Tensor
 from flexsn_graph._capture import CaptureMode, WriteError
 from flexsn_graph._location import user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
-from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of
-from flexsn_graph._torch_private import TorchFunctionMode, autocast_now
+from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
 
 
@@ -64,7 +64,8 @@ class CoreCalls(TorchFunctionMode):
         arguments: the core's, which nothing that is computed before the loop depends on; `None` in a backward pass.
 
     Attributes:
-        variables: those that have a gradient, by the number of the value that they stand for.
+        variables: those that have a gradient, by the number of the value that they stand for. A captured tensor has
+            one, besides itself, if it has a history.
         computed: by number, the lifted values, with the history that they have.
     """
 
@@ -104,6 +105,11 @@ class CoreCalls(TorchFunctionMode):
         if self._hoists is Hoists.NOTHING:
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+        if kwargs.get("out") is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise writes_out(func.__name__, user_location())
+        if func not in _OF_THE_TENSOR_ITSELF:
+            for tensor in tensors:
+                self._without_history(tensor)  # before anything that is not recorded uses it
         known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
         if known and func in HOOKS and known[0]:
             raise adds_hook(func.__name__, user_location())
@@ -111,14 +117,15 @@ class CoreCalls(TorchFunctionMode):
             return self._on_captured_alone(func, args, kwargs, tensors)
         if any(known):
             args, kwargs = pytree.tree_map_only(Tensor, self._standing, (args, kwargs))
-        return func(*args, **kwargs)
+        return self._call(func, args, kwargs)
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of the core, with what is computed before the loop replaced."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
-        return tuple(self._standing(t) for t in results)
+            return tuple(self._without_history(self._standing(t)) for t in results)
+        return tuple(results)
 
     def _on_captured_alone(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
@@ -129,11 +136,11 @@ class CoreCalls(TorchFunctionMode):
         decided = self._captures.decided
         if key not in decided:
             if not self._mode.may_add:
-                return func(*args, **kwargs)
+                return self._call(func, args, kwargs)
             own = {storage_of(t) for t in tensors if not self._captures.is_captured(t)}
             try:
                 with self._mode.on_trial(own) as ops:
-                    result = func(*args, **kwargs)
+                    result = self._call(func, args, kwargs)
             except WriteError:
                 return self._write(func, args, kwargs, tensors, refs, key)
             if not ops:  # it computes nothing
@@ -148,7 +155,7 @@ class CoreCalls(TorchFunctionMode):
         in_step = call.stays or self._whole or (call.is_view and self._keep_views)
         roots = self._roots(tensors)
         with self._mode.apart(recorded=in_step and self._is_recorded(roots)):
-            result = func(*args, **kwargs)
+            result = self._call(func, args, kwargs)
         leaves, structure = pytree.tree_flatten(result)
         for i, number in enumerate(call.results):
             if number is not None:
@@ -192,7 +199,7 @@ class CoreCalls(TorchFunctionMode):
         before = [known for known in self._known.values() if self._is_same(known)]
         roots = self._roots(tensors)
         with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
-            result = func(*args, **kwargs)
+            result = self._call(func, args, kwargs)
         decided = self._captures.decided
         if key not in decided:
             # Not of a part of what it is a view of.
@@ -284,16 +291,8 @@ class CoreCalls(TorchFunctionMode):
         assert self._arguments is not None
         arguments = {id(t) for t in self._arguments}
         ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
-        waiting, seen = [node], {None, *ends}
-        while waiting:
-            one = waiting.pop()
-            if one in seen:
-                continue
-            seen.add(one)
-            if id(getattr(one, "variable", None)) in arguments:
-                return False
-            waiting += [following for following, _ in one.next_functions]
-        return True
+        reached = (one for one, _ in nodes_behind([node], stop=ends) if one not in ends)
+        return all(id(getattr(one, "variable", None)) not in arguments for one in reached)
 
     def _ref(self, tensor: Tensor) -> Ref:
         known = self._known.get(id(tensor))
@@ -308,6 +307,32 @@ class CoreCalls(TorchFunctionMode):
     def _is_recorded(self, numbers: set[int]) -> bool:
         """Whether the step has arguments for these values. Others are there for calls before the loop alone."""
         return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
+
+    # -- captured tensors with a history -----------------------------------------------------------------
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a function of torch's. The history of captured tensors is no part of what it gives.
+
+        One may have been computed from another one, whose gradient would be counted twice. It goes on there outside.
+        """
+        if func in _OF_THE_TENSOR_ITSELF:
+            return func(*args, **kwargs)
+        given = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and self._has_history(t)}
+        if not given:
+            return func(*args, **kwargs)
+        leaves = {key: self._without_history(t) for key, t in given.items()}
+        of_leaf = {id(leaf): given[key] for key, leaf in leaves.items()}
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: leaves.get(id(t), t), (args, kwargs))
+        return pytree.tree_map_only(Tensor, lambda t: of_leaf.get(id(t), t), func(*args, **kwargs))
+
+    def _has_history(self, tensor: Tensor) -> bool:
+        return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
+
+    def _without_history(self, tensor: Tensor) -> Tensor:
+        """What stands for a captured tensor that was computed from others: a leaf, whose gradient ends there."""
+        if not self._has_history(tensor):
+            return tensor
+        return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
 
     # -- what stands for values that are computed before the loop ----------------------------------------
 
@@ -337,6 +362,11 @@ class CoreCalls(TorchFunctionMode):
         return variable
 
 
+# Properties that say what a tensor is, and compute nothing.
+_PROPERTIES = """
+    data dtype device grad grad_fn is_leaf ndim output_nr requires_grad shape _base _version
+"""
+_OF_THE_TENSOR_ITSELF = frozenset(getattr(Tensor, name).__get__ for name in _PROPERTIES.split())
 _FACTORIES = frozenset(
     {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
 )

@@ -164,7 +164,8 @@ class CaptureMode(TorchDispatchMode):
             with self:
                 resume(profile)
                 return body(*args, **kwargs)
-        written = {storage_of(t) for t in written_by(func, args, kwargs)}
+        writes = written_by(func, args, kwargs)
+        written = {storage_of(t) for t in writes}
         if not written.isdisjoint(self._tied):
             raise WrittenViewError(
                 "the core changes in place what is a view of something else that it computes of captured tensors alone "
@@ -176,6 +177,7 @@ class CaptureMode(TorchDispatchMode):
             raise WriteError
         self._meet_all(leaves)
         set_stack_trace(stack_trace(location, str(func)))
+        args, kwargs = _on_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
         if self._apart is not None:
@@ -251,3 +253,24 @@ class CaptureMode(TorchDispatchMode):
                 location,
             )
         return number
+
+
+def _on_one_device(
+    leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """CPU tensors without dimensions, which eager mode takes beside a GPU's, on that GPU: decompositions refuse them.
+
+    So are the numbers of `h[1:] = 0.25`.
+    """
+    tensors = [a for a in leaves if isinstance(a, Tensor)]
+    elsewhere = {t.device for t in tensors if t.device.type != "cpu"}
+    here = {id(t) for t in tensors if t.dim() == 0 and t.device.type == "cpu"} - {id(t) for t in writes}
+    if len(elsewhere) != 1 or not here:
+        return args, kwargs
+    (device,) = elsewhere
+
+    def moved(tensor: Tensor) -> Tensor:
+        return _aten._to_copy.default(tensor, device=device) if id(tensor) in here else tensor
+
+    args, kwargs = pytree.tree_map_only(Tensor, moved, (args, kwargs))
+    return args, kwargs

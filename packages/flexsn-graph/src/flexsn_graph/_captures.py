@@ -110,6 +110,11 @@ class Captures:
         self._kept += others
         return tuple(map(id, others))
 
+    def location_of(self, sequence_number: int) -> SourceLocation | None:
+        """The user's line of an autograd node. That of a function of the user's own has the number before its ops'."""
+        later = [number for number in self.locations if number >= sequence_number]
+        return self.locations[min(later)] if later else None
+
     def number_of(self, storage: int) -> int | None:
         """The value whose stand-in has this memory."""
         return self._by_storage.get(storage)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
@@ -109,7 +109,7 @@ class ComputedBefore:
         gradients: for each value, positions of the captured tensors that its `backward` gives gradients of.
         first: the call that gives the first of them.
         device: where the captured tensors were when it was recorded.
-        refusal: why it has no gradient, where one would be asked for.
+        refusals: why a value has no gradient where one may be asked for, by its number among the values.
     """
 
     forward: fx.GraphModule
@@ -117,7 +117,7 @@ class ComputedBefore:
     gradients: tuple[tuple[int, ...], ...]
     first: Call
     device: torch.device
-    refusal: Exception | None = None
+    refusals: Mapping[int, Exception] = field(default_factory=dict)
 
 
 class Prologue:
@@ -166,14 +166,13 @@ class Prologue:
 class _Computed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, computed: ComputedBefore, *captured: Tensor) -> tuple[Tensor, ...]:
-        if computed.refusal is not None:
-            raise computed.refusal
         ctx.computed = computed
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*captured)
         with _as_recorded(computed):
             values = tuple(computed.forward(*captured))
-        ctx.mark_non_differentiable(*(v for v, to in zip(values, computed.gradients, strict=True) if not to))
+        differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
+        ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
         return values
 
     @staticmethod
@@ -181,8 +180,13 @@ class _Computed(torch.autograd.Function):
         """From a value without a gradient nothing flows on: no zeros, which an infinite derivative makes NaN."""
         computed: ComputedBefore = ctx.computed
         sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
-        for gradient, backward, to in zip(gradients, computed.backward, computed.gradients, strict=True):
-            if gradient is None or backward is None:
+        parts = zip(gradients, computed.backward, computed.gradients, strict=True)
+        for number, (gradient, backward, to) in enumerate(parts):
+            if gradient is None:
+                continue
+            if number in computed.refusals:
+                raise computed.refusals[number]
+            if backward is None:
                 continue
             with _as_recorded(computed):
                 found = backward(*ctx.saved_tensors, gradient)

@@ -54,6 +54,16 @@ def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreErro
     )
 
 
+def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+    """The error for `out=` where there are gradients, of which autograd would keep nothing."""
+    return UnsupportedCoreError(
+        f"the core calls {name} with out=, which autograd does not differentiate. Assign what it returns, or write it "
+        "with `.copy_()`.",
+        f"{name}(out=...)",
+        location,
+    )
+
+
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
     """Refuses what is no op: `torch.cond` and the like."""
     if not isinstance(func, Op):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import linecache
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,6 +31,8 @@ __all__ = [
     "fake_like",
     "gradients",
     "min_cut_partitioner",
+    "nodes_behind",
+    "noting_nodes",
     "op_location_key",
     "record",
     "rounded",
@@ -187,17 +190,55 @@ def _silent(name: str) -> Iterator[None]:
 
 
 def gradients(
-    roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keep_graph: bool = False
+    roots: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """`torch.autograd.grad`, under which a function mode would not see what backward formulas call.
 
-    In this thread, where what they read is seen: autograd would have a thread of its own for a GPU.
+    In this thread, where what they read is seen: autograd would have a thread of its own for a GPU. The graph is kept.
     """
     with torch.autograd.set_multithreading_enabled(False):
         found: tuple[Tensor | None, ...] = _engine_run_backward(
-            tuple(roots), tuple(cotangents), keep_graph, False, tuple(inputs), True, accumulate_grad=False
+            tuple(roots), tuple(cotangents), True, False, tuple(inputs), True, accumulate_grad=False
         )
     return found
+
+
+def nodes_behind(starts: Iterable[Any], stop: Container[Any] = ()) -> Iterator[tuple[Any, Any]]:
+    """The autograd nodes that a gradient goes to from `starts`, each with the one that it comes from.
+
+    Args:
+        stop: nodes that are yielded, and not gone on from.
+    """
+    waiting: list[tuple[Any, Any]] = [(node, None) for node in starts]
+    seen = {None}
+    while waiting:
+        node, before = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node, before
+        if node not in stop:
+            waiting += [(following, node) for following, _ in node.next_functions]
+
+
+@contextmanager
+def noting_nodes(starts: Iterable[Any], stop: Container[Any]) -> Iterator[list[Any]]:
+    """Yields a list of the nodes that autograd runs, as it does; the last is the one that raised an error."""
+    ran: list[Any] = []
+    hooks = [
+        node.register_prehook(functools.partial(_note, ran, node))
+        for node, _ in nodes_behind(starts, stop)
+        if node not in stop and not hasattr(node, "variable")
+    ]
+    try:
+        yield ran
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _note(ran: list[Any], node: Any, gradients: Any) -> None:
+    ran.append(node)
 
 
 @contextmanager

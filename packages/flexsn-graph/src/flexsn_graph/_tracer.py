@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -25,6 +26,8 @@ from flexsn_graph._torch_private import (
     FakeTensorMode,
     fake_like,
     gradients,
+    nodes_behind,
+    noting_nodes,
     record,
     without_hooks,
 )
@@ -126,7 +129,7 @@ class Tracer:
         numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
         return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
 
-    def compute(self, arguments: Sequence[Tensor]) -> list[Tensor]:
+    def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
         """The values that are computed from captured tensors alone, as a whole run of the function gives them."""
         with torch.enable_grad():
             leaves = self._leaves(arguments)
@@ -134,11 +137,10 @@ class Tracer:
             computed = dict(calls.computed)
             if any(number not in computed for number in self.computed):  # it is in a backward formula
                 roots = [t for t in results if t.requires_grad]
-                captured = [t for t in self.captures.tensors.values() if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
-                wanted = [*(t for t in leaves if t.requires_grad), *captured]
+                targets = [*([t] for t in leaves if t.requires_grad), *self._trained_targets(calls).values()]
                 with suppress(RuntimeError), self._capturing(ones, whole=True) as (_, of_backward):
-                    gradients(roots, wanted, ones, keep_graph=True)
+                    self._gradients_of(roots, targets, ones)
                 computed = {**of_backward.computed, **computed}
         missing = [number for number in self.computed if number not in computed]
         if missing:
@@ -150,15 +152,19 @@ class Tracer:
                 call.name,
                 call.location,
             )
-        return [computed[number] for number in self.computed]
+        return [computed[number] for number in self.computed], calls
 
-    def gradients_of(self, value: Tensor, given: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of the captured tensors that require one, from that of a value that `compute` returned."""
-        captured = [t for t in self.captures.tensors.values() if t.requires_grad]
+    def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
+        """The gradients of the captured tensors that require one, from that of a value that `compute` returned.
+
+        Raises:
+            UnsupportedCoreError: autograd cannot differentiate it.
+        """
+        targets = list(self._trained_targets(calls).values())
         if not value.requires_grad:
-            return (None,) * len(captured)
-        with self._capturing([given], whole=True):
-            return gradients([value], captured, [given], keep_graph=True)
+            return [None] * len(targets)
+        with self._explaining([value]), self._capturing([given], whole=True):
+            return self._gradients_of([value], targets, [given])
 
     def record_forward(self) -> fx.GraphModule:
         """`[*primals] -> [*results]`, as ATen ops."""
@@ -310,22 +316,22 @@ class Tracer:
         with self.mode, torch.enable_grad():
             leaves = self._leaves(self.examples)
             try:
-                results, _ = self._run(leaves, needed)
+                results, calls = self._run(leaves, needed)
             except TorchError as error:
                 self._find_constants(error)
                 leaves = self._leaves(self.examples)
-                results, _ = self._run(leaves, needed)
+                results, calls = self._run(leaves, needed)
             stand_ins = [self.captures.stand_in(t) for t in results]
             roots = [t for t in results if t.requires_grad]
             if roots:
-                captured = {n: t for n, t in self.captures.tensors.items() if t.requires_grad}
-                wanted = [*(t for t in leaves if t.requires_grad), *captured.values()]
+                captured = self._trained_targets(calls)
+                of_leaves = [[t] for t in leaves if t.requires_grad]
                 ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
-                found: tuple[Tensor | None, ...] = tuple(wanted)
+                of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
                 # What goes wrong here is told when a gradient is asked for; inference needs none.
                 with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
-                    found = gradients(roots, wanted, ones)
-                of_captured = found[len(wanted) - len(captured) :]
+                    found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    of_captured = found[len(of_leaves) :]
                 needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
             described = [fake_like(self.mode, t) for t in stand_ins]
         return described, tuple(t.requires_grad for t in results)
@@ -339,8 +345,13 @@ class Tracer:
                 self._run(self._leaves(self.examples))
             except TorchError as refusal:
                 self._constant[i] = refusal
+        self._requires_grad = [False] * len(all_of_them)
+        try:
+            self._run(self._leaves(self.examples))
+        except TorchError as refusal:
+            raise _not_recorded(refusal) from refusal
         if not self._constant:
-            raise error
+            raise _not_recorded(error) from error
         self._requires_grad = [want and i not in self._constant for i, want in enumerate(all_of_them)]
 
     def _gradients(
@@ -352,35 +363,97 @@ class Tracer:
         with torch.enable_grad():
             leaves = self._leaves(arguments)
             results, calls = self._run(leaves)
-            primals = [*leaves, *(self._variable(number, calls) for number in self.lifted)]
-            sought = {
-                i: t
-                for i, (t, want) in enumerate(zip(primals, wanted, strict=True))
-                if want and t is not None and t.requires_grad
-            }
+            targets = {i: [leaf] for i, leaf in enumerate(leaves) if wanted[i] and leaf.requires_grad}
+            for i, number in enumerate(self.lifted, len(leaves)):
+                of_lifted = self._targets(number, calls)
+                if wanted[i] and of_lifted:
+                    targets[i] = of_lifted
             weighted = [
                 (t, w)
                 for t, w in zip(results, weights, strict=True)
                 if w is not None and t.requires_grad
             ]
-            if not weighted or not sought:
-                return results, [None] * len(primals)
+            if not weighted or not targets:
+                return results, [None] * len(wanted)
             roots, given = [t for t, _ in weighted], [w for _, w in weighted]
-            try:
-                with self._reads.of_backward(), self._capturing([*arguments, *given]):
-                    found = gradients(roots, list(sought.values()), given)
-            except (UnsupportedCoreError, UnsupportedVersionError):
-                raise
-            except RuntimeError as error:
-                raise UnsupportedCoreError(
-                    f"autograd cannot differentiate the core: {error}", "autograd", None
-                ) from error
-        by_primal = dict(zip(sought, found, strict=True))
-        return results, [by_primal.get(i) for i in range(len(primals))]
+            with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given]):
+                found = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
+        return results, [found.get(i) for i in range(len(wanted))]
 
-    def _variable(self, number: int, calls: CoreCalls) -> Tensor | None:
-        """What autograd knows a lifted value as: the captured tensor itself, or what stands for a computed one."""
-        return self.captures.tensors.get(number, calls.variables.get(number))
+    # -- what autograd is asked for ----------------------------------------------------------------------
+
+    def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
+        """What autograd knows a value as: the captured tensor itself, and what stands for it or for a computed one."""
+        both = (self.captures.tensors.get(number), calls.variables.get(number))
+        return [t for t in both if t is not None and t.requires_grad]
+
+    def _trained_targets(self, calls: CoreCalls) -> dict[int, list[Tensor]]:
+        """Those of the captured tensors that require a gradient, by number."""
+        return {n: self._targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
+
+    def _gradients_of(
+        self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradient of each of `targets`: the sum of those of what it is known as."""
+        self._check_histories(roots)
+        found = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
+        sums: list[Tensor | None] = []
+        for known_as in targets:
+            parts = [part for part in (next(found) for _ in known_as) if part is not None]
+            sums.append(functools.reduce(torch.add, parts) if parts else None)
+        return sums
+
+    def _check_histories(self, roots: Sequence[Tensor]) -> None:
+        """Refuses a captured tensor with a history that leads to another one, where nothing could stand for it.
+
+        Autograd would go on from there, and count the other one's gradient twice.
+        """
+        ends = self._ends()
+        if not ends:
+            return
+        leaves = {id(t) for t in self.captures.tensors.values() if t.requires_grad}
+        for node, reached_from in nodes_behind([t.grad_fn for t in roots], stop=ends):
+            if node not in ends:
+                continue
+            for other, _ in nodes_behind([following for following, _ in node.next_functions]):
+                if other in ends or id(getattr(other, "variable", None)) in leaves:
+                    name = "a function" if reached_from is None else reached_from.name()
+                    raise CaptureError(
+                        f"the core gives {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, that "
+                        "was computed from another tensor that it captures, too. Compute the one from the other in "
+                        "the core, or give the function a `.clone()` of it.",
+                        name,
+                        None if reached_from is None else self.captures.location_of(reached_from._sequence_nr()),
+                    )
+
+    def _ends(self) -> dict[Any, Tensor]:
+        """Where the captured tensors' own histories begin."""
+        return {t.grad_fn: t for t in self.captures.tensors.values() if t.grad_fn is not None}
+
+    @contextmanager
+    def _explaining(self, roots: Sequence[Tensor]) -> Iterator[None]:
+        """What autograd says of the core's gradient names the line of the user's that it is the gradient of."""
+        ran: list[Any] = []
+        try:
+            with noting_nodes([t.grad_fn for t in roots], self._ends()) as ran:
+                yield
+        except (UnsupportedCoreError, UnsupportedVersionError):
+            raise
+        except RuntimeError as error:
+            # The node of an op without a derivative has no number: then what its gradient comes from.
+            found = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
+            location = next((one for one in found if one is not None), None)
+            message = f"autograd cannot differentiate the core: {error}"
+            raise UnsupportedCoreError(message, "autograd", location) from error
+
+
+def _not_recorded(error: TorchError) -> UnsupportedCoreError:
+    cause = error.__cause__ or error
+    return UnsupportedCoreError(
+        f"the core runs without gradients, but torch refuses to record it for gradients: {cause}",
+        "autograd",
+        raised_at(cause),
+    )
 
 
 @contextmanager
