@@ -154,8 +154,11 @@ def kept(name: str) -> Path | None:
 
     The name holds a hash of what the file was made from; what is there was written by `keep`.
     """
-    for folder in (cache_folder, *(() if os.environ.get(_VARIABLE) else (_temporary_folder,))):
-        path = folder() / name
+    folders = [cache_folder()]
+    if not os.environ.get(_VARIABLE):
+        folders.append(_temporary_folder())
+    for folder in folders:
+        path = folder / name
         if not path.is_symlink() and path.is_file():
             with contextlib.suppress(OSError):
                 os.utime(path)  # in use: not to be pruned

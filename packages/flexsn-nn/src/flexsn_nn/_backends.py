@@ -79,7 +79,7 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     """
     if backend in ("torch", "hop"):
         return Choice(backend, f"asked for as backend={backend!r}", {})
-    target = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
+    target: TargetName = "cpp" if backend == "cpp" or (backend == "auto" and device.type == "cpu") else "triton"
     why = why_unavailable(device, target)
     if backend in KERNEL_BACKENDS:
         if why is not None:

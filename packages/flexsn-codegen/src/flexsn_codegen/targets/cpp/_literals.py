@@ -39,11 +39,11 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     if dtype == torch.bool:
         return "true" if value else "false"
     if not dtype.is_floating_point:
-        number = int(value)
+        whole = int(value)
         if dtype == torch.uint64:
-            return f"{name}({number}u)"
+            return f"{name}({whole}u)"
         # The smallest one has no literal of its own: C++ reads a minus and a number that is too large.
-        return f"{name}({number + 1} - 1)" if number == -(2**63) else f"{name}({number})"
+        return f"{name}({whole + 1} - 1)" if whole == -(2**63) else f"{name}({whole})"
     number = float(value)
     if number != number:
         return f"dev::nan<{name}>()"

@@ -15,6 +15,16 @@ from flexsn_codegen.targets.cpp._literals import is_supported, literal
 from flexsn_codegen.targets.cpp._rules import RULES
 from flexsn_codegen.targets.cpp._writer import CppWriter
 
+_KEYWORDS = """
+    alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl concept
+    const constexpr const_cast continue decltype default delete do double dynamic_cast else enum
+    explicit export extern false float for friend goto if inline int long mutable namespace new
+    noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast
+    requires return short signed sizeof static static_assert static_cast struct switch template this
+    thread_local throw true try typedef typeid typename union unsigned using virtual void volatile
+    wchar_t while xor xor_eq dev std main lane
+"""
+
 
 class Cpp(Target):
     """Sources are C++17: functions of one element, which call `dev::<name>`, and templates of kernels, on the dtypes
@@ -22,9 +32,7 @@ class Cpp(Target):
     """
 
     name = "C++"
-    reserved = frozenset(
-        ["alignas", "alignof", "and", "and_eq", "asm", "auto", "bitand", "bitor", "bool", "break", "case", "catch", "char", "class", "compl", "concept", "const", "constexpr", "const_cast", "continue", "decltype", "default", "delete", "do", "double", "dynamic_cast", "else", "enum", "explicit", "export", "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable", "namespace", "new", "noexcept", "not", "not_eq", "nullptr", "operator", "or", "or_eq", "private", "protected", "public", "register", "reinterpret_cast", "requires", "return", "short", "signed", "sizeof", "static", "static_assert", "static_cast", "struct", "switch", "template", "this", "thread_local", "throw", "true", "try", "typedef", "typeid", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "wchar_t", "while", "xor", "xor_eq", "dev", "std", "main"]
-    )
+    reserved = frozenset(_KEYWORDS.split())
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 
     def __init__(self) -> None:

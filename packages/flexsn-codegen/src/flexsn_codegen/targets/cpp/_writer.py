@@ -98,7 +98,8 @@ class CppWriter(KernelWriter):
         """The text, of the values that flags have at this place: they change within a loop over lanes, in which
         nothing is computed that is the same for all."""
         flags = {**dict.fromkeys(self._flags), **self._current().flags}
-        return _NAME.sub(lambda found: form.format(flags[found[0]] or found[0]) if found[0] in flags else found[0], text)
+        values = {name: form.format(value or name) for name, value in flags.items()}
+        return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
 
     def _assign_flag(self, name: str, text: str) -> None:
         lanes, count = self._current(), self._flags.get(name, 0)
@@ -244,9 +245,8 @@ class CppWriter(KernelWriter):
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         # In the order in which they were computed first: the type of one may be that of another.
-        lines += [
-            f"dev::value_t<decltype({self._typed(name)})> {_array(name)}[BLOCK];" for name in self._first if name in kept
-        ]
+        arrays = [name for name in self._first if name in kept]
+        lines += [f"dev::value_t<decltype({self._typed(name)})> {_array(name)}[BLOCK];" for name in arrays]
         lines += [f"bool {name} = false;" for name in self._flags]
         lines += [f"{port.name}_t {port.name}_beyond[BLOCK];" for port in dict.fromkeys(self._stored)]
         parts = [part if isinstance(part, str) else self._written_out(part, names, kept) for part in self._body]
