@@ -125,8 +125,8 @@ class Library:
         used: tuple[int, ...],
     ) -> None:
         loop = f"loop_{len(self._loops)}"
-        pointers = [f"const {cpp_name(dtype)}* in_{i}" for i, dtype in enumerate(arguments)]
-        pointers += [f"{cpp_name(dtype)}* out_{i}" for i, dtype in enumerate(results)]
+        pointers = [f"const {cpp_name(dtype)}* __restrict in_{i}" for i, dtype in enumerate(arguments)]
+        pointers += [f"{cpp_name(dtype)}* __restrict out_{i}" for i, dtype in enumerate(results)]
         head = f'// {name}\nextern "C" void {loop}(int64_t n, {", ".join(pointers)}) {{\n'
         source = f"{head}    for (int64_t i = 0; i < n; ++i) {{\n{body}    }}\n}}\n"
         assert name not in self._loops
@@ -162,6 +162,3 @@ class Library:
     def __call__(self, name: str, *arguments: Tensor) -> Tensor:
         (result,) = self.call(name, *arguments)
         return cast(Tensor, result)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._loops

@@ -53,6 +53,26 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
     return rounded(value, dtype) if isinstance(value, float) else value
 
 
+def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, *args: Any, alpha: Any = 1) -> Any:
+    """Where eager mode adds on the CPU, numbers are rounded to the others' half dtype first; on a GPU they are not."""
+    dtype = torch.result_type(x, y)
+    if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
+        x, y, alpha, *args = (_as_half(value, dtype) for value in (x, y, alpha, *args))
+    return decomposition(x, y, *args, **({} if alpha == 1 else {"alpha": alpha}))
+
+
+def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
+    """Where it multiplies or divides there, a tensor without dimensions is rounded if it is the first argument."""
+    dtype = torch.result_type(x, y)
+    if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
+        x = x.to(dtype)
+    return decomposition(x, y)
+
+
+def _is_on_cpu(*values: Any) -> bool:
+    return all(value.device.type == "cpu" for value in values if isinstance(value, Tensor))
+
+
 def _pow_by_number(x: Tensor, exponent: float) -> Any:
     """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
     if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
@@ -148,6 +168,9 @@ _IN_COMMON_DTYPE = [
     *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor),
 ]
 
+_SUMS = [getattr(getattr(_aten, name), kind) for name in ("add", "sub", "rsub") for kind in ("Scalar", "Tensor")]
+_PRODUCTS = [getattr(getattr(_aten, name), kind) for name in ("mul", "div") for kind in ("Scalar", "Tensor")]
+
 _OF_NUMBERS: Table = {
     getattr(packet, overload): functools.partial(_polynomial, packet.default)
     for packet in (getattr(_aten, name) for name in POLYNOMIALS)
@@ -176,6 +199,8 @@ AS_RECORDED: Table = {
 TO_PRIMS: Table = {
     **decomposition_table,
     **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
+    **{op: functools.partial(_sum_on_cpu, decomposition_table[op]) for op in _SUMS},
+    **{op: functools.partial(_product_on_cpu, decomposition_table[op]) for op in _PRODUCTS},
     **LEFT,
     **_OF_NUMBERS,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,

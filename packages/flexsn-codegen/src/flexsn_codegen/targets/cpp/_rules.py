@@ -68,6 +68,8 @@ def _functions(names: str, *arguments: str) -> None:
         _row(name, f"dev::{name}({', '.join(arguments)})")
 
 
+_row("add", "{0} + {1}", "{t}({0} + {1})", "bool({0} | {1})")
+_row("sub", "{0} - {1}", "{t}({0} - {1})")
 _row("mul", "{0} * {1}", "{t}({0} * {1})", "bool({0} & {1})")
 
 for _name, _symbol in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
@@ -136,31 +138,6 @@ for _name in ("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynom
     _special_row(getattr(_aten, f"special_{_name}").default, _name)
 
 
-def _numbers_rounded(call: OpCall) -> tuple[str, ...]:
-    """The operands; numbers among halves rounded to halves, as eager mode does on the CPU where it adds.
-
-    Where it multiplies or divides, it does not.
-    """
-    pairs = zip(call.operands, call.constants, strict=True)
-    return tuple(text if number is None else call.target.rounded(text, call.dtype) for text, number in pairs)
-
-
-@_rule(_prims.add.default)
-def _add(call: OpCall) -> str:
-    x, y = _numbers_rounded(call)
-    if call.is_bool:
-        return f"bool({x} | {y})"
-    return f"{x} + {y}" if call.is_float else f"{_type(call.dtype)}({x} + {y})"
-
-
-@_rule(_prims.sub.default)
-def _sub(call: OpCall) -> str:
-    x, y = _numbers_rounded(call)
-    if call.is_bool:
-        raise call.refuse("convert to a number first.")
-    return f"{x} - {y}" if call.is_float else f"{_type(call.dtype)}({x} - {y})"
-
-
 @_rule(_prims.signbit.default)
 def _signbit(call: OpCall) -> str:
     x = call.operands[0]
@@ -171,20 +148,20 @@ def _signbit(call: OpCall) -> str:
 
 @_rule(_prims.pow.default)
 def _pow(call: OpCall) -> str:
-    x, y = _numbers_rounded(call)
+    x, y = call.operands
     if call.is_bool:
         raise call.refuse("convert to a number first.")
     if not call.is_float:
         return f"dev::int_pow({x}, {y})"
     # Eager mode writes these out, which rounds otherwise than pow.
     written_out = {
+        0.5: f"dev::sqrt({x})",
         2.0: f"{x} * {x}",
         3.0: f"{x} * {x} * {x}",
+        -0.5: f"dev::rsqrt({x})",
         -1.0: f"{call.number(1.0)} / {x}",
         -2.0: f"{call.number(1.0)} / ({x} * {x})",
     }
-    if call.dtype not in HALF_DTYPES:
-        written_out |= {0.5: f"dev::sqrt({x})", -0.5: f"dev::rsqrt({x})"}
     exponent = call.constants[1]
     return written_out.get(exponent, f"dev::pow({x}, {y})") if exponent is not None else f"dev::pow({x}, {y})"
 

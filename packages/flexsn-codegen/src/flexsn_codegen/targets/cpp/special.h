@@ -2,9 +2,27 @@
 // Apart from `device.h` because torch's header takes long to compile.
 #pragma once
 
-#include <ATen/native/Math.h>
+#include <ATen/AccumulateType.h>
+#include <ATen/NumericUtils.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+#include <c10/util/MathConstants.h>
 
 #include "device/arithmetic.h"
+
+// Torch is compiled with products and sums in one instruction, which rounds once.
+#if defined(__clang__)
+#pragma clang fp contract(fast)
+#else
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=fast")
+#endif
+#include <ATen/native/Math.h>
+#if defined(__clang__)
+#pragma clang fp contract(off)
+#else
+#pragma GCC pop_options
+#endif
 
 namespace dev::special {
 

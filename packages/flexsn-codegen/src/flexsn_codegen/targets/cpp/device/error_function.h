@@ -1,15 +1,50 @@
 // The error function and the logarithm of the gamma function.
 #pragma once
 
-#include "arithmetic.h"
+#include "exponential.h"
 
 namespace dev {
 
-DEV_INLINE float erf(float x) { return std::erf(x); }
+DEV_INLINE float erf(float x) {
+    float a = abs(x);
+    float square = a * a;
+    float p = 7.858035e-05f;
+    p = fused(p, square, -0.00080115616f);
+    p = fused(p, square, 0.0051885005f);
+    p = fused(p, square, -0.026853917f);
+    p = fused(p, square, 0.112835884f);
+    p = fused(p, square, -0.37612626f);
+    p = fused(p, square, 0.12837917f);
+    float near = fused(p, a, a);
+    // 1 - erfc(a), whose logarithm is a polynomial; beyond 4 it is less than half of the last bit.
+    float t = a > 4.0f ? 4.0f : a;
+    float q = 0.00018637879f;
+    q = fused(q, t, -0.0029476548f);
+    q = fused(q, t, 0.021838052f);
+    q = fused(q, t, -0.10310674f);
+    q = fused(q, t, -0.63814485f);
+    q = fused(q, t, -1.1270891f);
+    q = fused(q, t, -0.0003415245f);
+    Reduced y = reduced_by_ln2(q);
+    float power = power_of_two(y.n);
+    float far = 1.0f - fused(power, expm1_near_zero(y.rest), power);
+    return copysign(a < 1.0f ? near : far, x);
+}
+
+// glibc's `lgamma` writes the sign of gamma to a variable that all threads have in common.
+DEV_INLINE double lgamma(double x) {
+#if defined(__GLIBC__) || defined(__APPLE__)
+    int sign;
+    return ::lgamma_r(x, &sign);
+#else
+    return std::lgamma(x);
+#endif
+}
+
+DEV_INLINE float erfc(float x) { return float(std::erfc(double(x))); }
+DEV_INLINE float lgamma(float x) { return float(lgamma(double(x))); }
+
 DEV_INLINE double erf(double x) { return std::erf(x); }
-DEV_INLINE float erfc(float x) { return std::erfc(x); }
 DEV_INLINE double erfc(double x) { return std::erfc(x); }
-DEV_INLINE float lgamma(float x) { return std::lgamma(x); }
-DEV_INLINE double lgamma(double x) { return std::lgamma(x); }
 
 }  // namespace dev

@@ -56,6 +56,11 @@ DEV_INLINE float exp(float x) {
     return scaled(1.0f + expm1_near_zero(y.rest), y.n);
 }
 
+DEV_INLINE float exp2(float x) {
+    Reduced y = reduced(clamped(x, -151.0f, 129.0f), 1.0f, 1.0f, 0.0f);
+    return scaled(1.0f + expm1_near_zero(y.rest * 0x1.62e43p-1f), y.n);
+}
+
 DEV_INLINE float expm1(float x) {
     Reduced y = reduced_by_ln2(clamped(x, -18.0f, 89.0f));
     // 2^n q + (2^n - 1), by halves: 2^128 is no number.
@@ -80,9 +85,8 @@ DEV_INLINE float tanh(float x) {
     return copysign(a < 0.625f ? near : far, x);
 }
 
-DEV_INLINE float exp2(float x) { return std::exp2(x); }
-DEV_INLINE float sinh(float x) { return std::sinh(x); }
-DEV_INLINE float cosh(float x) { return std::cosh(x); }
+DEV_INLINE float sinh(float x) { return float(std::sinh(double(x))); }
+DEV_INLINE float cosh(float x) { return float(std::cosh(double(x))); }
 
 DEV_INLINE double exp(double x) { return std::exp(x); }
 DEV_INLINE double expm1(double x) { return std::expm1(x); }

@@ -26,17 +26,17 @@ DEV_INLINE float atan(float x) {
 }
 
 DEV_INLINE double atan(double x) { return std::atan(x); }
-DEV_INLINE float asin(float x) { return std::asin(x); }
+DEV_INLINE float asin(float x) { return float(std::asin(double(x))); }
 DEV_INLINE double asin(double x) { return std::asin(x); }
-DEV_INLINE float acos(float x) { return std::acos(x); }
+DEV_INLINE float acos(float x) { return float(std::acos(double(x))); }
 DEV_INLINE double acos(double x) { return std::acos(x); }
-DEV_INLINE float asinh(float x) { return std::asinh(x); }
+DEV_INLINE float asinh(float x) { return float(std::asinh(double(x))); }
 DEV_INLINE double asinh(double x) { return std::asinh(x); }
-DEV_INLINE float acosh(float x) { return std::acosh(x); }
+DEV_INLINE float acosh(float x) { return float(std::acosh(double(x))); }
 DEV_INLINE double acosh(double x) { return std::acosh(x); }
-DEV_INLINE float atanh(float x) { return std::atanh(x); }
+DEV_INLINE float atanh(float x) { return float(std::atanh(double(x))); }
 DEV_INLINE double atanh(double x) { return std::atanh(x); }
-DEV_INLINE float atan2(float y, float x) { return std::atan2(y, x); }
+DEV_INLINE float atan2(float y, float x) { return float(std::atan2(double(y), double(x))); }
 DEV_INLINE double atan2(double y, double x) { return std::atan2(y, x); }
 
 }  // namespace dev

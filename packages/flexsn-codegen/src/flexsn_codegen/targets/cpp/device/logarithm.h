@@ -31,6 +31,13 @@ DEV_INLINE Parts parts_of(float x) {
     return {from_bits((bits & 0x007FFFFFu) + root_half), float(int32_t(bits) >> 23)};
 }
 
+// The same for all positive numbers.
+DEV_INLINE Parts normalized_parts(float x) {
+    bool denormal = x < 0x1p-126f;
+    Parts y = parts_of(denormal ? x * 0x1p23f : x);
+    return {y.mantissa, denormal ? y.n - 23.0f : y.n};
+}
+
 // What no polynomial gives: NaN below 0 and for NaN, the limits at 0 and infinity.
 DEV_INLINE float log_or_limit(float x, float result) {
     float number = x < infinity<float>() ? result : x;
@@ -41,11 +48,25 @@ DEV_INLINE float log_or_limit(float x, float result) {
 constexpr float ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
 
 DEV_INLINE float log(float x) {
-    bool denormal = x < 0x1p-126f;
-    Parts y = parts_of(denormal ? x * 0x1p23f : x);
-    float n = denormal ? y.n - 23.0f : y.n;
+    Parts y = normalized_parts(x);
     float f = y.mantissa - 1.0f;
-    return log_or_limit(x, fused(n, ln2_high, fused(n, ln2_low, log1p_rest(f)) + f));
+    return log_or_limit(x, fused(y.n, ln2_high, fused(y.n, ln2_low, log1p_rest(f)) + f));
+}
+
+DEV_INLINE float log2(float x) {
+    Parts y = normalized_parts(x);
+    float f = y.mantissa - 1.0f;
+    // 1 / ln 2 in two parts.
+    float of_mantissa = fused(f, 0x1.715476p0f, fused(f, 0x1.4ae0cp-26f, log1p_rest(f) * 0x1.715476p0f));
+    return log_or_limit(x, y.n + of_mantissa);
+}
+
+DEV_INLINE float log10(float x) {
+    Parts y = normalized_parts(x);
+    float f = y.mantissa - 1.0f;
+    // 1 / ln 10 in two parts, log10(2) too, the high one short.
+    float of_mantissa = fused(f, 0x1.bcb7b2p-2f, fused(f, -0x1.5b235ep-27f, log1p_rest(f) * 0x1.bcb7b2p-2f));
+    return log_or_limit(x, fused(y.n, 0x1.344p-2f, fused(y.n, 0x1.3509f8p-18f, of_mantissa)));
 }
 
 DEV_INLINE float log1p(float x) {
@@ -59,9 +80,6 @@ DEV_INLINE float log1p(float x) {
     float result = fused(y.n, ln2_high, (log1p_rest(f) + correction) + f);
     return x == 0.0f ? x : log_or_limit(sum, result);
 }
-
-DEV_INLINE float log2(float x) { return std::log2(x); }
-DEV_INLINE float log10(float x) { return std::log10(x); }
 
 DEV_INLINE double log(double x) { return std::log(x); }
 DEV_INLINE double log2(double x) { return std::log2(x); }
