@@ -1,0 +1,188 @@
+"""Functions in C++ that are approximations: how far they are from the true values, in units in the last place."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import pytest
+import torch
+from cpp_library import COMPILER, Function, Library
+from torch import Tensor
+from ulp_distance import ulp_distance, zero_signs_differ
+
+_special = torch.special
+
+# With how many ulp they may be off in float64, where that is not 2: there they are the C++ library's own.
+FUNCTIONS: dict[str, float] = {
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log10", "log1p", "log2"), 2.0),
+    **dict.fromkeys(("cos", "cosh", "sin", "sinh", "tan", "tanh", "rsqrt"), 2.0),
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "erf", "erfc", "erfinv"), 2.0),
+    "lgamma": 4.0,
+}
+# Those that most neurons have are vector code in float32.
+OFTEN = ("exp", "expm1", "tanh", "log", "log1p", "sin", "cos", "atan", "erf")
+_TRUE: dict[str, Callable[[Any], Any]] = {
+    "exp2": lambda x: mpmath.power(2, x),
+    "log2": lambda x: mpmath.log(x, 2),
+    "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+    "lgamma": lambda x: mpmath.log(abs(mpmath.gamma(x))),
+}
+# Torch's own functions. y1 takes another one, which may be computed in another place, and rounded otherwise there.
+SPECIAL: dict[str, tuple[Function, int]] = {
+    **{
+        name: (getattr(_special, name), 0)
+        for name in (
+            *("i0", "i0e", "i1", "i1e", "bessel_j0", "bessel_j1", "bessel_y0", "digamma", "ndtri"),
+            *("modified_bessel_i0", "modified_bessel_i1", "modified_bessel_k0", "modified_bessel_k1"),
+            *("scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0"),
+        )
+    },
+    "erfcx": (_special.erfcx, 1),
+    "bessel_y1": (_special.bessel_y1, 200),
+    "zeta": (lambda x: _special.zeta(x.abs() + 1.5, x.abs()), 0),
+    **{f"polygamma_{n}": (functools.partial(torch.polygamma, n), 0) for n in range(4)},
+    **{
+        f"{name}_{degree}": (functools.partial(lambda f, n, x: f(x, n), getattr(_special, name), degree), 0)
+        for name in (
+            *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+            *("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"),
+        )
+        for degree in (0, 7)
+    },
+}
+FLOATS = (torch.float64, torch.float32)
+HALVES = (torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+    if COMPILER is None:
+        pytest.skip("no C++ compiler")
+    found = Library()
+    for name in FUNCTIONS:
+        for dtype in FLOATS:
+            found.add(f"{name} {dtype}", getattr(torch, name), dtype)
+    for name in OFTEN:
+        for dtype in HALVES:
+            found.add(f"{name} {dtype}", getattr(torch, name), dtype)
+    for dtype in (torch.float32, *HALVES):
+        found.add(f"sigmoid {dtype}", torch.sigmoid, dtype)
+    for name in ("pow", "atan2", "hypot"):
+        for dtype in FLOATS:
+            found.add(f"{name} {dtype}", getattr(torch, name), dtype, dtype)
+    for dtype in FLOATS:
+        for name, (function, _) in SPECIAL.items():
+            found.add(f"{name} {dtype}", function, dtype)
+    for name in ("bessel_j0", "chebyshev_polynomial_t_7"):
+        found.add(f"{name} of integers", SPECIAL[name][0], torch.int32)
+    found.compile(Path(tmp_path_factory.mktemp("functions")))
+    return found
+
+
+def patterns(dtype: torch.dtype, stride: int) -> Tensor:
+    """Numbers of all sizes, infinities and NaN among them."""
+    bits = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    info = torch.iinfo(bits)
+    every = torch.arange(info.min, info.max + 1, stride, dtype=torch.int64).to(bits).view(dtype)
+    edges = torch.tensor([0.0, 1.0, 2.0, 0.5, 1e-40, math.inf, math.nan], dtype=dtype)
+    return torch.cat([every, edges, -edges])
+
+
+def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:
+    distance = ulp_distance(actual, expected)
+    worst = int(distance.argmax())
+    assert distance[worst] <= ulp, (worst, actual[worst].item(), expected[worst].item())
+    assert not zero_signs_differ(actual, expected).any()
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float32_functions_over_the_whole_range(library: Library, name: str) -> None:
+    function = getattr(torch, name)
+    # Random ones too, where functions are neither 0 nor 1 nor infinite.
+    near = torch.randn(20000, generator=torch.Generator().manual_seed(0)) * 4
+    x = torch.cat([patterns(torch.float32, 65537), near, near / 4, near * 16])
+    assert_near(library(f"{name} torch.float32", x), function(x.double()).float(), 1 if name != "expm1" else 2)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_float64_functions_are_near_the_true_values(library: Library, name: str) -> None:
+    x = _float64_arguments(name)
+    actual = library(f"{name} torch.float64", x)
+    expected = getattr(torch, name)(x)
+    assert torch.equal(actual.isfinite(), expected.isfinite())
+    assert not zero_signs_differ(actual, expected).any()
+    true = _TRUE.get(name) or getattr(mpmath, name)
+    with mpmath.workprec(200):
+        for number, ours in zip(x.tolist(), actual.tolist(), strict=True):
+            if math.isfinite(ours) and math.isfinite(number) and number != 0.0:
+                assert _error(ours, true(mpmath.mpf(number))) <= FUNCTIONS[name], (number, ours)
+
+
+def _float64_arguments(name: str) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**63), 2**63 - 1, (60,), generator=generator).view(torch.float64)
+    uniform = torch.rand(2, 60, generator=generator, dtype=torch.float64)
+    edges = torch.tensor([0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan], dtype=torch.float64)
+    x = torch.cat([bits, uniform[0] * 2 - 1, torch.exp2(uniform[1] * 14 - 7), -torch.exp2(uniform[1] * 14 - 7), edges])
+    # mpmath takes long for the others.
+    return x[(x.abs() < 1e3) | ~x.isfinite()] if name in {"erfc", "lgamma", "exp", "expm1", "sinh", "cosh"} else x
+
+
+def _error(ours: float, true: Any) -> float:
+    """In ulp of the true value."""
+    exponent = max(math.frexp(float(true))[1] - 53, -1074)
+    return float(abs(mpmath.mpf(ours) - true) * mpmath.mpf(2) ** -exponent)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", OFTEN)
+def test_functions_of_all_half_values(library: Library, name: str, dtype: torch.dtype) -> None:
+    x = patterns(dtype, 1)
+    function = getattr(torch, name)
+    assert_near(library(f"{name} {dtype}", x), function(x.double()).to(dtype), 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_sigmoid(library: Library, dtype: torch.dtype) -> None:
+    x = patterns(torch.float32, 65537) if dtype == torch.float32 else patterns(dtype, 1)
+    x = torch.cat([x, x[x.abs() < 1e3] % 20])
+    # Of float32, as eager mode: 0 where exp(-x) is infinite, and the true value a denormal number.
+    assert_near(library(f"sigmoid {dtype}", x), torch.sigmoid(x.float()).to(dtype), 2 if dtype == torch.float32 else 1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ["pow", "atan2", "hypot"])
+def test_functions_of_two_arguments(library: Library, name: str, dtype: torch.dtype) -> None:
+    numbers = [0.0, 1.0, 2.0, 3.0, 0.5, 1.5, math.inf, 1e-45, 3e38, 2.0**23 + 1, 2.0**24, 2.0**24 + 2, 127.0, 149.0]
+    values = torch.tensor([*numbers, *(-n for n in numbers), math.nan], dtype=dtype)
+    pairs = torch.cartesian_prod(values, values).unbind(1)
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.cat([p, torch.randn(20000, generator=generator, dtype=dtype) * 9]) for p in pairs)
+    x = torch.cat([x, 1.0 + x[-20000:] * 1e-3])
+    y = torch.cat([y, y[-20000:] * 300])
+    # In float64 against another library's, which may be off by 1 too.
+    expected = getattr(torch, name)(x.double(), y.double()).to(dtype)
+    assert_near(library(f"{name} {dtype}", x, y), expected, 1 if dtype == torch.float32 else 2)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
+    function, ulp = SPECIAL[name]
+    generator = torch.Generator().manual_seed(0)
+    uniform = torch.rand(2000, generator=generator, dtype=torch.float64)
+    normal = torch.randn(2000, generator=generator, dtype=torch.float64)
+    edges = torch.tensor([0.0, 1.0, 2.0, 1e-30, 1e30, math.inf, math.nan], dtype=torch.float64)
+    x = torch.cat([normal * 4, uniform, uniform * 40, edges, -edges]).to(dtype)
+    assert_near(library(f"{name} {dtype}", x), function(x), ulp)
+
+
+@pytest.mark.parametrize("name", ["bessel_j0", "chebyshev_polynomial_t_7"])
+def test_integers_come_unconverted_to_special_functions(library: Library, name: str) -> None:
+    x = torch.arange(-40, 40, dtype=torch.int32)
+    assert_near(library(f"{name} of integers", x), SPECIAL[name][0](x), 0)
