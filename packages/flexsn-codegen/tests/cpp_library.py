@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -161,4 +161,4 @@ class Library:
 
     def __call__(self, name: str, *arguments: Tensor) -> Tensor:
         (result,) = self.call(name, *arguments)
-        return cast(Tensor, result)
+        return result

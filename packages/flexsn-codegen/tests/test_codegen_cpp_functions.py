@@ -11,7 +11,7 @@ from typing import Any
 import mpmath
 import pytest
 import torch
-from cpp_library import COMPILER, Function, Library
+from cpp_library import COMPILER, Library
 from torch import Tensor
 from ulp_distance import ulp_distance, zero_signs_differ
 
@@ -33,7 +33,7 @@ _TRUE: dict[str, Callable[[Any], Any]] = {
     "lgamma": lambda x: mpmath.log(abs(mpmath.gamma(x))),
 }
 # Torch's own functions. y1 takes another one, which may be computed in another place, and rounded otherwise there.
-SPECIAL: dict[str, tuple[Function, int]] = {
+SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     **{
         name: (getattr(_special, name), 0)
         for name in (

@@ -53,12 +53,12 @@ def _as_half(value: Any, dtype: torch.dtype) -> Any:
     return rounded(value, dtype) if isinstance(value, float) else value
 
 
-def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, *args: Any, alpha: Any = 1) -> Any:
+def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
     """Where eager mode adds on the CPU, numbers are rounded to the others' half dtype first; on a GPU they are not."""
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
-        x, y, alpha, *args = (_as_half(value, dtype) for value in (x, y, alpha, *args))
-    return decomposition(x, y, *args, **({} if alpha == 1 else {"alpha": alpha}))
+        x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
+    return decomposition(x, y, alpha=alpha)
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
