@@ -58,7 +58,8 @@ def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 
     dtype = torch.result_type(x, y)
     if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
         x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
-    return decomposition(x, y, alpha=alpha)
+    # Where it is 1, torch's table would multiply by it.
+    return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
 
 
 def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
