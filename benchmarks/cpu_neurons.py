@@ -1,0 +1,237 @@
+"""Neurons on the CPU: kernels in C++ against a copy of the same bytes, the loop, chunks of the loop compiled, and peers.
+
+    python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
+
+Inference reads the inputs and writes the outputs: the floor is a copy of as many bytes (two streams). A training step
+of a neuron has five streams at the least: the input, the output, the input again, the output's gradient, the input's.
+What a copy writes to is there already, as `copy_` has it. All that is compared takes turns, round by round; a figure is
+the median of its rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, IF, LIF, FlexSN, Izhikevich
+from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
+
+SHAPES = ("64x262144", "128x8192", "25x128x1000", "4x64x128")
+CHUNK = 8
+Run = Callable[[], object]
+
+
+class ChannelPLIF(nn.Module):
+    """A LIF step with a learned time constant for each channel, the last dimension."""
+
+    def __init__(self, channels: int, spike: Surrogate) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(-0.5, 0.5, channels))
+        self.spike = spike
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) * torch.sigmoid(self.w)
+        s = self.spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+
+def made(name: str, spike: Surrogate, channels: int, backend: str) -> FlexSN:
+    """A neuron of this name."""
+    if name == "PLIF per channel":
+        return FlexSN(ChannelPLIF(channels, spike), 1, 1, 1, backend=backend)
+    kinds: dict[str, Callable[..., FlexSN]] = {"LIF": LIF, "IF": IF, "ALIF": ALIF, "Izhikevich": Izhikevich}
+    return kinds[name](surrogate_function=spike, backend=backend)
+
+
+def inference(neuron: FlexSN, x: Tensor) -> Run:
+    def run() -> None:
+        with torch.no_grad():
+            neuron.reset()
+            neuron(x)
+
+    return run
+
+
+def training(neuron: FlexSN, x: Tensor, weight: Tensor) -> Run:
+    leaf = x.clone().requires_grad_()
+
+    def run() -> None:
+        neuron.reset()
+        leaf.grad = None
+        output = neuron(leaf)
+        assert isinstance(output, Tensor)
+        output.backward(weight)
+
+    return run
+
+
+def chunks_compiled(neuron: FlexSN, x: Tensor, weight: Tensor | None) -> Run:
+    """`torch.compile` of eight steps at a time, called in a loop; trained where there is a weight."""
+
+    def several(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = []
+        for t in range(x.shape[0]):
+            s, v = neuron.core(x[t], v)
+            outputs.append(s)
+        return torch.stack(outputs), v
+
+    compiled = torch.compile(several, fullgraph=True, dynamic=False)
+    leaf = x.clone().requires_grad_(weight is not None)
+
+    def run() -> None:
+        leaf.grad = None
+        v, outputs = torch.zeros_like(x[0]), []
+        with torch.set_grad_enabled(weight is not None):
+            for begin in range(0, x.shape[0], CHUNK):
+                output, v = compiled(leaf[begin : begin + CHUNK], v)
+                outputs.append(output)
+            result = torch.cat(outputs)
+        if weight is not None:
+            result.backward(weight)
+
+    return run
+
+
+def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
+    """A training step of LIF in the libraries that are there."""
+    found: dict[str, Run] = {}
+    leaf = x.clone().requires_grad_()
+    if importlib.util.find_spec("spikingjelly"):
+        from spikingjelly.activation_based import functional, neuron, surrogate
+
+        jelly = neuron.LIFNode(step_mode="m", surrogate_function=surrogate.ATan())
+
+        def spikingjelly() -> None:
+            functional.reset_net(jelly)
+            leaf.grad = None
+            jelly(leaf).backward(weight)
+
+        found["SpikingJelly `LIFNode`"] = spikingjelly
+    if importlib.util.find_spec("snntorch"):
+        import snntorch
+
+        leaky = snntorch.Leaky(beta=0.5)
+
+        def snn() -> None:
+            leaf.grad = None
+            membrane, outputs = leaky.reset_mem(), []
+            for step in leaf:
+                spikes, membrane = leaky(step, membrane)
+                outputs.append(spikes)
+            torch.stack(outputs).backward(weight)
+
+        found["snnTorch `Leaky`"] = snn
+    if importlib.util.find_spec("norse"):
+        import norse.torch
+
+        cells = norse.torch.LIF()
+
+        def norse_lif() -> None:
+            leaf.grad = None
+            cells(leaf)[0].backward(weight)
+
+        found["Norse `LIF`"] = norse_lif
+    return found
+
+
+def medians(runs: dict[str, Run], seconds: float) -> dict[str, float]:
+    """Milliseconds of each; they take turns, for about so many seconds each."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for run in runs.values():
+        run()  # compiles
+    while any(sum(spent) < seconds and len(spent) < 200 for spent in times.values()):
+        for name, run in runs.items():
+            if len(times[name]) >= 3 and sum(times[name]) >= seconds:
+                continue
+            begun = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - begun)
+    return {name: 1e3 * statistics.median(spent) for name, spent in times.items()}
+
+
+def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float) -> list[object]:
+    """A row of the table."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)) + 0.5
+    weight = torch.randn(shape)
+    ours, loop = (made(name, spike, shape[-1], backend) for backend in ("cpp", "torch"))
+    target = torch.empty_like(x)
+    runs: dict[str, Run] = {
+        "copy": lambda: target.copy_(x),
+        "inference": inference(ours, x),
+        "training": training(ours, x, weight),
+        "loop": inference(loop, x),
+        "loop trains": training(loop, x, weight),
+    }
+    if name == "LIF":
+        runs["chunks"] = chunks_compiled(loop, x, None)
+        runs["chunks train"] = chunks_compiled(loop, x, weight)
+    ms = medians(runs, seconds)
+    copy, infer, train = ms["copy"], ms["inference"], ms["training"]
+
+    def over(other: str, own: float) -> str:
+        return f"{ms[other] / own:.1f}" if other in ms else "—"
+
+    return [
+        f"{name}, {type(spike).__name__}",
+        "x".join(map(str, shape)),
+        f"{copy:.3f}",
+        f"{infer:.3f}",
+        f"{infer / copy:.2f}",
+        f"{train:.3f}",
+        f"{train / (2.5 * copy):.2f}",
+        over("loop", infer),
+        over("loop trains", train),
+        over("chunks", infer),
+        over("chunks train", train),
+    ]
+
+
+def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
+    torch.set_num_threads(threads)
+    cases = [(name, ATan()) for name in ("LIF", "IF", "PLIF per channel", "ALIF", "Izhikevich")] + [("LIF", Sigmoid())]
+    head = ("neuron", "T x step", "copy, ms", "inference, ms", "/ copy", "training, ms", "/ copy of five streams")
+    head += ("loop / inference", "loop / training", "chunks / inference", "chunks / training")
+    sizes = [tuple(map(int, shape.split("x"))) for shape in shapes]
+    rows = [measured(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
+    x = torch.randn(sizes[0])
+    weight = torch.randn(sizes[0])
+    runs = {"ours": training(made("LIF", ATan(), sizes[0][-1], "cpp"), x, weight), **peers(x, weight)}
+    ms = medians(runs, seconds)
+    against = [(name, f"{ms[name]:.1f}", f"{ms[name] / ms['ours']:.1f}") for name in runs]
+    lines = [
+        "# Neurons on the CPU",
+        "",
+        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32, {threads} threads"
+        f" of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
+        "",
+        "The floor is `copy_` into memory that is there: of the input's bytes for inference, of five times as many in two",
+        "and a half copies for training. `chunks`: `torch.compile` of eight steps at a time.",
+        "",
+        *table(head, rows),
+        "",
+        f"A training step of LIF at {shapes[0]}, float32:",
+        "",
+        *table(("", "ms", "/ ours"), against),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_neurons.md")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each figure")
+    arguments = parser.parse_args()
+    assert all(math.prod(map(int, shape.split("x"))) > 0 for shape in arguments.shapes)
+    main(arguments.output, arguments.shapes, arguments.threads, arguments.seconds)
