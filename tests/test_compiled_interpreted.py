@@ -42,6 +42,9 @@ INTERVAL = 4
 class Here(KernelLowering):
     """Available in the interpreter, where Inductor has no use for it: it asks for checkpoints as kernels do."""
 
+    def __init__(self) -> None:
+        super().__init__(on_cpu="triton")
+
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         return None
 

@@ -21,7 +21,7 @@ from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._symbols import Assignment, Size, symbolic_layout
-from flexsn_runtime._targets import target_on
+from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint, untraced
 from flexsn_runtime.errors import SymbolicSizeError
 
@@ -88,12 +88,15 @@ class GraphSpecialization(Specialization):
 
     Args:
         segment: distance of the checkpoints; `None`: as the launch plan has it.
+        on_cpu: what kernels on the CPU are written in.
 
     Attributes:
         lifted: for each tensor that the step captures, its position among the step's arguments.
     """
 
-    def __init__(self, step: GraphStep, device: torch.device, segment: int | None) -> None:
+    def __init__(
+        self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
+    ) -> None:
         self._segment = segment
         self._assignments = [Assignment(step.sizes, 0)]
         if self._assignments[0].is_symbolic:
@@ -101,7 +104,7 @@ class GraphSpecialization(Specialization):
         with untraced():
             traced = [_trace(step, assigned, device) for assigned in self._assignments]
             self._traces = [trace for trace, _ in traced]
-            super().__init__(self._traces[0], "scan", device, target=target_on(device, "cpp"))
+            super().__init__(self._traces[0], "scan", device, target=target_on(device, on_cpu))
             _check_same(self._emit, self._traces)
         _, stand_ins = traced[0]
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
@@ -113,15 +116,17 @@ class GraphSpecialization(Specialization):
         self.trace = sized
 
     @classmethod
-    def of(cls, step: GraphStep, device: torch.device, segment: int | None) -> GraphSpecialization:
+    def of(
+        cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
+    ) -> GraphSpecialization:
         """Made once for the layers of a network that are alike; the arguments are those of the class."""
         step_key = step.key
         if step_key is None:
-            return cls(step, device, segment)
-        key = (step_key, device, segment)
+            return cls(step, device, segment, on_cpu)
+        key = (step_key, device, segment, on_cpu)
         found = _made.get(key)
         if found is None:
-            found = _made[key] = cls(step, device, segment)
+            found = _made[key] = cls(step, device, segment, on_cpu)
         else:
             found.forget_plans()  # those on disk may be others now
         return found

@@ -28,7 +28,7 @@ from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._symbols import Size
-from flexsn_runtime._targets import target_on
+from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 
@@ -75,6 +75,9 @@ class BackwardLayout(Protocol):
 class KernelLowering:
     """Makes compiled scans launches of the kernels that eager mode has.
 
+    Args:
+        on_cpu: what kernels on the CPU are written in.
+
     Example:
         >>> from flexsn_runtime import KernelLowering
         >>> KernelLowering().name
@@ -82,6 +85,9 @@ class KernelLowering:
     """
 
     name = "triton"
+
+    def __init__(self, on_cpu: TargetName = "cpp") -> None:
+        self._on_cpu = on_cpu
 
     @property
     def version(self) -> str:
@@ -94,7 +100,7 @@ class KernelLowering:
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
         (device,) = devices
-        return why_unavailable(device, target_on(device, "cpp"))
+        return why_unavailable(device, target_on(device, self._on_cpu))
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
         """The distance of the checkpoints, by the size of the step and the number of its operators."""
@@ -102,7 +108,7 @@ class KernelLowering:
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
         cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
-        if target_on(primals[0].device, "cpp") == "cpp":
+        if target_on(primals[0].device, self._on_cpu) == "cpp":
             return cpu_plan(cpu_size_class(largest), 0, cost.num_ops, cost.backward_ops).backward.chunk
         return launch_plan(largest, cost, interpreted=triton_interpreted()).backward.chunk
 
@@ -115,7 +121,7 @@ class KernelLowering:
         interval = layout.checkpoint_interval
         graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
         with _refusals():
-            step = GraphSpecialization.of(graph, flat_args[0].device, interval or None)
+            step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
             arguments = _arguments(step, flat_args, layout)
             result = ForwardScan(
                 step,
@@ -139,7 +145,7 @@ class KernelLowering:
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
         with _refusals():
-            step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval)
+            step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval, self._on_cpu)
             arguments = _arguments(step, flat_args, scan)
             came = iter([*output_grads, *state_grads])
             gradients = [next(came) if present else None for present in (*layout.output_grads, *layout.state_grads)]
