@@ -27,6 +27,7 @@ from flexsn_codegen import (
     compile_triton_code_str,
     prune_cache,
 )
+from flexsn_codegen import _cache as cache
 
 KERNEL = """import triton
 import triton.language as tl
@@ -64,6 +65,22 @@ def test_same_source_same_object_and_another_is_another(folder: Path) -> None:
     first, again, other = (compile_triton_code_str(source(number=n), "kernel") for n in (1, 1, 2))
     assert first is again
     assert first is not other
+
+
+def test_a_limited_number_of_modules_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that were asked for last; what is in use works without its module."""
+    monkeypatch.setattr(cache, "_MOST_LOADED", 4)
+    monkeypatch.setattr(cache, "_loaded", {})
+    before = set(sys.modules)
+    first = compile_triton_code_str(source(number=0), "kernel")
+    made = {n: compile_triton_code_str(source(number=n), "kernel") for n in range(1, 10)}
+    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
+    compile_triton_code_str(source(number=10), "kernel")
+    assert compile_triton_code_str(source(number=6), "kernel") is made[6]
+    generated = {name for name in set(sys.modules) - before if name.startswith("flexsn_codegen._generated.")}
+    assert len(generated) == len(cache._loaded) == 4
+    assert first.fn.__globals__["kernel"] is first
+    assert "x + 0" in inspect.getsource(first.fn)
 
 
 def test_verbose_says_written_then_reused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

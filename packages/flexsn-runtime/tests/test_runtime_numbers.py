@@ -11,10 +11,26 @@ import torch
 from runtime_cores import DEVICE, Core, compiled, loop
 from torch import Tensor, nn
 
-from flexsn_runtime import CapturedTensorError, ScanProgram, prepare, scan
+from flexsn_codegen.targets.cpp import why_no_compiler
+from flexsn_runtime import (
+    CapturedTensorError,
+    ScanProgram,
+    build_training_kernels,
+    flexsn_backward,
+    flexsn_forward,
+    prepare,
+    register_flexsn_kernel_handle,
+    release_flexsn_kernel_handle,
+    scan,
+)
 
 SHAPE = (2, 3)
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+
+
+NEEDS_CPP = pytest.mark.skipif(
+    DEVICE.type != "cpu" or why_no_compiler() is not None, reason="kernels in C++ need a compiler, and run on the CPU"
+)
 
 
 def values(count: int) -> list[float]:
@@ -62,7 +78,8 @@ def data(dtype: torch.dtype, *lead: int) -> Tensor:
 def gradients(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.dtype) -> tuple[Tensor, ...]:
     x, v = data(dtype, 3).requires_grad_(), data(dtype).requires_grad_()
     output, state = run(x, v)
-    found = torch.autograd.grad(output.sum() + (state * state).sum(), (x, v))
+    # Of the outputs alone: the kernel of that is compiled beside the forward.
+    found = torch.autograd.grad((output * output).sum(), (x, v), allow_unused=True, materialize_grads=True)
     return (output.detach(), state.detach(), *found)
 
 
@@ -83,12 +100,22 @@ def kernels(program: ScanProgram, direction: str) -> list[str]:
     return sorted(name for name in names if f"_{direction}_" in name)
 
 
-@DTYPES
-@pytest.mark.parametrize("residuals", ["recompute", "save"])
-def test_two_kernels_a_direction_serve_all_values(dtype: torch.dtype, residuals: str) -> None:
+@pytest.mark.parametrize(
+    ("language", "dtype", "residuals"),
+    [
+        ("triton", torch.float32, "recompute"),
+        ("triton", torch.float64, "save"),
+        ("triton", torch.bfloat16, "recompute"),
+        pytest.param("cpp", torch.float32, "save", marks=NEEDS_CPP),
+        pytest.param("cpp", torch.float64, "recompute", marks=NEEDS_CPP),
+        pytest.param("cpp", torch.bfloat16, "recompute", marks=NEEDS_CPP),
+    ],
+    ids=str,
+)
+def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1, residuals=residuals)
-    for value in values(5):
+    program = ScanProgram(core, 1, 1, 1, residuals=residuals, on_cpu=language)
+    for value in values(4):
         core.value = value
         core.slope = 2.0 * value
         assert_alike(core, program, dtype)
@@ -176,18 +203,44 @@ def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
             assert torch.equal(a.view(as_bits), b.view(as_bits)), value
 
 
+@NEEDS_CPP
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_bits_of_extreme_values_in_cpp(dtype: torch.dtype) -> None:
+    value: Any = 0.5
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(x > value, x * value + v, value - x), (x + value) / value
+
+    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    x, v = data(dtype, 3), data(dtype)
+    compiled(program, 1, [x], [v])
+    for value in [number for number in EXTREMES if number is not True]:  # which torch subtracts nothing from
+        for a, b in zip(compiled(program, 1, [x], [v]), loop(core, 1, [x], [v]), strict=True):
+            torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
+            assert torch.equal(a.signbit() & ~a.isnan(), b.signbit() & ~b.isnan()), value
+    assert len(kernels(program, "forward")) == 2
+
+
 INTEGERS = [1, 0, 3, 16, 100, 255, -5, 2**31 - 1, -(2**31), 2**31, 2**40 + 7, -(2**63), 2**63 - 1]
 KINDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@pytest.mark.parametrize("dtype", KINDS, ids=str)
-def test_integers(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("language", "dtype"),
+    [
+        *(("triton", kind) for kind in KINDS),
+        pytest.param("cpp", torch.int64, marks=NEEDS_CPP),
+        pytest.param("cpp", torch.int8, marks=NEEDS_CPP),
+    ],
+    ids=str,
+)
+def test_integers(language: Any, dtype: torch.dtype) -> None:
     value = 7
 
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x * value + v) ^ value, torch.where(x > value, x, v + value)
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = ScanProgram(core, 1, 1, 1, on_cpu=language)
     x, v = (torch.arange(n, device=DEVICE).reshape(*s, *SHAPE).to(dtype) for n, s in ((18, (3,)), (6, ())))
     limits = torch.iinfo(dtype)
     for value in (7, *(i for i in INTEGERS if limits.min <= i <= limits.max)):
@@ -284,6 +337,62 @@ def test_a_slope_that_changes_between_forward_and_backward_is_refused() -> None:
         core.slope = value + 1.0
         with pytest.raises(CapturedTensorError, match="Call backward"):
             output.sum().backward()
+
+
+def handle_of(core: Core) -> int:
+    forward, backward, info = build_training_kernels(core, 1, 1, 1, (data(torch.float32), data(torch.float32)))
+    return register_flexsn_kernel_handle(
+        inference_kernel=None,
+        inference_info=None,
+        inference_final_state_kernel=None,
+        inference_final_state_info=None,
+        forward_kernel=forward,
+        backward_kernel=backward,
+        training_info=info,
+    )
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_backward(is_compiled: bool) -> None:
+    core = Neuron().to(DEVICE)
+    handle = handle_of(core)
+
+    def run(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        output, state, *_ = torch.ops.flexsn.flexsn_inductor_training(handle, [x, v])
+        return output, state
+
+    scans = torch.compile(run, backend="aot_eager", fullgraph=True) if is_compiled else run
+    try:
+        for value in values(3):
+            core.value = value
+            got = gradients(scans, torch.float32)
+            expected = gradients(lambda x, v: loop(core, 1, [x], [v]), torch.float32)
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(a, b)
+            output = scans(data(torch.float32, 3).requires_grad_(), data(torch.float32))[0]
+            core.value = value + 1.0
+            with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+                output.sum().backward()
+    finally:
+        release_flexsn_kernel_handle(handle)
+
+
+def test_functions_without_autograd_refuse_a_change_before_the_backward() -> None:
+    core = Neuron().to(DEVICE)
+    forward, backward, info = build_training_kernels(core, 1, 1, 1, (data(torch.float32), data(torch.float32)))
+    x, v = data(torch.float32, 3), data(torch.float32)
+    results = {}
+    for value in values(2):
+        core.value = value
+        results[value] = flexsn_forward(forward, info, x, v)
+    first, second = results.values()
+    flexsn_backward(backward, info, second[0], None, *second[2:])
+    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+        flexsn_backward(backward, info, first[0], None, *first[2:])
+    core.value += 1.0
+    copies = [t.clone() for t in second[2:]]  # which do not say what step they are of
+    with pytest.raises(CapturedTensorError, match="assigned anew between the forward and the backward"):
+        flexsn_backward(backward, info, second[0], None, *copies)
 
 
 def test_what_is_again_what_it_was_is_not_traced_again() -> None:

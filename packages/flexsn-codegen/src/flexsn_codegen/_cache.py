@@ -30,8 +30,9 @@ _VARIABLE = "FLEXSN_CACHE_DIR"
 # How often a source is written that is gone when it is read.
 _MOST_TRIES = 100
 
-# What each source defines.
+# What each source defines, the one that was asked for last behind. A function that is in use needs no module.
 _loaded: dict[Path, dict[str, Any]] = {}
+_MOST_LOADED = 1024
 _lock = threading.Lock()
 
 
@@ -75,7 +76,7 @@ def compile_triton_code_str(
     if verbose:
         print(f"flexsn_codegen: {'wrote' if written else 'reused'} {path}")
     with _lock:
-        defined = None if name_space is not None else _loaded.get(path)
+        defined = None if name_space is not None else _loaded.pop(path, None)
         for _ in range(_MOST_TRIES):
             if defined is not None:
                 break
@@ -87,11 +88,12 @@ def compile_triton_code_str(
                 if path.exists():
                     raise
                 path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
-            else:
-                if name_space is None:
-                    _loaded[path] = defined
         if defined is None:
             raise CacheFolderError(f"{path} was deleted whenever it had been written: something empties {path.parent}.")
+        if name_space is None:
+            _loaded[path] = defined
+            while len(_loaded) > _MOST_LOADED:
+                _unload(next(iter(_loaded)))
     if kernel_name not in defined:
         raise KernelNameError(f"the source defines no {kernel_name!r}; it defines {sorted(defined)}.")
     if name_space is not None:
@@ -277,9 +279,18 @@ def write_private(path: Path, text: str | bytes) -> None:
         raise
 
 
+def _unload(path: Path) -> None:
+    del _loaded[path]
+    sys.modules.pop(_module_name(path), None)
+
+
+def _module_name(path: Path) -> str:
+    return f"flexsn_codegen._generated.{path.stem}"
+
+
 def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Runs the source; returns what it defines, or had been given and changed."""
-    name = f"flexsn_codegen._generated.{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None

@@ -50,6 +50,7 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
             "gradient as arguments: pass the captured tensors after the initial states."
         )
     result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
+    kernel.program.will_be_differentiated(step)
     for checkpoint in result.checkpoints:
         checkpoint[-_PADDING:].zero_()  # the same results on every run
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
@@ -165,6 +166,7 @@ def flexsn_inductor_backward(
     program = _training_kernel(handle).program
     grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
     step, arguments = prepare(program, flat, autocast=False)
+    program.check_differentiated(step)
     missing = sum(state is None for state in arguments.states)
     num_inputs = program.num_inputs
     complete = [*wanted[:num_inputs], *(False,) * missing, *wanted[num_inputs:]]
@@ -212,7 +214,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
     program = kernel.program
     num_results = program.num_outputs + program.num_states
     sequences, states, lifted = split_flat(program, flat_args)
-    step = _specialize(kernel, sequences, states)
+    ctx.step = step = _specialize(kernel, sequences, states)
     # T as a symbol is above 1: a compiler treats 0 and 1 apart.
     num_steps = sequences[0].shape[0]
     fixed = not_differentiable(
@@ -228,6 +230,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
 
 
 def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> tuple[None, list[Any]]:
+    ctx.step.check_unchanged()
     wanted = [want and may for want, may in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)]
     tensors = [*grads[: ctx.num_results], *ctx.saved_tensors]
     with torch.no_grad():

@@ -233,10 +233,14 @@ class Specialization:
         """Raises unless the backward formulas would read what they read when they were traced."""
         changed = self.trace.reads.changed_for_backward()
         if changed:
-            raise CapturedTensorError(
-                f"{', '.join(changed)}: assigned anew between the forward and the backward, which reads it. Call "
-                "backward() before that."
-            )
+            raise _changed_between(", ".join(changed))
+
+    def check_unchanged(self) -> None:
+        """Raises unless the core reads what it read when the step was traced, captured tensors aside."""
+        changed = self.trace.reads.changed()
+        others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
+        if others:
+            raise _changed_between(", ".join(others))
 
     def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
         """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
@@ -415,6 +419,8 @@ class ScanProgram:
         self._specializations: Recent[list[Specialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
         self._takes_numbers = False  # from the first change of one on
+        # By shapes and dtypes, the step whose forward ran last to be differentiated.
+        self._differentiated: Recent[Specialization] = Recent()
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
         self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
@@ -506,6 +512,16 @@ class ScanProgram:
         )
         return step
 
+    def will_be_differentiated(self, step: Specialization) -> None:
+        """Notes that a forward has run whose backward is told the program alone."""
+        self._differentiated[step.trace.inputs, step.trace.states] = step
+
+    def check_differentiated(self, step: Specialization) -> None:
+        """Raises if the core has changed since the last such forward, which ran another step then."""
+        before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if before is not step:
+            before.check_unchanged()
+
     @property
     def specializations(self) -> tuple[Specialization, ...]:
         """Those made so far."""
@@ -529,6 +545,7 @@ class ScanProgram:
         """Drops the compiled kernels. Using the program makes them again."""
         with self._lock:
             self._specializations.clear()
+            self._differentiated.clear()
             self.calls.clear()
             if self._latest is not None:
                 self._latest.close()
@@ -604,6 +621,12 @@ def _trace(
     examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
     with as_outside():
         return trace_step(core, *counts, examples)
+
+
+def _changed_between(what: str) -> CapturedTensorError:
+    return CapturedTensorError(
+        f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
+    )
 
 
 def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:

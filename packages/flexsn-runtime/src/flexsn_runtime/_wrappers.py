@@ -15,6 +15,9 @@ from flexsn_runtime._program import ScanProgram
 from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TemplateNeededError, TensorCountError
 
+# The attribute of a checkpoint that holds the step that it is of.
+_MADE_BY = "_flexsn_step"
+
 
 def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
     """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
@@ -46,6 +49,9 @@ def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tens
     """
     step, arguments = prepare(f.program, args, autocast=False)
     result = run_forward(step, arguments, state_seqs=True, training=True)
+    f.program.will_be_differentiated(step)
+    for checkpoint in result.checkpoints:
+        setattr(checkpoint, _MADE_BY, step)
     states = [t for t in arguments.states if t is not None]
     saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
     return (*result.outputs, *result.state_seqs, *saved)
@@ -93,6 +99,11 @@ def flexsn_backward(
     primals, checkpoints = _split_last(saved, program.num_states)
     tensors, captured = _split_last(primals, lifted)
     step, arguments = prepare(program, tensors, autocast=False)
+    made_by = next((getattr(checkpoint, _MADE_BY, None) for checkpoint in checkpoints), None)
+    if made_by is None:
+        program.check_differentiated(step)
+    else:
+        made_by.check_unchanged()
     check_lifted(step, captured)
     gradients = run_backward(
         step,

@@ -251,6 +251,30 @@ class Content(Place):
         )
 
 
+class TensorAttributes(Content):
+    """What has been set on a tensor, but for the notes that torch's compiler makes there."""
+
+    __slots__ = ()
+
+    def get(self) -> Any:
+        return _without_notes(self._container)
+
+    def condition(self, before: Any, token: str, bind: Bind) -> str | None:
+        container, now = bind(self._container), bind(_without_notes)
+        if not before:
+            return f"(not {container} or not {now}({container}))"
+        return f"{bind(_identical)}({now}({container}), {token})"
+
+
+def _without_notes(attributes: dict[str, Any]) -> list[Any]:
+    own = {name: value for name, value in attributes.items() if not name.startswith("_dynamo_")}
+    return [*own.keys(), *own.values()]
+
+
+def _identical(now: list[Any], before: list[Any]) -> bool:
+    return len(now) == len(before) and all(map(is_, now, before))
+
+
 class Cached(Place):
     """What a function under `functools.lru_cache` keeps, of what it kept when the trace was made."""
 

@@ -48,6 +48,7 @@ from flexsn_graph.reads._places import (
     Equal,
     Place,
     Result,
+    TensorAttributes,
     base_of,
 )
 from flexsn_graph.reads._values import ATOMS, MISSING, is_numpy
@@ -132,7 +133,7 @@ class Recorder:
             return
         self._met[self.in_backward, id(value)] = value
         if isinstance(value, Tensor):
-            self._meet_content(value.__dict__, path)
+            self._meet_content(value.__dict__, path, place=TensorAttributes(f"what is in {path}", value.__dict__))
         elif isinstance(value, FunctionType):
             self._meet_function(value, path)
         elif isinstance(value, type):
@@ -254,9 +255,9 @@ class Recorder:
         if not is_library_class(type(cls)):
             self._meet_class(type(cls), type(cls).__qualname__)
 
-    def _meet_content(self, container: Any, path: str, before: str = "[") -> None:
+    def _meet_content(self, container: Any, path: str, before: str = "[", place: Content | None = None) -> None:
         """Follows all elements of a container that can be changed."""
-        place = Content(f"what is in {path}", container)
+        place = place or Content(f"what is in {path}", container)
         if place.key in self.places:
             self._mark(self.places[place.key])
             place = self.places[place.key]  # type: ignore[assignment]

@@ -1,0 +1,119 @@
+"""What numbers that change between calls cost: kernels, time, memory, modules, files.
+
+    python benchmarks/changing_numbers.py [--output benchmarks/results/changing_numbers.md] [--values 10000]
+
+A neuron is called once for each value, with compiled kernels (in Triton's interpreter where there is no GPU). Its
+threshold is annealed, or the width of its surrogate while it is trained, or a number decides between branches, another
+outcome each time. What is held is counted after the first tenth of the values and at the end: what grows in between
+would grow for ever.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from many_neurons import Held
+from measure import publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
+from flexsn_nn.surrogate import Sigmoid
+from flexsn_runtime import triton_interpreted
+
+BRANCHES = 12  # as many outcomes as 2 to the power of it
+
+
+class Annealed(nn.Module):
+    """A leaky integrator with the numbers that schedules change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threshold = 1.0
+        self.surrogate = Sigmoid(4.0)
+        self.bits = 0
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * math.exp(-self.threshold) + x
+        for bit in range(self.bits.bit_length()):
+            h = h + x if self.bits >> bit & 1 else h - v
+        s = self.surrogate(h - self.threshold)
+        return s, h * (1.0 - s)
+
+
+def anneal_threshold(core: Annealed, value: int, values: int) -> None:
+    core.threshold = 1.0 + value / values
+
+
+def anneal_width(core: Annealed, value: int, values: int) -> None:
+    core.surrogate = Sigmoid(4.0 + value / values)
+
+
+def decide(core: Annealed, value: int, values: int) -> None:
+    core.bits = 2**BRANCHES + value
+
+
+Change = Callable[[Annealed, int, int], None]
+# By what changes: how, whether gradients are computed, and how many of all values are tried.
+CASES: dict[str, tuple[Change, bool, float]] = {
+    "threshold": (anneal_threshold, False, 1.0),
+    "threshold, trained": (anneal_threshold, True, 0.05),
+    "surrogate's width, trained": (anneal_width, True, 0.05),
+    "branches": (decide, False, 0.15),
+}
+
+
+def run(core: Annealed, neuron: FlexSN, change: Change, values: range, trained: bool) -> None:
+    """Calls it once for each of the values."""
+    x = torch.ones(2, 8, device="cuda" if torch.cuda.is_available() else "cpu", requires_grad=trained)
+    for value in values:
+        change(core, value, 10_000)
+        neuron.reset()
+        output = neuron(x)
+        assert isinstance(output, Tensor)
+        if trained:
+            output.sum().backward()
+
+
+def main(path: Path, values: int) -> None:
+    rows = []
+    for name, (change, trained, part) in CASES.items():
+        count = int(values * part)
+        with tempfile.TemporaryDirectory() as folder:  # kernels are not found that another case has written
+            os.environ["FLEXSN_CACHE_DIR"] = folder
+            core = Annealed()
+            neuron = FlexSN(core, 1, 1, 1, backend="triton")
+            for values_now in (range(count // 10), range(count // 10, count)):
+                began = time.process_time()
+                run(core, neuron, change, values_now, trained)
+                spent = (time.process_time() - began) / max(len(values_now), 1)
+                held = Held.now()
+                counts = (held.objects, held.generated, held.descriptors)
+                rows.append((name, values_now.stop, held.files, f"{spent * 1e3:.0f}", f"{held.memory:.0f}", *counts))
+    head = ("what changes", "values", "kernels", "CPU ms a value", "MB", "objects", "generated", "descriptors")
+    lines = [
+        "# Numbers that change between calls",
+        "",
+        "`python benchmarks/changing_numbers.py`: a neuron, called once for each value. The kernels written so far,",
+        "forward and backward together; the CPU time of a call with a new value, its trace included; what the process",
+        "holds: memory, objects, modules of generated sources, open files.",
+        "In Triton's interpreter." if triton_interpreted() else "",
+        where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+        "",
+        *table(head, rows),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "changing_numbers.md")
+    parser.add_argument("--values", type=int, default=10_000)
+    arguments = parser.parse_args()
+    main(arguments.output, arguments.values)
