@@ -21,6 +21,8 @@ from pathlib import Path
 
 import torch
 
+from flexsn_codegen.targets.cpp import why_no_compiler
+
 ROOT = Path(__file__).resolve().parents[1]
 PERCENT = r"[\d.]+%"
 
@@ -81,11 +83,13 @@ def main(arguments: list[str]) -> int:
         figures[name] = figure(name)
         print(f"{name}: {figures[name]}", flush=True)
     rows = [f"| {name}.py | {figures[name]} |" for name in FIGURES if name in figures]
+    neurons = "in the plain loop" if why_no_compiler() else "as kernels in C++"
     head = [
         "# What the examples end with",
         "",
         "`python benchmarks/example_figures.py`, whose head says how they run.",
         f"CPU ({platform.machine()}), torch {torch.__version__}, Python {platform.python_version()}, {date.today()}.",
+        f"Neurons run {neurons}; run the other way, they differ in last bits.",
         "",
         "| example | figure |",
         "| --- | --- |",
