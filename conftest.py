@@ -109,3 +109,11 @@ def compiler() -> None:
     why = why_no_compiler()
     if why is not None:
         pytest.skip(why)
+
+
+@pytest.fixture(autouse=True)
+def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
+    """The same, for tests that have `"cpp"` as a parameter."""
+    call = getattr(request.node, "callspec", None)
+    if call is not None and "cpp" in [value for value in call.params.values() if isinstance(value, str)]:
+        request.getfixturevalue("compiler")

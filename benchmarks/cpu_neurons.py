@@ -1,4 +1,4 @@
-"""Neurons on the CPU: kernels in C++ against a copy of the same bytes, the loop, chunks of the loop compiled, and peers.
+"""Neurons on the CPU: kernels in C++ against a copy of the same bytes, the loop, compiled chunks of it, and peers.
 
     python benchmarks/cpu_neurons.py [--output benchmarks/results/cpu_neurons.md] [--threads 1] [--shapes 128x8192 ...]
 
@@ -11,6 +11,7 @@ the median of its rounds.
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import math
 import os
@@ -118,9 +119,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
         found["SpikingJelly `LIFNode`"] = spikingjelly
     if importlib.util.find_spec("snntorch"):
-        import snntorch
-
-        leaky = snntorch.Leaky(beta=0.5)
+        leaky = importlib.import_module("snntorch").Leaky(beta=0.5)
 
         def snn() -> None:
             leaf.grad = None
@@ -132,9 +131,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
 
         found["snnTorch `Leaky`"] = snn
     if importlib.util.find_spec("norse"):
-        import norse.torch
-
-        cells = norse.torch.LIF()
+        cells = importlib.import_module("norse.torch").LIF()
 
         def norse_lif() -> None:
             leaf.grad = None
@@ -199,8 +196,8 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
 def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     torch.set_num_threads(threads)
     cases = [(name, ATan()) for name in ("LIF", "IF", "PLIF per channel", "ALIF", "Izhikevich")] + [("LIF", Sigmoid())]
-    head = ("neuron", "T x step", "copy, ms", "inference, ms", "/ copy", "training, ms", "/ copy of five streams")
-    head += ("loop / inference", "loop / training", "chunks / inference", "chunks / training")
+    head = ["neuron", "T x step", "copy, ms", "inference, ms", "/ copy", "training, ms", "/ copy of five streams"]
+    head += ["loop / inference", "loop / training", "chunks / inference", "chunks / training"]
     sizes = [tuple(map(int, shape.split("x"))) for shape in shapes]
     rows = [measured(name, spike, shape, seconds) for shape in sizes for name, spike in cases]
     x = torch.randn(sizes[0])
@@ -211,11 +208,11 @@ def main(path: Path, shapes: list[str], threads: int, seconds: float) -> None:
     lines = [
         "# Neurons on the CPU",
         "",
-        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32, {threads} threads"
-        f" of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
+        f"`python benchmarks/cpu_neurons.py --threads {threads}`. {where(torch.device('cpu'))} float32.",
+        f"Threads: {threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "The floor is `copy_` into memory that is there: of the input's bytes for inference, of five times as many in two",
-        "and a half copies for training. `chunks`: `torch.compile` of eight steps at a time.",
+        "The floor is `copy_` into memory that is there: of the input's bytes for inference, of two and a half times",
+        "as many for training. `chunks`: `torch.compile` of eight steps at a time.",
         "",
         *table(head, rows),
         "",

@@ -179,7 +179,7 @@ def inexact() -> dict[str, int]:
 
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
-    register_scan_lowering(Here())
+    register_scan_lowering(Here(on_cpu="triton"))
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_runtime._launch, "_single_device", return_value=True),

@@ -12,13 +12,14 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
+from flexsn_codegen.targets.cpp import why_no_compiler
 from flexsn_hop import _formats as hop_formats
 from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn import FlexSN, FlexSNKernel
 from flexsn_runtime import _order as runtime_order
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BACKENDS = ["torch", "hop", "triton", "cpp"]
+BACKENDS = ["torch", "hop", "triton", *(["cpp"] if why_no_compiler() is None else [])]
 STEP = (2, 3, 4, 5)
 
 Layout = Callable[[int], Tensor]

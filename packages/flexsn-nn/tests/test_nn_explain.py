@@ -41,7 +41,7 @@ def test_a_backend_that_was_asked_for(backend: str, runs: str) -> None:
     assert layer.explain().splitlines()[0] == f"{runs}: asked for as backend={backend!r}"
 
 
-def test_the_choice_of_auto() -> None:
+def test_the_choice_of_auto(compiler: None) -> None:
     layer = neuron()
     layer(ones(2, 3))
     expected = (
@@ -60,7 +60,7 @@ def test_the_choice_of_auto() -> None:
 # Dynamo makes one of each autograd.Function that it traces.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.skipif(HAS_GPU, reason="on a GPU, kernels are chosen inside of torch.compile, too")
-def test_the_choice_of_auto_inside_torch_compile() -> None:
+def test_the_choice_of_auto_inside_torch_compile(compiler: None) -> None:
     torch._dynamo.reset()
     neurons = [LIF(), LIF(), LIF()]
     layers = nn.Sequential(*neurons)

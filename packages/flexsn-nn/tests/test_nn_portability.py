@@ -168,7 +168,7 @@ def test_who_asks_for_the_loop_gets_it(core: Callable[..., Any], words: str, bac
 
 
 @refused
-def test_it_can_be_ignored(core: Callable[..., Any], words: str) -> None:
+def test_it_can_be_ignored(core: Callable[..., Any], words: str, compiler: None) -> None:
     set_portability("ignore")
     layer = made(core)
     with torch.no_grad():

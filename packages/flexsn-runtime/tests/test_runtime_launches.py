@@ -97,7 +97,7 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_unavailable_kernels_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arguments_module, "why_unavailable", lambda device: f"no {device.type} today.")
+    monkeypatch.setattr(arguments_module, "why_unavailable", lambda device, target: f"no {device.type} today.")
     with pytest.raises(BackendUnavailableError, match=r"compiled kernels cannot run: no cpu today\."):
         prepare(ScanProgram(soft_lif, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from flexsn_codegen import TRITON, KernelSource, PrecisionError, compile_options, compile_triton_code_str
 from flexsn_runtime import LaunchConfig, ScanProgram, _backward, _forward, _launch
 from flexsn_runtime._launch import Launch
+from flexsn_runtime._launches import launch
 from flexsn_runtime._program import CompiledKernel
 
 
@@ -34,14 +35,13 @@ def test_fast_math_reaches_every_kernel_its_name_and_the_compiler(
         sources[kernel.name] = kernel.source
         return compile_triton_code_str(kernel.source, kernel.name)
 
-    class Recorder(Launch):
-        def __init__(self, kernel: CompiledKernel, *rest: Any) -> None:
-            launched.append(kernel)
-            super().__init__(kernel, *rest)
+    def recorded(kernel: CompiledKernel, *rest: Any) -> Any:
+        launched.append(kernel)
+        return launch(kernel, *rest)
 
     monkeypatch.setattr(TRITON, "compile", compile_source)
-    monkeypatch.setattr(_forward, "Launch", Recorder)
-    monkeypatch.setattr(_backward, "Launch", Recorder)
+    monkeypatch.setattr(_forward, "launch", recorded)
+    monkeypatch.setattr(_backward, "launch", recorded)
     x, v = random(5, *STEP).requires_grad_(), random(*STEP, seed=1).requires_grad_()
     output = compiled(ScanProgram(divided, 1, 1, 1, fast_math=fast_math), 1, [x], [v])[0]
     expected = loop(divided, 1, [x], [v])[0]
