@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from flexsn_codegen._cache import keep, kept
-from flexsn_codegen.errors import CompilationError, CompilerMissingError
+from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMissingError
 
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -26,13 +26,18 @@ _CANDIDATES = ("g++", "clang++", "c++")
 # No fast math: the kernels have the bits of eager mode. Without traps and errno, which nobody reads, conditions and
 # functions become vector instructions. Integers wrap, as torch's do.
 _FLAGS = (
-    *("-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", "-fvisibility=hidden"),
+    *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
 )
 _HEADERS = Path(__file__).parent
 
 _loaded: dict[str, ctypes.CDLL] = {}
-_lock = threading.Lock()
+_locks: dict[str, threading.Lock] = {}  # one for each source: others are compiled at the same time
+
+
+# After a fork, the threads that hold them are not in the child.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_locks.clear)
 
 
 def why_no_compiler() -> str | None:
@@ -61,7 +66,7 @@ def load(source: str) -> ctypes.CDLL:
     if why is not None:
         raise CompilerMissingError(why)
     digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
-    with _lock:
+    with _locks.setdefault(digest, threading.Lock()):
         library = _loaded.get(digest)
         if library is None:
             library = _loaded[digest] = _found(f"kernel_{digest}.so", source)
@@ -73,18 +78,32 @@ def _found(name: str, source: str) -> ctypes.CDLL:
     if path is not None:
         with contextlib.suppress(OSError):  # no library, whatever made it so, or gone meanwhile
             return ctypes.CDLL(str(path))
-    return ctypes.CDLL(str(keep(name, _compiled(source))[0]))
+    path, _ = keep(name, _compiled(source))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CacheFolderError(
+            f"a kernel was compiled, and cannot be loaded: {error}. Where programs may not be run from that folder "
+            "(noexec), name another one in FLEXSN_CACHE_DIR."
+        ) from error
 
 
 def _compiled(source: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
-        text, library = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        text, compiled, library = (Path(folder) / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
-        command = [*_command(), *_FLAGS, *_openmp(), *_include(source), str(text), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise CompilationError(f"{command[0]} refuses a generated kernel:\n{done.stderr[:4000]}\n{source}")
+        _run([*_command(), *_FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
+        _run([*_command(), "-shared", *_link(), str(compiled), "-o", str(library)])
         return library.read_bytes()
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise CompilationError(
+            f"the C++ compiler refuses a generated kernel. Name another one in {_VARIABLE}, or report it.\n"
+            f"{shlex.join(command)}\n{done.stderr[:4000]}"
+        )
 
 
 def _command() -> list[str]:
@@ -102,10 +121,14 @@ def _compiler() -> list[str] | None:
 
 
 def _openmp() -> tuple[str, ...]:
-    """The loops over blocks run in the threads of torch's own OpenMP, which is in the process: none is linked."""
+    return ("-Xclang", "-fopenmp") if sys.platform == "darwin" else ("-fopenmp",)
+
+
+def _link() -> tuple[str, ...]:
+    """Nothing of OpenMP, where torch's is in the process for everybody: loops over blocks run in the same threads."""
     if sys.platform == "darwin":
-        return ("-Xclang", "-fopenmp", "-undefined", "dynamic_lookup")
-    return ("-fopenmp", "-nodefaultlibs", "-lstdc++", "-lm", "-lc", "-lgcc_s", "-lgcc")
+        return ("-undefined", "dynamic_lookup")
+    return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
 
 
 def _include(source: str) -> list[str]:
@@ -128,4 +151,4 @@ def _environment_of(command: tuple[str, ...]) -> str:
         [*command, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
     ).stdout
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    return "\n".join([torch.__version__, *command, *_FLAGS, macros, *headers])
+    return "\n".join([torch.__version__, *command, *_FLAGS, *_openmp(), *_link(), macros, *headers])

@@ -1,0 +1,122 @@
+"""Programs in C++ are compiled once, kept, found again, and refused in words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen import CoreSource, ForwardSpec, InputLayout, KernelSource, emit_core, forward_source
+from flexsn_codegen.errors import CompilationError, CompilerMissingError
+from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, why_no_compiler
+from flexsn_graph import trace_step
+
+STEPS, LANES = 9, 1000  # three blocks of 256, and a part of one
+
+
+@pytest.fixture(autouse=True)
+def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache folder of the test's own, and nothing loaded."""
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(_compiler, "_loaded", {})
+    monkeypatch.setattr(_kernel, "_programs", {})
+
+
+def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.5 * v + x
+    return torch.relu(h), h
+
+
+def kernel() -> CppKernel:
+    trace = trace_step(step, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    core: CoreSource = emit_core(trace.forward, "step", prune=True, target=CPP)
+    spec = ForwardSpec(
+        inputs=(InputLayout(),),
+        states=(None,),
+        state_dtypes=(torch.float32,),
+        lifted=(),
+        outputs=(True,),
+        state_seqs=(False,),
+        final_states=(True,),
+    )
+    source: KernelSource = forward_source("relu", core, spec)
+    assert [port.name for port in source.params] == ["input_0", "output_0", "final_state_0"]
+    assert source.sizes == ("T", "NCL")
+    made = CPP.compile(source)
+    assert isinstance(made, CppKernel)
+    return made
+
+
+def assert_runs(threads: int = 1) -> None:
+    x = torch.randn(STEPS, LANES)
+    output, final = torch.empty(STEPS, LANES), torch.empty(LANES)
+    run = kernel().compiled((torch.float32,) * 3, 256)
+    run([x.data_ptr(), output.data_ptr(), final.data_ptr(), STEPS, LANES, threads])
+    v = torch.zeros(LANES)
+    for t in range(STEPS):
+        expected, v = step(x[t], v)
+        assert torch.equal(output[t], expected)
+    assert torch.equal(final, v)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_it_runs_in_as_many_threads_as_it_is_told(threads: int, compiler: None) -> None:
+    assert_runs(threads)
+
+
+def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None) -> None:
+    assert_runs()
+    (kept,) = (tmp_path / "cache").glob("*.so")
+    assert kept.stat().st_mode & 0o077 == 0
+
+    def refuse(source: str) -> bytes:
+        raise AssertionError("it is there already")
+
+    monkeypatch.setattr(_compiler, "_compiled", refuse)
+    monkeypatch.setattr(_compiler, "_loaded", {})
+    monkeypatch.setattr(_kernel, "_programs", {})
+    assert_runs()
+
+
+@pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"no library"), lambda path: path.unlink()])
+def test_what_is_spoilt_is_compiled_again(
+    spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None
+) -> None:
+    code = "import test_codegen_cpp_compiler as tests\ntests.assert_runs()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+        (kept,) = (tmp_path / "cache").glob("*.so")
+        spoil(kept)  # in no process that has it loaded
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler -O2")
+    assert "CXX names 'no-such-compiler -O2'" in (why_no_compiler() or "")
+    with pytest.raises(CompilerMissingError, match="Unset it, or name a C"):
+        kernel().compiled((torch.float32,) * 3, 256)
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", "")
+    assert (why_no_compiler() or "").startswith("there is no C++ compiler (g++, clang++, c++) on the path. Install one")
+
+
+def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    with pytest.raises(CompilationError, match="the C.. compiler refuses a generated kernel. Name another one in CXX"):
+        kernel().compiled((torch.float32,) * 3, 256)
+
+
+def test_the_users_code_is_in_comments_and_nowhere_else(compiler: None) -> None:
+    def hostile(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x + v, v * 2.0  # */ #error \
+
+    trace = trace_step(hostile, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    core = emit_core(trace.forward, "new", prune=True, target=CPP)
+    assert "#error \\\n" not in core.source
+    assert core.name.startswith("_new_")  # a word of the language
