@@ -108,7 +108,7 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "false")
-    with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another one in CXX"):
+    with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 
