@@ -77,7 +77,7 @@ class Golden:
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             patch.setenv("FLEXSN_CACHE_DIR", folder)
             call(program, arguments, [*arguments, *given.parameters], state_seqs)
-            yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).iterdir()))
+            yield from (path.read_text(encoding="utf-8") for path in sorted(Path(folder).glob("*.py")))
 
 
 def _functions(source: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -39,19 +40,18 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
             self._kernel, self._config = kernel, config
 
         def __call__(self, tensors: Sequence[Tensor]) -> None:
-            name, source = self._kernel.function
-            kernel = KernelSource(name, source, self._kernel.params, self._kernel.sizes, TRITON)
+            kernel: KernelSource = self._kernel.function.source
             dtypes = [t.dtype for t in tensors]
             job = OfflineJob(kernel, TARGETS[0], dtypes, self._config.block, self._config.num_warps)
-            jobs["backward" if "_backward_" in name else "forward"] = job
+            jobs["backward" if "_backward_" in kernel.name else "forward"] = job
 
     def plan(step: Specialization, ncl: int) -> LaunchPlan:
         return launch_plan(size, step.cost, interpreted=False)
 
     monkeypatch.setattr(Specialization, "plan", plan)
-    monkeypatch.setattr(TRITON, "compile", lambda kernel: (kernel.name, kernel.source))
-    monkeypatch.setattr(_forward, "Launch", Recorder)
-    monkeypatch.setattr(_backward, "Launch", Recorder)
+    monkeypatch.setattr(TRITON, "compile", lambda kernel: SimpleNamespace(__name__=kernel.name, source=kernel))
+    monkeypatch.setattr(_forward, "launch", Recorder)
+    monkeypatch.setattr(_backward, "launch", Recorder)
     p = problem(case, 3, (8, 16))
     step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
     results = scan(step, arguments, state_seqs=False)

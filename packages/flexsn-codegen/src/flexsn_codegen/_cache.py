@@ -122,8 +122,12 @@ def cache_folder() -> Path:
         return _temporary_folder()
 
 
+def _temporary_path() -> Path:
+    return Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
+
+
 def _temporary_folder() -> Path:
-    path = Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
+    path = _temporary_path()
     try:
         return _private_folder(path)
     except OSError as error:
@@ -157,7 +161,7 @@ def kept(name: str) -> Path | None:
     The name holds a hash of what the file was made from; what is there was written by `keep`.
     """
     folders = [cache_folder()]
-    if not os.environ.get(_VARIABLE):
+    if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
         folders.append(_temporary_folder())
     for folder in folders:
         path = folder / name

@@ -37,6 +37,7 @@ class _Lanes:
     indent: int
     statements: list[_Assignment] = field(default_factory=list)
     before: list[str] = field(default_factory=list)  # what is the same for all lanes
+    after: list[str] = field(default_factory=list)
     flags: dict[str, str] = field(default_factory=dict)  # the last of each flag's values in it, by name
 
     def assigned(self) -> frozenset[str]:
@@ -71,6 +72,7 @@ class CppWriter(KernelWriter):
         self._written: set[Port] = set()
         self._first: dict[str, str] = {}  # what each value was computed by first: it has its type
         self._stored: list[Port] = []  # under a condition
+        self._summed: list[str] = []  # values of which each run writes the sum
         self._flags: dict[str, int] = {}  # how often each was assigned
         self._calls = 0
 
@@ -167,11 +169,13 @@ class CppWriter(KernelWriter):
         self._written.add(port)
         pointer = place or f"{port.name}_block"
         if port in self._sums:
-            total = f"{port.name}_sum"
+            total = f"{port.name}_sum_{len(self._summed)}"
+            self._summed.append(total)
             self._first[total] = f"dev::load({port.name}_ptr[0])"
             self._lane(total, value)
             when = f"if ({_scalar(exists)}) " if exists else ""
-            self.line(f"{when}dev::store(({pointer})[program], dev::sum({_array(total)}, lanes));")
+            store = f"{when}dev::store(({pointer})[program], dev::sum({_array(total)}, lanes));"
+            self._current().after.append(store)
         elif exists is None:
             self._lane(None, f"dev::store(({pointer})[{self._offsets.get(port, 'lane')}], {value})")
         elif self._is_dense(port):
@@ -241,7 +245,7 @@ class CppWriter(KernelWriter):
     def _text(self) -> str:
         loops = [part for part in self._body if isinstance(part, _Lanes)]
         names = frozenset(self._first)
-        kept = frozenset(f"{port.name}_sum" for port in self._sums).union(*(loop.needed(names) for loop in loops))
+        kept = frozenset(self._summed).union(*(loop.needed(names) for loop in loops))
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         # In the order in which they were computed first: the type of one may be that of another.
@@ -260,7 +264,8 @@ class CppWriter(KernelWriter):
         outer = "    " * (loop.indent + 1)
         inner = outer + "    "
         lines = [f"{outer}{line}" for line in loop.before]
-        after = [f"{outer}{name} = {value};" for name, value in loop.flags.items()]
+        after = [f"{outer}{line}" for line in loop.after]
+        after += [f"{outer}{name} = {value};" for name, value in loop.flags.items()]
         if not loop.statements:
             return "\n".join([*lines, *after])
         lines += [f"{outer}DEV_LANES", f"{outer}for (int64_t lane = 0; lane < lanes; ++lane) {{"]
