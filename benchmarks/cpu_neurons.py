@@ -170,6 +170,7 @@ def measured(name: str, spike: Surrogate, shape: tuple[int, ...], seconds: float
         "loop trains": training(loop, x, weight),
     }
     if name == "LIF":
+        torch._dynamo.reset()  # each size is compiled for itself
         runs["chunks"] = chunks_compiled(loop, x, None)
         runs["chunks train"] = chunks_compiled(loop, x, weight)
     ms = medians(runs, seconds)
