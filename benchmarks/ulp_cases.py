@@ -214,6 +214,7 @@ class Size:
 
 
 FULL = Size(stride=257, window=2**15, random=2**21, specials=1000)
+SOME = Size(stride=2**14 + 1, window=64, random=2**15, specials=256)
 QUICK = Size(stride=2**21 + 1, window=2, random=2**10, specials=24)
 CHUNK = 2**24
 

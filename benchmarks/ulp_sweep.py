@@ -1,8 +1,8 @@
 """Every rule of flexsn-codegen against eager mode, in units in the last place: a table.
 
-    python benchmarks/ulp_sweep.py [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
+    python benchmarks/ulp_sweep.py [--cpp] [--output FILE] [--quick] [--stride N] [--jobs N] [--only TEXT ...]
 
-On the GPU; with `--quick` on few numbers, where there is no GPU in Triton's interpreter against eager mode on the CPU.
+With `--cpp` the rules in C++, on the CPU and on fewer numbers. Otherwise on the GPU; with `--quick` on few numbers, where there is no GPU in Triton's interpreter against eager mode on the CPU.
 `--stride 1` runs all float32 numbers. One process per job, because compiling takes most of the time. Ends with
 status 1 if a function is off by more than it may be and the table of exceptions does not say why.
 """
@@ -14,6 +14,7 @@ import functools
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Sequence
@@ -29,10 +30,11 @@ if DEVICE.type == "cpu":
     # Before triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "benchmarks", "packages/flexsn-codegen/tests")]
 
+from cpp_library import Library  # noqa: E402
 from measure import where  # noqa: E402
-from ulp_cases import FULL, QUICK, Case, Size, cases, chunks  # noqa: E402
+from ulp_cases import FULL, QUICK, SOME, Case, Function, Size, cases, chunks  # noqa: E402
 from ulp_distance import NOT_A_NUMBER, ulp_distance, zero_signs_differ  # noqa: E402
 
 from flexsn_codegen import UnsupportedOpError, pointwise  # noqa: E402
@@ -72,6 +74,13 @@ EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("polygamma 2", "polygamma 3", "polygamma 4"), _POLYGAMMA),
     "zeta": _ZETA,
 }
+_NEAREST = "eager mode's square root is off by 1 ulp for a sixth of all numbers (MKL's); ours is the nearest number"
+_ITS_FMOD = "eager mode's vectors take SLEEF's fmodf, which rounds, or gives NaN, where the quotient is large; ours is exact"
+# The same of the rules in C++, against eager mode on the CPU.
+CPP_EXCEPTIONS: dict[str, str] = {
+    **dict.fromkeys(("sqrt", "pow by the number 0.5"), _NEAREST),
+    **dict.fromkeys(("fmod", "remainder"), _ITS_FMOD),
+}
 # Of these float32 and half results are held to eager mode's in float64 instead, where they are exceptions.
 _ACCURATE = {
     *("bessel_i0", "bessel_i1", "bessel_i0e", "bessel_i1e", "erfcx", "ndtri"),
@@ -95,6 +104,7 @@ class Row:
         off: the largest distance of our and of eager mode's results from eager mode's in float64, rounded.
         skipped: why there is nothing.
         failed: what went wrong instead.
+        cpp: it is about the rule in C++.
     """
 
     name: str
@@ -113,6 +123,7 @@ class Row:
     skipped: str = ""
     failed: str = ""
     seconds: float = 0.0
+    cpp: bool = False
 
     @property
     def over(self) -> bool:
@@ -123,7 +134,8 @@ class Row:
         """Why it may be over; empty also where the reason given does not hold."""
         if self.name in _ACCURATE and self.dtype != "float64" and (self.off is None or self.off[0] > self.limit):
             return ""
-        return EXCEPTIONS.get(f"{self.name} {self.dtype}") or EXCEPTIONS.get(self.name, "")
+        reasons = CPP_EXCEPTIONS if self.cpp else EXCEPTIONS
+        return reasons.get(f"{self.name} {self.dtype}") or reasons.get(self.name, "")
 
 
 @functools.cache
@@ -131,13 +143,22 @@ def _cases() -> dict[str, Case]:
     return {case.name: case for case in cases()[0]}
 
 
-def measure(name: str, dtype: torch.dtype, size: Size, device: torch.device = DEVICE) -> Row:
-    """Runs one case in one dtype."""
+def measure(
+    name: str, dtype: torch.dtype, size: Size, device: torch.device = DEVICE, kernel: Function | str = ""
+) -> Row:
+    """Runs one case in one dtype.
+
+    Args:
+        kernel: the function in C++, or why there is none; nothing: the function in Triton.
+    """
     begun = time.perf_counter()
     case = _cases()[name]
-    row = Row(name, str(dtype).removeprefix("torch."), case.limit, case.why_keep)
+    row = Row(name, str(dtype).removeprefix("torch."), case.limit, case.why_keep, cpp=bool(kernel))
     try:
-        row.skipped = _fill(row, case, dtype, size, device)
+        if kernel and isinstance(kernel, str):
+            row.skipped = kernel
+        else:
+            row.skipped = _fill(row, case, kernel or pointwise(case.function, name=case.name), dtype, size, device)
     except Exception as error:
         # The others are to run all the same.
         row.failed = f"{type(error).__name__}: {_first_line(error)}"
@@ -145,9 +166,24 @@ def measure(name: str, dtype: torch.dtype, size: Size, device: torch.device = DE
     return row
 
 
-def _fill(row: Row, case: Case, dtype: torch.dtype, size: Size, device: torch.device) -> str:
+def in_cpp(tasks: Sequence[tuple[str, torch.dtype]]) -> dict[tuple[str, torch.dtype], Function | str]:
+    """The functions of cases in C++, compiled together, or why there are none."""
+    library = Library()
+    kernels: dict[tuple[str, torch.dtype], Function | str] = {}
+    for name, dtype in tasks:
+        case, label = _cases()[name], f"{name} {dtype}"
+        try:
+            library.add(label, case.function, *[dtype] * case.arity)
+            kernels[name, dtype] = functools.partial(library.call, label)
+        except (UnsupportedOpError, RuntimeError) as error:
+            kernels[name, dtype] = f"not to be written: {_first_line(error)}"
+    with tempfile.TemporaryDirectory() as folder:
+        library.compile(Path(folder))
+    return kernels
+
+
+def _fill(row: Row, case: Case, kernel: Function, dtype: torch.dtype, size: Size, device: torch.device) -> str:
     """Counts into the row; returns why there is nothing to count."""
-    kernel = pointwise(case.function, name=case.name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for arguments in chunks(case, dtype, size, device):
@@ -229,7 +265,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
     lines = [
         "# The rules of flexsn-codegen against eager mode, in ulp",
         "",
-        "`python benchmarks/ulp_sweep.py`: " + what,
+        f"`python benchmarks/ulp_sweep.py{' --cpp' if rows and rows[0].cpp else ''}`: " + what,
         f"{where(DEVICE)} {seconds:.0f} s.",
         "",
         "A distance of 1 is to the neighbouring number of the dtype, denormals included; zeros of different signs",
@@ -237,7 +273,7 @@ def page(rows: Sequence[Row], uncovered: dict[str, str], what: str, seconds: flo
         "selection may be off by 0, other functions by 2. `off float64` is how far our result and eager mode's are",
         "from eager mode's in float64, rounded: where both are far, eager mode itself is inaccurate.",
         "",
-        f"{len(_cases())} functions in {len(ran)} combinations with a dtype, {sum(r.values for r in ran):,} results: "
+        f"{len({row.name for row in rows})} functions in {len(ran)} combinations with a dtype, {sum(r.values for r in ran):,} results: "
         f"{sum(not r.differ for r in ran)} combinations are equal to the last bit, "
         f"{len(ran) - len(over)} are within their limit, {len(over) - len(unnamed)} are named exceptions, "
         f"{len(unnamed)} are over without a reason. {len(failed)} failed.",
@@ -311,14 +347,15 @@ def _skipped(rows: Iterable[Row]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Writes the page; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--output", type=Path, help="by default benchmarks/results/ulp.md, or nowhere for some")
+    parser.add_argument("--cpp", action="store_true", help="the rules in C++")
+    parser.add_argument("--output", type=Path, help="by default in benchmarks/results, or nowhere for some")
     parser.add_argument("--quick", action="store_true", help="few numbers")
     parser.add_argument("--stride", type=int, help=f"of the float32 bit patterns; {FULL.stride} by default")
     parser.add_argument("--jobs", type=int, default=min(12, os.cpu_count() or 1), help="processes")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds, then a page is made of what there is")
     parser.add_argument("--only", nargs="*", default=[], help="cases whose names contain one of these")
     given = parser.parse_args(arguments)
-    size = QUICK if given.quick else FULL
+    size = QUICK if given.quick else SOME if given.cpp else FULL
     if given.stride:
         size = replace(size, stride=given.stride)
     begun = time.perf_counter()
@@ -328,13 +365,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for dtype in case.dtypes
         if not given.only or any(text in case.name for text in given.only)
     ]
-    rows = _run(tasks, size, given.jobs, given.limit)
+    if given.cpp:
+        tasks = [(name, dtype) for name, dtype in tasks if "fast" not in name]
+        cpu = torch.device("cpu")
+        rows = [measure(name, dtype, size, cpu, kernel) for (name, dtype), kernel in in_cpp(tasks).items()]
+    else:
+        rows = _run(tasks, size, given.jobs, given.limit)
     what = (
         f"all float16 and bfloat16 numbers, every {size.stride}th float32 one, all within {size.window} of numbers "
         f"where functions change, and {size.random} random ones of each of three kinds."
     )
     text = page(rows, cases()[1], what, time.perf_counter() - begun)
-    output = given.output or (None if given.only or given.quick else ROOT / "benchmarks/results/ulp.md")
+    output = given.output or (None if given.only or given.quick else ROOT / f"benchmarks/results/ulp{'_cpp' if given.cpp else ''}.md")
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(text, encoding="utf-8")

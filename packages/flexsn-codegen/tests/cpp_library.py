@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ HEADERS = Path(cpp.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
 # What the bits depend on, and what makes vector code of the loops.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv")
+# More of them: see `tests/sanitize_cpp.py`.
+FLAGS += tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]

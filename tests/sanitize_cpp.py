@@ -1,0 +1,38 @@
+"""Runs what is generated in C++ with the compiler's checks of addresses and of undefined behaviour.
+
+    python tests/sanitize_cpp.py [pytest's arguments ...]
+
+By default, the tests of rules and functions. Needs g++ with its sanitizers' libraries. Ends with pytest's exit status;
+the first thing that a sanitizer finds ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = [f"packages/flexsn-codegen/tests/test_codegen_cpp_{name}.py" for name in ("rules", "functions")]
+FLAGS = "-O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit status."""
+    where = subprocess.run(["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "FLEXSN_TEST_CPP_FLAGS": FLAGS,
+        # The process that loads such a library has to have begun with this one. Python never gives back all memory.
+        "LD_PRELOAD": where.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", *(arguments or TESTS)]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
