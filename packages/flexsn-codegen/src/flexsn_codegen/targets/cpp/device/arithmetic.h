@@ -149,16 +149,15 @@ using wrapping = std::conditional_t<(sizeof(T) < sizeof(uint32_t)), uint32_t, st
 template <typename T>
 DEV_INLINE T int_pow(T x, T y) {
     bool negative = y < T(1) && y != T(0);
-    T inverse = x == T(1) || is_minus_one(x) ? x : T(0);
-    wrapping<T> power = wrapping<T>(negative ? inverse : x), result = 1;
+    bool has_inverse = x == T(1) || is_minus_one(x);
+    wrapping<T> power = wrapping<T>(x), result = 1;
     wrapping<T> exponent = wrapping<T>(negative ? T(y & T(1)) : y);
-    // x^2 of the inverses is 1 or 0: with an even exponent, 0 stays to be told.
     while (exponent != 0) {
-        result = exponent & 1 ? wrapping<T>(result * power) : result;
+        result = (exponent & 1u) != 0 ? wrapping<T>(result * power) : result;
         power = wrapping<T>(power * power);
         exponent = wrapping<T>(exponent >> 1);
     }
-    return negative && inverse == T(0) ? T(0) : T(result);
+    return negative && !has_inverse ? T(0) : T(result);
 }
 
 template <typename T>

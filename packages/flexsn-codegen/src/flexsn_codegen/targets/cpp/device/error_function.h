@@ -31,9 +31,18 @@ DEV_INLINE float erf(float x) {
     return copysign(a < 1.0f ? near : far, x);
 }
 
-// glibc's `lgamma` writes the sign of gamma to a variable that all threads have in common.
+DEV_INLINE float erfc(float x) { return float(std::erfc(double(x))); }
+
+DEV_INLINE double erf(double x) { return std::erf(x); }
+DEV_INLINE double erfc(double x) { return double(std::erfc(static_cast<long double>(x))); }
+
+// As `long double`, because glibc's of double are off by 3 ulp. Its `lgamma` writes the sign of gamma to a variable that
+// all threads have in common.
 DEV_INLINE double lgamma(double x) {
-#if defined(__GLIBC__) || defined(__APPLE__)
+#if defined(__GLIBC__)
+    int sign;
+    return double(::lgammal_r(x, &sign));
+#elif defined(__APPLE__)
     int sign;
     return ::lgamma_r(x, &sign);
 #else
@@ -41,10 +50,13 @@ DEV_INLINE double lgamma(double x) {
 #endif
 }
 
-DEV_INLINE float erfc(float x) { return float(std::erfc(double(x))); }
-DEV_INLINE float lgamma(float x) { return float(lgamma(double(x))); }
-
-DEV_INLINE double erf(double x) { return std::erf(x); }
-DEV_INLINE double erfc(double x) { return std::erfc(x); }
+DEV_INLINE float lgamma(float x) {
+#if defined(__GLIBC__) || defined(__APPLE__)
+    int sign;
+    return float(::lgamma_r(x, &sign));
+#else
+    return float(std::lgamma(double(x)));
+#endif
+}
 
 }  // namespace dev
