@@ -79,7 +79,7 @@ _NEAREST = "eager mode's square root is off by 1 ulp for a sixth of all numbers 
 _FMOD = "eager mode's vectors take SLEEF's, which rounds, or gives NaN, where the quotient is large; ours is exact"
 _OR_NAN = "eager mode takes a signalling NaN for the result, and of 0 and -0 the one that is given first"
 _EARLY = "eager mode's is infinite before the true value is"
-_IN_HALVES = "eager mode multiplies and adds in the half dtype: it is off by that much from float64, ours by 1 at most"
+_IN_HALVES = "eager mode is off by that much from itself in float64, ours by 1 at most"
 _NO_ROOT = "of float16, eager mode calls pow, which has other limits at -0 and -infinity"
 # The same of the rules in C++, against eager mode on the CPU.
 CPP_EXCEPTIONS: dict[str, str] = {

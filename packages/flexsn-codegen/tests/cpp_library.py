@@ -26,8 +26,8 @@ HEADERS = Path(cpp.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
 # What the bits depend on, and what makes vector code of the loops.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv")
-# More of them: see `tests/sanitize_cpp.py`.
-FLAGS += tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
+# See `tests/sanitize_cpp.py`.
+MORE_FLAGS = tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
@@ -141,13 +141,13 @@ class Library:
         special = '#include "special.h"\n' if "dev::special::" in body else ""
         return f'#include "device.h"\n{special}{_PRELUDE}\n{body}'
 
-    def compile(self, folder: Path, flags: Sequence[str] = FLAGS) -> str:
+    def compile(self, folder: Path) -> str:
         """Returns what the compiler says."""
         assert COMPILER is not None
         source, library = folder / "library.cpp", folder / "library.so"
         source.write_text(self.source)
         headers = (f"-I{HEADERS}", "-isystem", str(TORCH_HEADERS))
-        command = [COMPILER, *flags, *WARNINGS, *headers, "-shared", "-fPIC", "-o", str(library), str(source)]
+        command = [COMPILER, *FLAGS, *MORE_FLAGS, *WARNINGS, *headers, "-shared", "-fPIC", "-o", str(library), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         self._loaded = ctypes.CDLL(str(library))
