@@ -146,8 +146,8 @@ class Library:
         assert COMPILER is not None
         source, library = folder / "library.cpp", folder / "library.so"
         source.write_text(self.source)
-        headers = (f"-I{HEADERS}", "-isystem", str(TORCH_HEADERS))
-        command = [COMPILER, *FLAGS, *MORE_FLAGS, *WARNINGS, *headers, "-shared", "-fPIC", "-o", str(library), str(source)]
+        flags = (*FLAGS, *MORE_FLAGS, *WARNINGS, f"-I{HEADERS}", "-isystem", str(TORCH_HEADERS))
+        command = [COMPILER, *flags, "-shared", "-fPIC", "-o", str(library), str(source)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         self._loaded = ctypes.CDLL(str(library))
