@@ -2,8 +2,8 @@
 
     python tests/sanitize_cpp.py [pytest's arguments ...]
 
-By default, the tests of rules and functions. Needs g++ with its sanitizers' libraries. Ends with pytest's exit status;
-the first thing that a sanitizer finds ends the process.
+By default, the tests of rules and functions, and of kernels: the zoo, random cores, parity, gradcheck. Needs g++ with
+its sanitizers' libraries. Ends with pytest's exit status; the first thing that a sanitizer finds ends the process.
 """
 
 from __future__ import annotations
@@ -11,20 +11,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = [f"packages/flexsn-codegen/tests/test_codegen_cpp_{name}.py" for name in ("rules", "functions")]
+KERNELS = ("scan_parity", "scan_random_cores", "scan_gradcheck", "steps_with_surrogates")
+TESTS += [*(f"tests/test_{name}.py" for name in KERNELS), "--long", "-k", "cpp"]
 FLAGS = "-O1 -g -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Returns the exit status."""
+def main(arguments: Sequence[str], cache: str) -> int:
+    """Returns the exit status.
+
+    Args:
+        cache: a folder for the kernels.
+    """
     where = subprocess.run(["g++", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
     environment = {
         **os.environ,
         "FLEXSN_TEST_CPP_FLAGS": FLAGS,
+        "CXX": f"g++ {FLAGS}",  # kernels are compiled by it, and are not to be found compiled without
+        "FLEXSN_CACHE_DIR": cache,
         # The process that loads such a library has to have begun with this one. Python never gives back all memory.
         "LD_PRELOAD": where.stdout.strip(),
         "ASAN_OPTIONS": "detect_leaks=0",
@@ -35,4 +44,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(main(sys.argv[1:], folder))
