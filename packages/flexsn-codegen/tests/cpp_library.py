@@ -9,23 +9,20 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen import Statement, Target, emit_core
-from flexsn_codegen._dtypes import HALF_DTYPES
-from flexsn_codegen.targets import cpp
-from flexsn_codegen.targets.cpp._literals import cpp_name, is_supported, literal
-from flexsn_codegen.targets.cpp._rules import RULES
+from flexsn_codegen import Statement, emit_core
+from flexsn_codegen.targets.cpp import Cpp, _compiler
+from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_graph import ArgumentType, trace_pointwise
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-HEADERS = Path(cpp.__file__).parent
+HEADERS = Path(_compiler.__file__).parent
 TORCH_HEADERS = Path(torch.__file__).parent / "include"
-# What the bits depend on, and what makes vector code of the loops.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv")
+# Those of kernels; here, the functions themselves are called from outside.
+FLAGS = tuple(flag for flag in _compiler.FLAGS if flag != "-fvisibility=hidden")
 # See `tests/sanitize_cpp.py`.
 MORE_FLAGS = tuple(os.environ.get("FLEXSN_TEST_CPP_FLAGS", "").split())
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
@@ -33,27 +30,10 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror")
 Function = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
-class _Loops(Target):
+class _Loops(Cpp):
     """The function of one step is the body of a loop."""
 
-    name = "C++"
-    reserved = frozenset({"dev", "n", "i", "float", "double", "bool", "true", "false"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rules |= RULES
-
-    def supports(self, dtype: torch.dtype) -> bool:
-        return is_supported(dtype)
-
-    def literal(self, value: bool | int | float, dtype: torch.dtype) -> str:
-        return literal(value, dtype)
-
-    def rounded(self, text: str, dtype: torch.dtype) -> str:
-        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
-
-    def filled(self, number: str, like: str) -> str:
-        return number
+    reserved = Cpp.reserved | {"n", "i"}
 
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
@@ -62,12 +42,6 @@ class _Loops(Target):
         lines = [f"const auto {statement.name} = {statement.text};" for statement in statements]
         stores = [f"store(out_{i}[i], {result});" for i, result in enumerate(results)]
         return "".join(f"        {line}\n" for line in (*loads, *lines, *stores))
-
-    def writer(self, strided: Any = (), sizes: Sequence[str] = ()) -> Any:
-        raise NotImplementedError
-
-    def compile(self, source: Any) -> Any:
-        raise NotImplementedError
 
 
 _TARGET = _Loops()

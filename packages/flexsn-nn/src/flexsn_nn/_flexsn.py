@@ -480,15 +480,13 @@ class FlexSN(nn.Module):
     def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
         """Why kernels refuse the core, if they do; asked once for each kind of tensors."""
         key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
-        if key in self._refusals:
-            why = self._refusals[key]
-        else:
+        if key not in self._refusals:
             sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
             why = why_refused(self._get_program(), sequences, states or None, training=training)
             if len(self._refusals) >= _MOST_REFUSALS:
                 self._refusals.clear()
             self._refusals[key] = why
-        return why
+        return self._refusals[key]
 
     def _is_ready_made(self) -> bool:
         """Whether all of the core is this package's, which kernels take."""

@@ -26,17 +26,14 @@ class CppLaunch:
 
     Args:
         sizes: at least the kernel's integer arguments.
-
-    Attributes:
-        programs: in how many parts the step is walked.
     """
 
     def __init__(self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig) -> None:
         self._function: CppKernel = kernel.function
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
         self._block = config.block
-        self.programs = -(-sizes["NCL"] // config.block)
-        self._most_threads = max(1, min(self.programs, sizes["NCL"] * sizes["T"] // _MIN_PER_THREAD))
+        programs = -(-sizes["NCL"] // config.block)
+        self._most_threads = max(1, min(programs, sizes["NCL"] * sizes["T"] // _MIN_PER_THREAD))
         self._run: Callable[[Sequence[int]], None] | None = None
 
     @property

@@ -31,39 +31,36 @@ def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], s
 
 
 class RecordedCpp:
-    """What records launches of a kernel in a graph.
+    """A kernel whose launches are recorded in a graph.
 
     Attributes:
         __name__: of the kernel.
+        kernel: what will be launched.
     """
 
     def __init__(self, kernel: CppKernel) -> None:
         self.__name__ = kernel.__name__
-        self._kernel = kernel
-
-    def record(self, tensors: Sequence[Tensor], sizes: Sequence[int], block: int) -> None:
-        """Calls the operator.
-
-        Args:
-            tensors, sizes: in the order of the kernel's parameters.
-            block: elements per program.
-        """
-        text = self._kernel.text(tuple(tensor.dtype for tensor in tensors), block)
-        first = self._kernel.first_written
-        launch_cpp(list(tensors[:first]), list(tensors[first:]), list(sizes), text)
+        self.kernel = kernel
 
 
 class RecordedCppLaunch:
-    """Records a launch, as often as it is called."""
+    """Records a launch, as often as it is called.
+
+    Args:
+        numbers: the kernel's integer arguments.
+        block: elements per program.
+    """
 
     is_compiled = True
 
-    def __init__(self, function: RecordedCpp, numbers: Sequence[int], block: int) -> None:
-        self._function, self._numbers, self._block = function, numbers, block
+    def __init__(self, kernel: CppKernel, numbers: Sequence[int], block: int) -> None:
+        self._kernel, self._numbers, self._block = kernel, numbers, block
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Nothing: whoever runs the graph compiles."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Records a launch on these tensors, in the order of the kernel's parameters."""
-        self._function.record(tensors, self._numbers, self._block)
+        text = self._kernel.text(tuple(tensor.dtype for tensor in tensors), self._block)
+        first = self._kernel.first_written
+        launch_cpp(list(tensors[:first]), list(tensors[first:]), list(self._numbers), text)

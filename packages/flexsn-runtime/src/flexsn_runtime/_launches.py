@@ -38,7 +38,7 @@ def launch(kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfi
         device: of the tensors that it will be called with.
     """
     if isinstance(kernel.function, RecordedCpp):
-        return RecordedCppLaunch(kernel.function, [sizes[name] for name in kernel.sizes], config.block)
+        return RecordedCppLaunch(kernel.function.kernel, [sizes[name] for name in kernel.sizes], config.block)
     if isinstance(kernel.function, CppKernel):
         return CppLaunch(kernel, sizes, config)
     return TritonLaunch(kernel, sizes, config, device)

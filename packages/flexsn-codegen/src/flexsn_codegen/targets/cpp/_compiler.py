@@ -25,7 +25,7 @@ _CANDIDATES = ("g++", "clang++", "c++")
 
 # No fast math: the kernels have the bits of eager mode. Without traps and errno, which nobody reads, conditions and
 # functions become vector instructions. Integers wrap, as torch's do.
-_FLAGS = (
+FLAGS = (
     *("-std=c++17", "-O3", "-march=native", "-fPIC", "-fvisibility=hidden"),
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
 )
@@ -92,7 +92,7 @@ def _compiled(source: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
         text, compiled, library = (Path(folder) / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
-        _run([*_command(), *_FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
+        _run([*_command(), *FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
         _run([*_command(), "-shared", *_link(), str(compiled), "-o", str(library)])
         return library.read_bytes()
 
@@ -148,7 +148,7 @@ def _environment() -> str:
 def _environment_of(command: tuple[str, ...]) -> str:
     # As macros, the compiler says which version it is and what "native" means here.
     macros = subprocess.run(
-        [*command, *_FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
+        [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
     ).stdout
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    return "\n".join([torch.__version__, *command, *_FLAGS, *_openmp(), *_link(), macros, *headers])
+    return "\n".join([torch.__version__, *command, *FLAGS, *_openmp(), *_link(), macros, *headers])
