@@ -97,10 +97,10 @@ class NumPyWriter(KernelWriter):
     def zeros(self, dtype: torch.dtype) -> str:
         return f"np.zeros({self._elements}, {_name(dtype)})"
 
-    def assign(self, name: str, text: str) -> None:
+    def assign(self, name: str, text: str, *, flag: bool = False) -> None:
         self.line(f"{name} = {text}")
 
-    def select(self, name: str, condition: str, text: str, other: str) -> None:
+    def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
         self.line(f"{name} = {text} if {condition} else {other}")
 
     def accumulate(

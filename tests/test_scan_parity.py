@@ -76,6 +76,26 @@ def test_parity_in_cpp(case: Case, steps: int, state_seqs: bool, compiler: None)
     assert_parity(p, state_seqs=state_seqs, exact=case.exact_on_cpu, on_cpu="cpp")
 
 
+def _whole_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x > v, torch.maximum(v, x)
+
+
+@pytest.mark.long(all_but=["cpp-torch.bool", "cpp-torch.int8", "triton-torch.bool"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("on_cpu", ["cpp", "triton"])
+def test_a_state_of_whole_numbers_begins_with_zeros(
+    dtype: torch.dtype, on_cpu: TargetName, compiler: None, interpreted: None
+) -> None:
+    """A kernel makes the zeros itself, where no initial state is given."""
+    generator = torch.Generator().manual_seed(3)
+    sequence = torch.randint(0, 2 if dtype == torch.bool else 100, (9, *CPP_STEP), generator=generator).to(dtype)
+    step, arguments = prepare(ScanProgram(_whole_numbers, 1, 1, 1, on_cpu=on_cpu), (sequence,))
+    got = scan(step, arguments, state_seqs=True)
+    expected = eager_scan(_whole_numbers, 1, 1, 1, sequence, torch.zeros(CPP_STEP, dtype=dtype))
+    assert [t.dtype for t in got] == [t.dtype for t in expected] == [torch.bool, dtype]
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
 @pytest.mark.long(all_but=["lif_hard*", "alif"])
 @cases
 def test_gradients_in_float64_in_cpp(case: Case, compiler: None) -> None:

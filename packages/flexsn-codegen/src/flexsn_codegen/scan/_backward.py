@@ -92,7 +92,7 @@ class _Backward:
             else:
                 w.assign(f"grad_state_{i}", w.zeros(dtype))
         for flag in spec.flags:
-            w.assign(f"came_state_{flag.state}", w.flag(flag.given))
+            w.assign(f"came_state_{flag.state}", w.flag(flag.given), flag=True)
         self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
         self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
@@ -167,20 +167,22 @@ class _Backward:
             self._update(f"grad_state_{i}", before, exists)
         for flag in spec.flags:
             came = " | ".join(f"came_state_{i}" for i in flag.states) or w.flag(flag.always)
-            self._update(f"comes_state_{flag.state}", came, exists, f"came_state_{flag.state}")
+            self._update(f"comes_state_{flag.state}", came, exists, f"came_state_{flag.state}", flag=True)
         for flag in spec.flags:
-            w.assign(f"came_state_{flag.state}", f"comes_state_{flag.state}")
+            w.assign(f"came_state_{flag.state}", f"comes_state_{flag.state}", flag=True)
         for i in self._grad_lifted:
             position = self._lifted_gradients[i]
             if position is not None:
                 w.accumulate(f"grad_lifted_{i}", f"result_{position}", spec.lifted_dtypes[i], exists)
 
-    def _update(self, name: str, value: str, exists: str | None, before: str | None = None) -> None:
+    def _update(
+        self, name: str, value: str, exists: str | None, before: str | None = None, *, flag: bool = False
+    ) -> None:
         """Gives `name` a value; where the step does not exist, that of `before`, by default its own."""
         if exists is None:
-            self._writer.assign(name, value)
+            self._writer.assign(name, value, flag=flag)
         else:
-            self._writer.select(name, exists, value, before or name)
+            self._writer.select(name, exists, value, before or name, flag=flag)
 
     def _gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"

@@ -317,12 +317,12 @@ class KernelWriter(ABC):
         """The value 0, as text."""
 
     @abstractmethod
-    def assign(self, name: str, text: str) -> None:
-        """Gives a value, or a flag, a name."""
+    def assign(self, name: str, text: str, *, flag: bool = False) -> None:
+        """Gives a value a name, or a flag: a condition, which is the same for all elements."""
 
     @abstractmethod
-    def select(self, name: str, condition: str, text: str, other: str) -> None:
-        """`text` where a scalar condition holds, else `other`."""
+    def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
+        """`text` where a scalar condition holds, else `other`: values, or flags."""
 
     @abstractmethod
     def accumulate(

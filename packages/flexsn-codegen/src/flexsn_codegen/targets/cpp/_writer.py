@@ -113,9 +113,6 @@ class CppWriter(KernelWriter):
         """A condition that is the same for all lanes, as a loop over them can have it."""
         return f"int32_t(lane) < dev::lanes_if({_scalar(condition)}, lanes)"
 
-    def _is_flag(self, text: str) -> bool:
-        return all(name in self._flags or name in ("true", "false") for name in _NAME.findall(text)) and "(" not in text
-
     # -- operands ------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -192,14 +189,14 @@ class CppWriter(KernelWriter):
     def zeros(self, dtype: torch.dtype) -> str:
         return literal(0, dtype)
 
-    def assign(self, name: str, text: str) -> None:
-        if self._is_flag(text):
+    def assign(self, name: str, text: str, *, flag: bool = False) -> None:
+        if flag:
             self._assign_flag(name, text)
         else:
             self._lane(name, text)
 
-    def select(self, name: str, condition: str, text: str, other: str) -> None:
-        if self._is_flag(text):
+    def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
+        if flag:
             self._assign_flag(name, f"{_scalar(condition)} ? {text} : {other}")
         else:
             self._lane(name, f"{self._where(condition)} ? {text} : {other}")

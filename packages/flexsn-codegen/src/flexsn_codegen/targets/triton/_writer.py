@@ -103,10 +103,10 @@ class TritonWriter(KernelWriter):
     def zeros(self, dtype: torch.dtype) -> str:
         return f"tl.zeros([BLOCK], {tl_name(register_dtype(dtype))})"
 
-    def assign(self, name: str, text: str) -> None:
+    def assign(self, name: str, text: str, *, flag: bool = False) -> None:
         self.line(f"{name} = {text}")
 
-    def select(self, name: str, condition: str, text: str, other: str) -> None:
+    def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
         self.line(f"{name} = tl.where({condition}, {text}, {other})")
 
     def accumulate(
