@@ -1,0 +1,116 @@
+"""The four names that users of SpikingJelly's torch2triton know, from a function to kernels of their own around it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor, fx
+
+from flexsn_codegen import (
+    compile_triton_code_str,
+    generate_forward_and_backward_graph,
+    generate_inference_graph,
+    generate_triton_code_str,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+# They run in either place.
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+BLOCK = 256
+
+
+def charge(x: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:
+    """Two results, of which the gradient keeps something."""
+    h = v + (x - v) * torch.sigmoid(decay)
+    return torch.tanh(h) * h, torch.where(h > 0, h, 0.1 * h)
+
+
+def kernel_of(graph: fx.Graph, name: str) -> tuple[Any, str]:
+    """The graph's function, and its name, which the kernel around it calls."""
+    code, core_name = generate_triton_code_str(graph, name)
+    return compile_triton_code_str(code, core_name), core_name
+
+
+def on_tensors(graph: fx.Graph, name: str, tensors: list[Tensor], dtypes: list[torch.dtype]) -> list[Tensor]:
+    """Runs the graph's function in a kernel written as text, which finds the function by its name."""
+    core, core_name = kernel_of(graph, name)
+    arguments = [f"a{i}" for i in range(len(tensors))]
+    results = [f"r{i}" for i in range(len(dtypes))]
+    # Half values are float32 in the function.
+    lines = [f"{a} = tl.load({a}_ptr + at, at < n)" for a in arguments]
+    lines += [f"{', '.join(results)} = {core_name}({', '.join(arguments)})"]
+    lines += [f"tl.store({r}_ptr + at, {r}, at < n)" for r in results]
+    code = "\n".join(
+        [
+            "import triton",
+            "import triton.language as tl",
+            "",
+            "@triton.jit",
+            f"def around({', '.join(f'{p}_ptr' for p in arguments + results)}, n, BLOCK: tl.constexpr):",
+            "    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+            *(f"    {line}" for line in lines),
+        ]
+    )
+    around = compile_triton_code_str(code, "around", name_space={core_name: core})
+    found = [torch.empty_like(tensors[0], dtype=dtype) for dtype in dtypes]
+    n = tensors[0].numel()
+    around[(triton.cdiv(n, BLOCK),)](*tensors, *found, n, BLOCK=BLOCK)
+    return found
+
+
+def dtypes_of(graph: fx.Graph) -> list[torch.dtype]:
+    (output,) = graph.find_nodes(op="output")
+    return [node.meta["val"].dtype for node in output.args[0]]
+
+
+def test_inference_equals_eager_mode() -> None:
+    tensors = [torch.randn(1000, device=DEVICE) for _ in range(3)]
+    graph = generate_inference_graph(charge, tuple(tensors))
+    found = on_tensors(graph, "charge", tensors, [torch.float32] * 2)
+    for actual, expected in zip(found, charge(*tensors), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_forward_and_backward_equal_autograd() -> None:
+    tensors = [torch.randn(1000, device=DEVICE, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    forward, backward = generate_forward_and_backward_graph(charge, tuple(t.detach() for t in tensors))
+    plain = [t.detach() for t in tensors]
+    first, second, *kept = on_tensors(forward, "charge_forward", plain, dtypes_of(forward))
+    expected = charge(*tensors)
+    weights = [torch.randn_like(e) for e in expected]
+    for actual, wanted in zip((first, second), expected, strict=True):
+        torch.testing.assert_close(actual, wanted)
+    # What the forward kept, then the gradients of the results.
+    found = on_tensors(backward, "charge_backward", [*kept, *weights], dtypes_of(backward))
+    for actual, wanted in zip(found, torch.autograd.grad(expected, tensors, weights), strict=True):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_requires_grad_leaves_gradients_out() -> None:
+    examples = tuple(torch.randn(4) for _ in range(3))
+    _, backward = generate_forward_and_backward_graph(charge, examples, requires_grad=(True, False, True))
+    (output,) = backward.find_nodes(op="output")
+    assert [entry is None for entry in output.args[0]] == [False, True, False]
+
+
+@triton.jit
+def around(x_ptr, y_ptr, n, function: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A kernel in a file, which is given the function."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y_ptr + at, function(tl.load(x_ptr + at, at < n)), at < n)
+
+
+def test_a_kernel_in_a_file_takes_the_function_as_a_constant(capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(1000, device=DEVICE)
+    graph = generate_inference_graph(torch.nn.functional.mish, (x,))
+    code, name = generate_triton_code_str(graph, "mish", verbose=True)
+    assert code in capsys.readouterr().out
+    mish = compile_triton_code_str(code, name, verbose=True)
+    assert name in capsys.readouterr().out
+    y = torch.empty_like(x)
+    around[(triton.cdiv(1000, BLOCK),)](x, y, 1000, mish, BLOCK=BLOCK)
+    torch.testing.assert_close(y, torch.nn.functional.mish(x), rtol=1e-6, atol=1e-6)
