@@ -335,11 +335,3 @@ def test_offsets_beyond_two_to_the_31(tmp_path: Path) -> None:
     x.copy_(torch.tensor([1, 2, 3, 4]))
     assert torch.equal(pointwise(lambda x: x + 1)(x), torch.tensor([2, 3, 4, 5], dtype=torch.uint8))
     assert "off = tl.program_id(0).to(tl.int64) * BLOCK" in pointwise(torch.neg).source(x).source
-
-
-def test_cpu_tensors_without_interpreter_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexsn_codegen.targets.triton import device
-
-    monkeypatch.setattr(device, "INTERPRETED", False)
-    with pytest.raises(DeviceError, match="TRITON_INTERPRET=1"):
-        pointwise(torch.neg)(torch.zeros(3))

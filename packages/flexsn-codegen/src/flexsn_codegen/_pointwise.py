@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,16 +10,15 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._core import emit_core
+from flexsn_codegen._launch import launch, target_on
 from flexsn_codegen._layout import Plan, plan_layout
-from flexsn_codegen._numerics import Numerics, Precision, compile_options
+from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
+from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_graph import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, Role, gradient_of, trace_pointwise
 
-_BLOCK = 1024
-# The interpreter's time goes with the number of programs; numpy does the rest.
-_MAX_INTERPRETED_BLOCK = 1 << 16
 _MAX_PLANS = 1024
 
 
@@ -100,16 +96,20 @@ class Pointwise:
             )
         return _Autograd.apply(self, *inputs)
 
-    def source(self, *inputs: Tensor) -> KernelSource:
-        """The kernel for such arguments: its name, source and parameters. Meta tensors will do."""
+    def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
+        """The kernel for such arguments: its name, source and parameters. Meta tensors will do.
+
+        Args:
+            target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
+        """
         if not all(isinstance(t, Tensor) for t in inputs) or not inputs:
             raise ArgumentError(f"{self._name} takes tensors.")
         plan = self._plan(inputs)
-        return self._build(inputs, plan, _flags(inputs, False)).source
+        return self._build(inputs, plan, _flags(inputs, False), target).source
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for such arguments."""
-        return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd)).core.traced
+        return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd), TRITON).core.traced
 
     def _plan(self, inputs: Sequence[Tensor]) -> Plan:
         key = tuple((t.shape, t.stride()) for t in inputs)
@@ -120,19 +120,23 @@ class Pointwise:
             plan = self._plans[key] = plan_layout(inputs)
         return plan
 
-    def _build(self, inputs: Sequence[Tensor], plan: Plan, requires_grad: tuple[bool, ...]) -> _Built:
+    def _build(
+        self, inputs: Sequence[Tensor], plan: Plan, requires_grad: tuple[bool, ...], target: Target
+    ) -> _Built:
         kinds = tuple((t.dtype, t.dim() == 0) for t in inputs)
-        key = (plan.dimensions, inputs[0].device.type, requires_grad, kinds)
+        key = (target.name, plan.dimensions, inputs[0].device.type, requires_grad, kinds)
         built = self._built.get((plan.layouts, *key))
         if built is None:
             core = self._cores.get(key)
             if core is None:
-                core = self._cores[key] = self._trace(inputs, plan.dimensions, requires_grad)
+                core = self._cores[key] = self._trace(inputs, plan.dimensions, requires_grad, target)
             source = _source(self._name, core.source, plan.layouts, len(core.traced.dtypes))
             built = self._built[(plan.layouts, *key)] = _Built(core, source)
         return built
 
-    def _trace(self, inputs: Sequence[Tensor], dimensions: int, requires_grad: tuple[bool, ...]) -> _Core:
+    def _trace(
+        self, inputs: Sequence[Tensor], dimensions: int, requires_grad: tuple[bool, ...], target: Target
+    ) -> _Core:
         if dimensions > MAX_DIMENSIONS:
             raise ArgumentError(f"{self._name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
         arguments = [
@@ -142,15 +146,17 @@ class Pointwise:
         device = inputs[0].device
         traced = trace_pointwise(self._fn, arguments, dimensions, device, self._name, gradient=self._gradient)
         precision, fast_math = self._numerics.precision, self._numerics.fast_math
-        source = emit_core(traced.step, self._name, prune=True, precision=precision, fast_math=fast_math)
+        source = emit_core(
+            traced.step, self._name, prune=True, precision=precision, fast_math=fast_math, target=target
+        )
         return _Core(traced, source, arguments)
 
     def _run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
         plan = self._plan(inputs)
-        built = self._build(inputs, plan, requires_grad)
+        built = self._build(inputs, plan, requires_grad, target_on(inputs[0].device, self._name))
         results = [plan.empty(dtype, inputs[0].device) for dtype in built.core.traced.dtypes]
         if plan.numel:
-            _launch(built, [t.detach() for t in inputs], results, plan, fast_math=self._numerics.fast_math)
+            built.launch([t.detach() for t in inputs], results, plan, fast_math=self._numerics.fast_math)
         return results[0] if built.core.traced.single else tuple(results)
 
     def gradient(self, inputs: Sequence[Tensor], wanted: tuple[bool, ...]) -> Pointwise:
@@ -159,7 +165,7 @@ class Pointwise:
         Each gradient has the shape that all arguments broadcast to; that of an argument without dimensions may be
         of a wider dtype, to be summed in it.
         """
-        core = self._build(inputs, self._plan(inputs), wanted).core
+        core = self._build(inputs, self._plan(inputs), wanted, TRITON).core
         gradient = core.gradients.get(wanted)
         if gradient is None:
             fn = gradient_of(self._fn, len(inputs), core.traced.differentiable, wanted)
@@ -187,13 +193,25 @@ class _Built:
     source: KernelSource
     kernel: Any = None
 
+    def launch(self, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan, *, fast_math: bool) -> None:
+        target = self.source.target
+        if self.kernel is None:
+            self.kernel = target.compile(self.source)
+        tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
+        numbers = [plan.numel]
+        for param in self.source.params:
+            if param.role is Role.INPUT:
+                numbers += plan.numbers[param.index]
+        arguments = [tensors[p.role][p.index] for p in self.source.params]
+        launch(target, self.kernel, arguments, numbers, plan.numel, fast_math=fast_math)
+
 
 class _Autograd(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kernel: Pointwise, *inputs: Tensor) -> Any:
         wanted = tuple(ctx.needs_input_grad[1:])
         results = kernel._run(inputs, wanted)
-        built = kernel._build(inputs, kernel._plan(inputs), wanted)
+        built = kernel._build(inputs, kernel._plan(inputs), wanted, target_on(inputs[0].device, kernel._name))
         ctx.kernel = kernel
         ctx.differentiable = built.core.traced.differentiable
         ctx.save_for_backward(*inputs)
@@ -235,21 +253,6 @@ def _check(inputs: Sequence[Any], name: str) -> None:
     devices = {t.device for t in inputs}
     if len(devices) > 1:
         raise DeviceError(f"the arguments of {name} are on {sorted(map(str, devices))}: move them to one device.")
-    device = inputs[0].device
-    if device.type != "cuda" and not _interpreted():
-        raise DeviceError(
-            f"the arguments of {name} are on {device}, and Triton compiles for GPUs: move them there, or set "
-            "TRITON_INTERPRET=1 before triton is imported, to run slowly on the CPU."
-        )
-
-
-def _interpreted() -> bool:
-    try:
-        from flexsn_codegen.targets.triton import device
-    except ImportError:
-        # Without triton: the compilation says so.
-        return os.environ.get("TRITON_INTERPRET", "0") != "0"
-    return device.INTERPRETED
 
 
 def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout], num_results: int) -> KernelSource:
@@ -264,33 +267,3 @@ def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout], num_resu
     for port in results:
         w.store(port, port.name)
     return w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")
-
-
-def _launch(
-    built: _Built, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan, *, fast_math: bool
-) -> None:
-    if built.kernel is None:
-        built.kernel = built.source.target.compile(built.source)
-    tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
-    arguments: list[Any] = [tensors[p.role][p.index] for p in built.source.params]
-    numbers: list[int] = [plan.numel]
-    for param in built.source.params:
-        if param.role is Role.INPUT:
-            numbers += plan.numbers[param.index]
-    device = inputs[0].device
-    if _interpreted():
-        block = min(1 << (plan.numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
-        with _quiet():
-            built.kernel[(-(-plan.numel // block),)](*arguments, *numbers, BLOCK=block)
-        return
-    options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
-    with torch.cuda.device(device):
-        built.kernel[(-(-plan.numel // _BLOCK),)](*arguments, *numbers, BLOCK=_BLOCK, **options)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without numpy's warnings: the interpreter computes with it, and overflow is nothing special."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield

@@ -1,0 +1,59 @@
+"""Elementwise functions on CPU tensors as kernels in C++, against eager mode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import DeviceError, pointwise
+from flexsn_codegen.targets.cpp import CPP, _compiler
+
+
+@pytest.fixture(autouse=True)
+def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+    """As where TRITON_INTERPRET is not set."""
+    from flexsn_codegen.targets.triton import device
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+
+
+def gated(x: Tensor, gate: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return x * functional.silu(gate) * scale, x > gate
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_results_and_gradients_equal_eager(dtype: torch.dtype) -> None:
+    def run(function: object) -> list[Tensor]:
+        torch.manual_seed(0)
+        # Several blocks, not a multiple of one; one argument strided, one broadcast, one without dimensions.
+        x = torch.randn(301, 37, dtype=dtype).t().requires_grad_()
+        gate, scale = torch.randn(301, dtype=dtype).requires_grad_(), torch.tensor(0.7, dtype=dtype).requires_grad_()
+        result, mask = function(x, gate, scale)  # type: ignore[operator]
+        result.backward(torch.linspace(-1, 1, result.numel()).to(dtype).reshape(result.shape))
+        return [result, mask, *(torch.as_tensor(t.grad) for t in (x, gate, scale))]
+
+    actual, expected = run(pointwise(gated, autograd=True)), run(gated)
+    tolerance = 0.05 if dtype == torch.bfloat16 else 1e-5  # eager sums rounded terms, in another order
+    for a, e in zip(actual, expected, strict=True):
+        assert a.dtype == e.dtype
+        torch.testing.assert_close(a, e, rtol=tolerance, atol=tolerance)
+    assert torch.equal(actual[1], expected[1])
+
+
+def test_the_source_can_be_had_for_either_target() -> None:
+    x = torch.zeros(3)
+    assert "@triton.jit" in pointwise(torch.neg).source(x).source
+    assert "template <int64_t BLOCK" in pointwise(torch.neg).source(x, target=CPP).source
+
+
+def test_without_a_compiler_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_compiler, "_compiler", lambda: None)
+    with pytest.raises(DeviceError, match=r"there is no C\+\+ compiler (.|\n)*TRITON_INTERPRET=1"):
+        pointwise(torch.neg)(torch.zeros(3))
+
+
+def test_a_device_without_a_target_is_refused_by_name() -> None:
+    with pytest.raises(DeviceError, match="arguments of neg are on meta"):
+        pointwise(torch.neg)(torch.zeros(3, device="meta"))
