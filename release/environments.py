@@ -18,10 +18,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 
-def needed(requirements: Iterable[Requirement]) -> Iterator[Requirement]:
-    """Yield those that hold on this machine; of a requirement that is there for an extra: none."""
+def needed(requirements: Iterable[Requirement], extras: Iterable[str] = ()) -> Iterator[Requirement]:
+    """Yield those that hold on this machine; of those that are there for an extra, the ones of `extras`."""
     for requirement in requirements:
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in ("", *extras)):
             yield requirement
 
 
@@ -31,7 +32,7 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
     Raises:
         RuntimeError: one of them is not installed, or in a version that the requirement does not admit.
     """
-    found: set[str] = set()
+    found: set[tuple[str, frozenset[str]]] = set()
     pending = list(requirements)
     while pending:
         requirement = pending.pop()
@@ -41,11 +42,11 @@ def third_party(requirements: Iterable[Requirement]) -> set[str]:
             raise RuntimeError(f"{requirement} is asked for, and not installed") from None
         if not requirement.specifier.contains(installed.version, prereleases=True):
             raise RuntimeError(f"{requirement} is asked for, and {installed.version} is installed")
-        name = canonicalize_name(requirement.name)
-        if name not in found:
-            found.add(name)
-            pending += needed(Requirement(line) for line in installed.requires or [])
-    return found
+        asked = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        if asked not in found:
+            found.add(asked)
+            pending += needed(map(Requirement, installed.requires or []), requirement.extras)
+    return {name for name, _ in found}
 
 
 def link_distributions(names: Iterable[str], folder: Path) -> None:
@@ -89,8 +90,10 @@ class Environment:
         Raises:
             RuntimeError: it failed and `check` holds; the message has what it printed.
         """
-        hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET", "PIP_USER", "PIP_TARGET"}
-        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
+        environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}
+        # A folder of wheels that the machine's settings name would be taken even with --no-index, another torch with it.
+        environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)
         done = subprocess.run(

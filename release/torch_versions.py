@@ -309,7 +309,7 @@ def main(arguments: Sequence[str]) -> int:
     if chosen.command == "kernels":
         compare_kernels(chosen.versions, chosen.python, environments)
         return 0
-    options = [*(["-n", chosen.n, "--dist", "loadgroup"] if chosen.n != "0" else []), *chosen.pytest.split()]
+    options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
     passed = [
         try_suite(version, chosen.python, environments, chosen.short, options, chosen.table)
         for version in chosen.versions
