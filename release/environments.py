@@ -92,7 +92,7 @@ class Environment:
         """
         hidden = {"PYTHONPATH", "PYTHONHOME", "TRITON_INTERPRET"}
         environment = {n: value for n, value in os.environ.items() if n not in hidden and not n.startswith("PIP_")}
-        # A folder of wheels that the machine's settings name would be taken even with --no-index, another torch with it.
+        # Folders of wheels that the machine's settings name are taken even with --no-index, another torch with them.
         environment["PIP_CONFIG_FILE"] = os.devnull
         environment["PATH"] = os.pathsep.join([str(self.python.parent), environment.get("PATH", os.defpath)])
         environment["VIRTUAL_ENV"] = str(self.python.parent.parent)

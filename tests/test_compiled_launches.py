@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-
 SCRIPT = Path(__file__).with_name("compiled_launches.py")
 
 
