@@ -17,6 +17,7 @@ from ._lowerable import (
 )
 from ._lowering import ScanLowering, register_scan_lowering
 from ._operator import FlexSNScan, flex_sn_scan, flex_sn_scan_final_state
+from ._scan import scan
 
 __all__ = [
     "BackwardLayout",
@@ -38,6 +39,7 @@ __all__ = [
     "lowerable_while_loop_scan",
     "lowerable_while_loop_scan_final_state",
     "register_scan_lowering",
+    "scan",
     "why_dynamo_hop_unavailable",
 ]
 

@@ -27,6 +27,7 @@ __all__ = [
     "check_call",
     "check_output_specs",
     "check_zero_states",
+    "positional_range",
 ]
 
 StepFunction = Callable[..., Any]
@@ -78,7 +79,7 @@ def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
             raise ScanCountError(f"{name} is {value}; it must be at least 0")
 
 
-def _positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
+def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
     """Fewest and most positional arguments (None: any number), and required keyword-only names.
 
     None when Python cannot tell, as for many builtins; then the call itself will.
@@ -108,7 +109,7 @@ def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_li
     """Refuse a core that cannot be called with one value per input, state and lifted tensor."""
     if not callable(core_fn):
         raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
-    accepted = _positional_range(core_fn)
+    accepted = positional_range(core_fn)
     if accepted is None:
         return
     fewest, most, keywords = accepted

@@ -21,7 +21,7 @@ from ._torch_private import (
     why_dynamo_cannot_capture,
 )
 
-__all__ = ["dynamo_hop_available", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
+__all__ = ["dynamo_hop_available", "node_options", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
 
 
 def dynamo_hop_available() -> bool:
@@ -56,18 +56,32 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     if scan.steps == 0:
         check_output_specs(num_outputs, call.kwargs.get("output_template_specs"))
         return empty_scan
-    options = {"final_state": False, "checkpoints": (0, 0), **call.kwargs, "zero_states": zero_states}
-    options.pop("output_template_specs", None)
-    options["lowering"] = requested_lowering(options.get("lowering"))
+    lowering = requested_lowering(call.kwargs.get("lowering"))
     if is_transforming():
         # Dynamo would have to capture a transformed step: the loop is right, if long.
         return plain_scan
-    replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(options["lowering"])
+    replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:
         return replacement
-    options["version"] = code_version()
-    choose_lowering(options["lowering"], flat_args)  # an unavailable one is refused here
-    return options
+    return node_options(flat_args, call.kwargs.get("final_state", False), lowering, zero_states)
+
+
+def node_options(
+    flat_args: Sequence[Any],
+    final_state: bool,
+    lowering: str | None = None,
+    zero_states: tuple[bool, ...] = (),
+) -> dict[str, Any]:
+    """The keyword arguments of the operator's node; a lowering that cannot be had is refused here."""
+    lowering = requested_lowering(lowering)
+    choose_lowering(lowering, flat_args)
+    return {
+        "final_state": final_state,
+        "checkpoints": (0, 0),
+        "zero_states": zero_states,
+        "lowering": lowering,
+        "version": code_version(),
+    }
 
 
 def _instead(

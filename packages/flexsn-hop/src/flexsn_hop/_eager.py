@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,11 @@ from ._layout import ScanLayout
 from .errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
 
 __all__ = [
+    "CoreSteps",
+    "alike",
     "check_step",
     "contiguous_copy",
+    "describe",
     "eager_scan",
     "eager_scan_final_state",
     "empty_scan",
@@ -24,6 +27,8 @@ __all__ = [
     "state_copies",
     "step_values",
 ]
+
+Tensors = tuple[torch.Tensor, ...]
 
 
 def eager_scan(
@@ -128,9 +133,9 @@ def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     for spec in check_output_specs(call.layout.num_outputs, call.output_template_specs):
         device = spec[2] if len(spec) == 3 and spec[2] is not None else call.flat_args[0].device
         outputs.append(torch.empty((0, *spec[0]), dtype=spec[1], device=device))
-    _, states, _ = call.split()
+    inputs, states, _ = call.split()
     if call.layout.final_state:
-        return (*outputs, *state_copies(call, states))
+        return (*outputs, *state_copies(inputs, states, states))
     return (*outputs, *[state.new_empty((0, *state.shape)) for state in states])
 
 
@@ -139,15 +144,17 @@ def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def state_copies(call: ScanCall, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def state_copies(
+    inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """Final states that share memory with nothing, in the format of the results."""
-    inputs, states, _ = call.split()
     return [copy_in_order(value, state_order(value.shape, inputs, states)) for value in values]
 
 
-def stack_values(call: ScanCall, by_step: Sequence[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+def stack_values(
+    inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
+) -> list[torch.Tensor]:
     """One ``[T, *shape]`` per value in the format of the results, from T tuples of values."""
-    inputs, states, _ = call.split()
     return [
         stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
     ]
@@ -183,10 +190,10 @@ def check_step(
     values = step_values(returned, num_outputs, len(states))
     outputs, new_states = values[:num_outputs], values[num_outputs:]
     for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
-        if not _alike(old, new):
+        if not alike(old, new):
             raise StateChangedError(
-                f"state {index} was {_describe(old)} before step {step} and "
-                f"{_describe(new)} after it; a state keeps its shape, dtype and device: "
+                f"state {index} was {describe(old)} before step {step} and "
+                f"{describe(new)} after it; a state keeps its shape, dtype and device: "
                 "expand or cast the initial state or what the core returns"
             )
     return outputs, new_states
@@ -199,39 +206,63 @@ def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
     inputs, states, lifted = call.split()
     last = call.steps - 1
     kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
-    outputs_by_step, states_after = run_steps(call.core, inputs, states, lifted, call.layout.num_outputs, kept)
-    outputs = stack_values(call, outputs_by_step)
+    take_step = CoreSteps(call.core, lifted, call.layout.num_outputs)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept)
+    outputs = stack_values(inputs, states, outputs_by_step)
     if not call.layout.final_state:
-        return (*outputs, *stack_values(call, list(states_after.values())))
+        return (*outputs, *stack_values(inputs, states, list(states_after.values())))
     # A core may pass a state through; the copy keeps the result apart from the argument.
-    return (*outputs, *state_copies(call, states_after[last]))
+    return (*outputs, *state_copies(inputs, states, states_after[last]))
+
+
+class CoreSteps:
+    """Calls a core for one step after the other, and checks what comes back.
+
+    Args:
+        core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+        lifted: What it takes after the states, the same at every step.
+        num_outputs: Number of outputs of one step.
+    """
+
+    def __init__(self, core_fn: StepFunction, lifted: Sequence[Any], num_outputs: int) -> None:
+        self._core = core_fn
+        self._lifted = lifted
+        self._num_outputs = num_outputs
+        self._first: Tensors | None = None
+
+    def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
+        """Outputs and new states of the step."""
+        returned = self._core(*slices, *states, *self._lifted)
+        outputs, new_states = check_step(returned, states, self._num_outputs, step)
+        if self._first is None:
+            self._first = outputs
+        for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, now):
+                raise OutputChangedError(
+                    f"output {index} was {describe(first)} at step 0 and {describe(now)} "
+                    f"at step {step}; an output keeps its shape, dtype and device"
+                )
+        return outputs, new_states
 
 
 def run_steps(
-    core_fn: StepFunction,
+    take_step: Callable[[Sequence[Any], Sequence[Any], int], tuple[Tensors, Tensors]],
     inputs: Sequence[torch.Tensor],
     states: Sequence[torch.Tensor],
-    lifted: Sequence[Any],
-    num_outputs: int,
     kept: Container[int],
-) -> tuple[list[tuple[torch.Tensor, ...]], dict[int, tuple[torch.Tensor, ...]]]:
-    """Outputs of every step, and the states after each step in ``kept``."""
-    outputs_by_step: list[tuple[torch.Tensor, ...]] = []
-    states_after: dict[int, tuple[torch.Tensor, ...]] = {}
+) -> tuple[list[Tensors], dict[int, Tensors]]:
+    """Outputs of every step, and the states after each step in ``kept``.
+
+    ``take_step(slices, states, step)`` gives a step's outputs and new states.
+    """
+    outputs_by_step: list[Tensors] = []
+    states_after: dict[int, Tensors] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
     # As sequences of one step, initial states have gradients in their own format, too.
     states = [split_steps(state.unsqueeze(0))[0] if state.requires_grad else state for state in states]
     slices_by_step = zip(*[split_steps(sequence) for sequence in inputs], strict=True)
     for step, slices in enumerate(slices_by_step):
-        returned = core_fn(*slices, *states, *lifted)
-        outputs, new_states = check_step(returned, states, num_outputs, step)
-        if outputs_by_step:
-            for index, (first, now) in enumerate(zip(outputs_by_step[0], outputs, strict=True)):
-                if not _alike(first, now):
-                    raise OutputChangedError(
-                        f"output {index} was {_describe(first)} at step 0 and {_describe(now)} "
-                        f"at step {step}; an output keeps its shape, dtype and device"
-                    )
+        outputs, new_states = take_step(slices, states, step)
         outputs_by_step.append(outputs)
         if step in kept:
             states_after[step] = new_states
@@ -239,9 +270,9 @@ def run_steps(
     return outputs_by_step, states_after
 
 
-def _alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
     return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
 
 
-def _describe(tensor: torch.Tensor) -> str:
+def describe(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ._arguments import ScanCall, StepFunction
-from ._eager import run_steps, stack_values, state_copies, step_values
+from ._arguments import StepFunction
+from ._eager import CoreSteps, run_steps, stack_values, state_copies, step_values
 from ._formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
 from ._layout import BackwardLayout, ScanLayout, num_checkpoints
 
@@ -37,13 +37,13 @@ def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any
     interval = layout.checkpoint_interval
     before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
     asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
-    outputs_by_step, states_after = run_steps(core, inputs, states, lifted, layout.num_outputs, asked)
-    call = ScanCall(core, layout, flat_args)
-    outputs = stack_values(call, outputs_by_step)
+    take_step = CoreSteps(core, lifted, layout.num_outputs)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, asked)
+    outputs = stack_values(inputs, states, outputs_by_step)
     if layout.final_state:
-        state_results = state_copies(call, states_after[steps - 1])
+        state_results = state_copies(inputs, states, states_after[steps - 1])
     else:
-        state_results = stack_values(call, list(states_after.values()))
+        state_results = stack_values(inputs, states, list(states_after.values()))
     if not interval:
         return (*outputs, *state_results)
     checkpoints = []
@@ -60,7 +60,7 @@ def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[A
     """Tensors like the forward operator's results, from one call of the core."""
     inputs, states, lifted = layout.split(flat_args)
     first = [sequence[:1] for sequence in inputs]
-    (outputs,), states_after = run_steps(core, first, states, lifted, layout.num_outputs, [0])
+    (outputs,), states_after = run_steps(CoreSteps(core, lifted, layout.num_outputs), first, states, [0])
     new_states = states_after[0]
     steps = inputs[0].shape[0]
 

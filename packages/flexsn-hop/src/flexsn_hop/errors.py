@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CarryStructureError",
     "CoreArityError",
     "CoreReturnCountError",
     "DoubleBackwardError",
@@ -15,6 +16,8 @@ __all__ = [
     "OutputChangedError",
     "RandomOpError",
     "ScanCountError",
+    "ScanDimError",
+    "ScanLengthError",
     "SequenceLengthError",
     "StateChangedError",
     "TooFewTensorsError",
@@ -31,6 +34,14 @@ class TooFewTensorsError(ValueError):
 
 class SequenceLengthError(ValueError):
     """The input sequences have no, or not the same, leading (time) dimension."""
+
+
+class ScanLengthError(ValueError):
+    """``length`` is missing, no number of steps, or another one than the input sequences have."""
+
+
+class ScanDimError(ValueError, IndexError):
+    """A sequence has no dimension ``dim``."""
 
 
 class NonzeroStateError(ValueError):
@@ -51,6 +62,10 @@ class EmptyScanError(ValueError):
 
 class StateChangedError(ValueError):
     """A state came back from the core with another shape, dtype or device."""
+
+
+class CarryStructureError(ValueError):
+    """The step returned a carry of another structure than that which it took."""
 
 
 class OutputChangedError(ValueError):

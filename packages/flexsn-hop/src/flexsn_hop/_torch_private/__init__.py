@@ -8,9 +8,19 @@ from __future__ import annotations
 from ..versions import say_if_newer
 from ._builtin import builtin_scan, builtin_while_loop
 from ._dispatch import below_autograd, implement, refuse_autograd
-from ._dynamo import CapturedCall, CaptureHooks, register_with_dynamo, why_dynamo_cannot_capture
+from ._dynamo import (
+    CapturedCall,
+    CapturedStep,
+    CapturedTreeCall,
+    CaptureHooks,
+    TreeCaptureHooks,
+    TreeParts,
+    register_with_dynamo,
+    why_dynamo_cannot_capture,
+)
 from ._inductor import InductorCall, LowersItself
 from ._ops import HigherOrderOperator, OpOverload
+from ._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from ._tracing import (
     capture_with_dynamo,
     is_tracing,
@@ -23,10 +33,15 @@ from ._tracing import (
 __all__ = [
     "CaptureHooks",
     "CapturedCall",
+    "CapturedStep",
+    "CapturedTreeCall",
     "HigherOrderOperator",
     "InductorCall",
     "LowersItself",
     "OpOverload",
+    "TreeCaptureHooks",
+    "TreeParts",
+    "TreeSpec",
     "below_autograd",
     "builtin_scan",
     "builtin_while_loop",
@@ -34,10 +49,14 @@ __all__ = [
     "implement",
     "is_tracing",
     "is_transforming",
+    "keystr",
     "outside_of_tracing",
     "refuse_autograd",
     "register_with_dynamo",
     "trace_step",
+    "tree_flatten",
+    "tree_flatten_with_path",
+    "tree_unflatten",
     "watch_operators",
     "why_dynamo_cannot_capture",
 ]

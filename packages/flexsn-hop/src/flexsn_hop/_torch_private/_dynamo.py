@@ -51,6 +51,87 @@ class CaptureHooks:
     after: Callable[[CapturedCall, torch.fx.GraphModule, Sequence[Any], Any], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    """The graph of a step that Dynamo has captured.
+
+    Attributes:
+        graph: The graph; its results are the tensors among the leaves of what the step returned.
+        samples: Values (fake) for its arguments.
+        returned: What the step returned; tensors are fake.
+        positions: The same with a :class:`Position` for each tensor.
+    """
+
+    graph: torch.fx.GraphModule
+    samples: Sequence[Any]
+    returned: Any
+    positions: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The place of a tensor among the results of a graph."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTreeCall:
+    """A call of the operator of trees that Dynamo traces; tensors are fake.
+
+    Attributes:
+        step: Something with the signature of the step, or None where Dynamo knows no callable for it.
+        carry_leaves, carry_spec: ``init``, taken apart.
+        x_leaves, x_spec: ``xs``, taken apart.
+        length, reverse, dim: The other arguments.
+    """
+
+    step: Callable[..., Any] | None
+    carry_leaves: Sequence[Any]
+    carry_spec: Any
+    x_leaves: Sequence[Any]
+    x_spec: Any
+    length: Any
+    reverse: Any
+    dim: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TreeParts:
+    """What Dynamo traces around the operator, in Python.
+
+    Attributes:
+        flatten: ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
+        open: These four with the step before them, and length, reverse and dim behind them, to the core,
+            the input sequences and the states.
+        close: The operator's results, carry leaves and carry spec, which output each leaf is of what a
+            step returned, and that structure, the number of outputs, reverse and dim, to what the caller gets.
+    """
+
+    flatten: Callable[..., Any]
+    open: Callable[..., Any]
+    close: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCaptureHooks:
+    """What the package does at the two ends of a capture of trees.
+
+    Attributes:
+        before: Checks a call. Gives the keyword arguments of the operator's node, or a function of the
+            same arguments that is to be traced in its stead.
+        after: Checks the captured step. Gives the order in which the graph's results become those of a
+            core, for each leaf of what it returned which output it is, and the number of outputs.
+        parts: What is traced around the operator.
+        operator: What a node of the graph calls.
+    """
+
+    before: Callable[[CapturedTreeCall], dict[str, Any] | Callable[..., Any]]
+    after: Callable[[CapturedTreeCall, CapturedStep], tuple[list[int], list[int | None], int]]
+    parts: TreeParts
+    operator: Any
+
+
 _REPLACEMENT_OPTIONS = ("output_template_specs", "final_state")
 """Keyword arguments of the operator that matter to what is traced in its stead, too."""
 
@@ -98,7 +179,7 @@ for _module, _names in _REQUIRED_FOR_DYNAMO.items():
     expect(_module, _names, _CONSEQUENCE)
 
 
-def register_with_dynamo(name: str, hooks: CaptureHooks) -> None:
+def register_with_dynamo(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> None:
     """Teach Dynamo, once it is loaded, to capture the operator ``name`` as one node."""
     if "torch._dynamo.variables.higher_order_ops" not in sys.modules:
         return
@@ -110,7 +191,7 @@ def register_with_dynamo(name: str, hooks: CaptureHooks) -> None:
     known[name] = _dynamo_variable(name, hooks)
 
 
-def _dynamo_variable(name: str, hooks: CaptureHooks) -> type:
+def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     """The class by which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
@@ -146,11 +227,64 @@ def _dynamo_variable(name: str, hooks: CaptureHooks) -> type:
             return node.meta["example_value"]
         return variable.as_python_constant()
 
+    def inline(tx: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Trace a call of ``function`` with variables."""
+        return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
+
+    def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
+        """The graph of one step, from the input sequences, states and lifted tensors; see `CapturedStep`.
+
+        Also gives the structure of what the step returned, and the proxies of what it captures.
+        """
+
+        def sample(variable: Any, is_input: bool) -> Any:
+            method, call_args = ("select", [0, 0]) if is_input else ("clone", [])
+            constants = [SourcelessBuilder.create(tx, value) for value in call_args]
+            copy = variable.call_method(tx, method, constants, {})
+            value = copy.as_proxy().node.meta["example_value"]
+            # A state may come to need a gradient after the first step; what Dynamo makes of
+            # an autograd.Function depends on whether its arguments do.
+            if value.dtype.is_floating_point and torch.is_grad_enabled():
+                value.requires_grad_()
+            # A leaf that requires grad would be refused in in-place operations, before the
+            # mutation is found for what it is.
+            return copy.call_method(tx, "clone", [], {})
+
+        with discard_graph_changes(tx):
+            samples = [sample(variable, index < num_inputs) for index, variable in enumerate(tensors)]
+        with config.patch(specialize_float=True):
+            (result, spec), graph, freevars = speculate_subgraph(
+                tx,
+                core,
+                samples,
+                {},
+                f"torch.ops.higher_order.{name}",
+                source_target=op,
+                set_subgraph_inputs="flatten_manual",
+                should_flatten_outputs=True,
+                supports_input_mutation=False,
+                supports_aliasing=True,
+            )
+        items: Any = result
+        step = CapturedStep(
+            torch.fx.GraphModule(dict(tx.output.nn_modules), graph),
+            [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")],
+            _returned(spec, [example(variable) for variable in items.items]),
+            _returned(spec, [Position(index) for index in range(len(items.items))]),
+        )
+        return step, spec.treespec, freevars
+
+    def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
+        """The operator's node in the graph that is being made."""
+        core = make_attr(tx, tx.output.install_subgraph("flex_sn_scan_core", graph))
+        return wrap_fx_proxy(tx, tx.output.create_proxy("call_function", op, args=(core, *args), kwargs=options))
+
     class FlexSNScanVariable(TorchHigherOrderOperatorVariable):
         _HOP_NAME = f"torch.ops.higher_order.{name}"
         _ALLOW_FALLBACK_TO_EAGER = False
 
         def _call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            assert isinstance(hooks, CaptureHooks)
             args, kwargs = LazyVariableTracker.realize_all((args, kwargs))
             core, *rest = args
             call = CapturedCall(
@@ -166,57 +300,51 @@ def _dynamo_variable(name: str, hooks: CaptureHooks) -> type:
                 options = hooks.before(call)
             if callable(options):
                 kept = {key: kwargs[key] for key in _REPLACEMENT_OPTIONS if key in kwargs}
-                instead = [SourcelessBuilder.create(tx, function) for function in (hooks.instead, options)]
-                return instead[0].call_function(tx, [instead[1], *args], kept)
-            num_inputs = call.args[0]
+                return inline(tx, hooks.instead, SourcelessBuilder.create(tx, options), *args, **kept)
             tensors = rest[3:]
-
-            def sample(variable: Any, is_input: bool) -> Any:
-                method, call_args = ("select", [0, 0]) if is_input else ("clone", [])
-                constants = [SourcelessBuilder.create(tx, value) for value in call_args]
-                copy = variable.call_method(tx, method, constants, {})
-                value = copy.as_proxy().node.meta["example_value"]
-                # A state may come to need a gradient after the first step; what Dynamo makes of
-                # an autograd.Function depends on whether its arguments do.
-                if value.dtype.is_floating_point and torch.is_grad_enabled():
-                    value.requires_grad_()
-                # A leaf that requires grad would be refused in in-place operations, before the
-                # mutation is found for what it is.
-                return copy.call_method(tx, "clone", [], {})
-
-            with discard_graph_changes(tx):
-                samples = [sample(variable, index < num_inputs) for index, variable in enumerate(tensors)]
-            with config.patch(specialize_float=True):
-                (result, spec), graph, freevars = speculate_subgraph(
-                    tx,
-                    core,
-                    samples,
-                    {},
-                    self._HOP_NAME,
-                    source_target=self.value,
-                    set_subgraph_inputs="flatten_manual",
-                    should_flatten_outputs=True,
-                    supports_input_mutation=False,
-                    supports_aliasing=True,
-                )
-            module = torch.fx.GraphModule(dict(tx.output.nn_modules), graph)
-            values = [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")]
-            items: Any = result
-            returned = _returned(spec, [example(variable) for variable in items.items])
+            step, _, freevars = capture(tx, core, call.args[0], tensors, self.value)
             with readable():
-                hooks.after(call, module, values, returned)
-            proxies = (
-                make_attr(tx, tx.output.install_subgraph(f"{name}_core", module)),
-                *call.args[:3],
-                *(variable.as_proxy() for variable in tensors),
-                *freevars,
-            )
-            return wrap_fx_proxy(
-                tx,
-                tx.output.create_proxy("call_function", self.value, args=proxies, kwargs=options),
-            )
+                hooks.after(call, step.graph, step.samples, step.returned)
+            proxies = (*call.args[:3], *(variable.as_proxy() for variable in tensors), *freevars)
+            return node(tx, step.graph, self.value, proxies, options)
 
-    return FlexSNScanVariable
+    class TreeScanVariable(TorchHigherOrderOperatorVariable):
+        _HOP_NAME = f"torch.ops.higher_order.{name}"
+        _ALLOW_FALLBACK_TO_EAGER = False
+
+        def _call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            assert isinstance(hooks, TreeCaptureHooks)
+            args, _ = LazyVariableTracker.realize_all((args, kwargs))
+            step_variable, init, xs, *options_given = args
+            parts = LazyVariableTracker.realize_all(inline(tx, hooks.parts.flatten, init, xs).items)
+            call = CapturedTreeCall(
+                _callable_behind(tx, step_variable),
+                [example(variable) for variable in parts[0].items],
+                parts[1].as_python_constant(),
+                [example(variable) for variable in parts[2].items],
+                parts[3].as_python_constant(),
+                *(example(variable) for variable in options_given),
+            )
+            with readable():
+                options = hooks.before(call)
+            if callable(options):
+                return inline(tx, options, *args)
+            core, inputs, states = inline(tx, hooks.parts.open, step_variable, *parts, *options_given).items
+            tensors = [*inputs.items, *states.items]
+            counts = len(inputs.items), len(states.items)
+            step, spec, freevars = capture(tx, core, counts[0], tensors, hooks.operator)
+            with readable():
+                order, places, num_outputs = hooks.after(call, step)
+            (output,) = step.graph.graph.find_nodes(op="output")
+            output.args = (tuple(output.args[0][position] for position in order),)
+            step.graph.recompile()
+            proxies = (*counts, num_outputs, *(variable.as_proxy() for variable in tensors), *freevars)
+            results = node(tx, step.graph, hooks.operator, proxies, options)
+            constants = [SourcelessBuilder.create(tx, value) for value in (places, num_outputs)]
+            trees = (*parts[:2], constants[0], spec, constants[1])
+            return inline(tx, hooks.parts.close, results, *trees, *options_given[1:])
+
+    return FlexSNScanVariable if isinstance(hooks, CaptureHooks) else TreeScanVariable
 
 
 def _returned(spec: Any, tensors: Sequence[Any]) -> Any:

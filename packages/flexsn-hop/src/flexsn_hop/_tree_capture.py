@@ -1,0 +1,140 @@
+"""How ``torch.compile`` captures ``scan``: as one node of ``flex_sn_scan``, with trees around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ._dynamo import node_options
+from ._inspect import inspect_step
+from ._operator import flex_sn_scan
+from ._torch_private import (
+    CapturedStep,
+    CapturedTreeCall,
+    TreeCaptureHooks,
+    TreeParts,
+    is_transforming,
+    register_with_dynamo,
+    tree_flatten,
+    tree_unflatten,
+)
+from ._tree_loop import as_given, in_order, run_trees
+from ._trees import Tree, TreeCall, TreeSteps, check_sequence_dims, check_tree_call, fill, split_returned
+
+__all__ = ["offer_trees_to_dynamo"]
+
+
+def offer_trees_to_dynamo(name: str) -> None:
+    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    parts = TreeParts(_flatten, _open, _close)
+    register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
+
+
+# What Dynamo traces, as if it stood in the user's code. Nothing here raises: the checks are in the hooks.
+
+
+def _flatten(init: Any, xs: Any) -> Any:
+    return (*tree_flatten(init), *tree_flatten(xs))
+
+
+def _open(
+    step: Callable[..., Any],
+    carry_leaves: Sequence[Any],
+    carry_spec: Any,
+    x_leaves: Sequence[Any],
+    x_spec: Any,
+    length: Any,
+    reverse: bool,
+    dim: int,
+) -> Any:
+    """The core, the input sequences and the states that the operator is called with."""
+    in_carry = [leaf is not None for leaf in carry_leaves]
+    in_x = [leaf is not None for leaf in x_leaves]
+    states = [leaf for leaf in carry_leaves if leaf is not None]
+    inputs = [in_order(leaf, reverse, dim) for leaf in x_leaves if leaf is not None]
+    num_x = len(inputs)
+    if num_x == 0:
+        # A sequence of T numbers that nobody reads; see `clock`.
+        number = states[0].new_zeros(()) if states else torch.zeros(())
+        inputs = [number.expand(length)]
+    num_inputs = len(inputs)
+
+    def core(*values: Any) -> Any:
+        return step(fill(carry_spec, in_carry, values[num_inputs:]), fill(x_spec, in_x, values[:num_x]))
+
+    return core, inputs, states
+
+
+def _close(
+    results: Sequence[torch.Tensor],
+    carry_leaves: Sequence[Any],
+    carry_spec: Any,
+    places: Sequence[int | None],
+    spec: Any,
+    num_outputs: int,
+    reverse: bool,
+    dim: int,
+) -> Any:
+    """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned."""
+    sequences = [None if place is None else as_given(results[place], reverse, dim) for place in places]
+    _, ys = tree_unflatten(sequences, spec)
+    return fill(carry_spec, [leaf is not None for leaf in carry_leaves], results[num_outputs:]), ys
+
+
+def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
+    return run_trees(TreeCall.of(step, init, xs, length, reverse, dim))
+
+
+def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
+    """The results for ``T == 0``. The one step that is called leaves nothing in the graph that is used."""
+    leaves, spec = tree_flatten(xs)
+    slices = [None if leaf is None else leaf.movedim(dim, 0).sum(0) for leaf in leaves]
+    carry_leaves, carry_spec = tree_flatten(init)
+    copies = [None if leaf is None else leaf.clone() for leaf in carry_leaves]
+    with torch.no_grad():
+        _, y = step(init, tree_unflatten(slices, spec))
+    y_leaves, y_spec = tree_flatten(y)
+    ys = [None if leaf is None else leaf.new_empty((0, *leaf.shape)).movedim(0, dim) for leaf in y_leaves]
+    return tree_unflatten(copies, carry_spec), tree_unflatten(ys, y_spec)
+
+
+# What is called while Dynamo traces, on fake tensors.
+
+
+def _tree_call(call: CapturedTreeCall) -> TreeCall:
+    carry, x = Tree.of(call.carry_leaves, call.carry_spec), Tree.of(call.x_leaves, call.x_spec)
+    states = [leaf for leaf in call.carry_leaves if leaf is not None]
+    inputs = [leaf for leaf in call.x_leaves if leaf is not None]
+    return TreeCall(call.step, carry, states, x, inputs, call.length, call.reverse, call.dim)
+
+
+def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
+    call = _tree_call(captured)
+    check_tree_call(call)
+    if call.steps == 0:
+        return _without_steps
+    if is_transforming():
+        return _plain  # see flex_sn_scan
+    return node_options([*call.inputs, *call.states], final_state=True)
+
+
+def _after(captured: CapturedTreeCall, step: CapturedStep) -> tuple[list[int], list[int | None], int]:
+    """Check what one step returned.
+
+    Gives the order of a core's results among the tensors of the step's graph, for each leaf of what the
+    step returned which output it is (None: no output), and the number of outputs.
+    """
+    call = _tree_call(captured)
+    take_step = TreeSteps(call)
+    num_inputs = max(1, len(call.inputs))
+    states = step.samples[num_inputs : num_inputs + len(call.states)]
+    outputs, _ = take_step.check(step.returned, states, 0)
+    assert take_step.y is not None
+    check_sequence_dims(take_step.y.names("ys"), [o.expand(call.steps, *o.shape) for o in outputs], call.dim)
+    inspect_step(step.graph, step.samples)
+    of_states, y = split_returned(step.positions, call.carry, 0)
+    of_outputs = [leaf for leaf in tree_flatten(y)[0] if leaf is not None]
+    places = [of_outputs.index(leaf) if leaf in of_outputs else None for leaf in tree_flatten(step.positions)[0]]
+    return [position.index for position in (*of_outputs, *of_states)], places, len(outputs)

@@ -1,0 +1,70 @@
+"""``scan`` as a plain loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ._eager import run_steps, stack_values, state_copies
+from ._torch_private import outside_of_tracing
+from ._trees import TreeCall, TreeSteps, check_sequence_dims
+from .errors import EmptyScanError
+
+__all__ = ["as_given", "clock", "in_order", "run_trees"]
+
+
+def clock(call: TreeCall) -> torch.Tensor:
+    """A sequence of T numbers that nobody reads: the loop over time goes along its sequences."""
+    number = call.states[0].new_zeros(()) if call.states else torch.zeros(())
+    return number.expand(call.length)
+
+
+def run_trees(call: TreeCall) -> tuple[Any, Any]:
+    """The loop, for plain tensors or those of a transform."""
+    take_step = TreeSteps(call)
+    if call.steps == 0:
+        outputs = _outputs_of_no_step(call, take_step)
+        finals = state_copies(call.states, call.states, call.states)
+    else:
+        inputs = [in_order(sequence, call.reverse, call.dim) for sequence in call.inputs] or [clock(call)]
+        outputs_by_step, states_after = run_steps(take_step, inputs, call.states, [call.steps - 1])
+        outputs = stack_values(inputs, call.states, outputs_by_step)
+        finals = state_copies(inputs, call.states, states_after[call.steps - 1])
+    assert take_step.y is not None
+    check_sequence_dims(take_step.y.names("ys"), outputs, call.dim)
+    return call.carry.fill(finals), take_step.y.fill([as_given(output, call.reverse, call.dim) for output in outputs])
+
+
+def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
+    """``[T, *step]``, the first step first."""
+    if dim != 0:
+        sequence = sequence.movedim(dim, 0)
+    return sequence.flip(0) if reverse else sequence
+
+
+def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
+    """The same back: time where the caller has it."""
+    if reverse:
+        sequence = sequence.flip(0)
+    return sequence if dim == 0 else sequence.movedim(0, dim)
+
+
+def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
+    """Empty sequences like those that a step would give."""
+    slices = [sequence.movedim(call.dim, 0).new_empty(_without(sequence, call.dim)) for sequence in call.inputs]
+    with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad():
+        try:
+            outputs, _ = take_step(fakes[: len(slices)], fakes[len(slices) :], 0)
+        except RuntimeError as error:
+            raise EmptyScanError(
+                f"the scan is empty (T == 0), and step cannot tell what y looks like without data: {error}"
+            ) from error
+    return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
+
+
+def _without(sequence: torch.Tensor, dim: int) -> list[int]:
+    shape = list(sequence.shape)
+    del shape[dim]
+    return shape

@@ -1,0 +1,282 @@
+"""`scan` without a compiler: equal to the loop that one would write, with all of its derivatives; and its errors."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_mode
+from scan_steps import (
+    RECURRENCES,
+    Belief,
+    draw,
+    float_leaves,
+    kalman,
+    looped,
+    loss,
+    moving_average,
+    parameters_of,
+    recurrence,
+)
+from torch import Tensor
+from torch.func import grad, jacfwd, jvp, vmap
+from torch.utils._pytree import register_dataclass, tree_map
+
+from flexsn_hop import errors, scan
+
+Scan = Callable[..., tuple[Any, Any]]
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_equals_the_loop(name: str, steps: int) -> None:
+    found = recurrence(name, steps)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+    results = scan(found.step, found.init, found.xs, **found.options)
+    expected = looped(found.step, found.init, found.xs, **found.options)
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
+    gradients = torch.autograd.grad(loss(results), leaves)
+    torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
+
+
+@pytest.mark.parametrize("name", ["minimal_gru", "kalman", "logsumexp"])
+def test_differentiable_twice(name: str) -> None:
+    found = recurrence(name, 4)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+
+    def twice(run: Scan) -> tuple[Tensor, ...]:
+        results = run(found.step, found.init, found.xs, **found.options)
+        first = torch.autograd.grad(loss(results).square(), leaves, create_graph=True)
+        return torch.autograd.grad(loss(first), leaves)
+
+    torch.testing.assert_close(twice(scan), twice(looped))
+
+
+# torch's forward mode scripts its own formulas.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("name", ["backwards", "minimal_gru", "kalman", "logsumexp"])
+def test_forward_mode(name: str) -> None:
+    found = recurrence(name, 4)
+
+    def run(how: Scan, init: Any, xs: Any) -> Any:
+        return float_leaves(how(found.step, init, xs, **found.options))
+
+    tangents = tree_map(torch.cos, (found.init, found.xs))
+    expected = jvp(functools.partial(run, looped), (found.init, found.xs), tangents)
+    torch.testing.assert_close(jvp(functools.partial(run, scan), (found.init, found.xs), tangents), expected)
+    with forward_mode.dual_level():
+        duals = run(scan, *tree_map(forward_mode.make_dual, (found.init, found.xs), tangents))
+        pairs = [forward_mode.unpack_dual(dual) for dual in duals]
+    torch.testing.assert_close(([pair.primal for pair in pairs], [pair.tangent for pair in pairs]), expected)
+
+
+def test_vmap() -> None:
+    beliefs = Belief(draw(6, 5), draw(6, 5).square() + 1)
+    xs = {"seen": draw(4, 6, 5), "noise": draw(4, 5).square() + 0.1}
+    pair: Any = (0, 0)
+    dims: Any = (Belief(*pair), {"seen": 1, "noise": None})
+
+    def one(how: Scan, belief: Belief, xs: dict[str, Tensor]) -> Any:
+        last, (means, _) = how(kalman, belief, xs)  # vmap takes no None
+        return last, means
+
+    results = vmap(functools.partial(one, scan), dims)(beliefs, xs)
+    torch.testing.assert_close(results, vmap(functools.partial(one, looped), dims)(beliefs, xs))
+    assert isinstance(results[0], Belief)
+
+    def gradient(how: Scan) -> Any:
+        return vmap(grad(lambda belief, xs: loss(one(how, belief, xs))), dims)(beliefs, xs)
+
+    torch.testing.assert_close(gradient(scan), gradient(looped))
+
+
+def test_vmap_without_inputs() -> None:
+    def powers(how: Scan, base: Tensor) -> Any:
+        return how(lambda power, _: (power * base, power.sum()), torch.ones(3, dtype=torch.float64), length=4)
+
+    bases = draw(6, 3)
+    results, expected = (vmap(functools.partial(powers, how))(bases) for how in (scan, looped))
+    torch.testing.assert_close(results, expected)
+    jacobian = jacfwd(lambda base: powers(scan, base)[1])(bases[0])
+    torch.testing.assert_close(jacobian, jacfwd(lambda base: powers(looped, base)[1])(bases[0]))
+
+
+def test_captured_tensors_get_gradients() -> None:
+    decay, module = draw(3).requires_grad_(), torch.nn.Linear(3, 3, dtype=torch.float64)
+    leaves = [decay, *module.parameters()]
+
+    def gradients(how: Scan) -> Any:
+        results = how(lambda h, x: (h * decay + module(x), h.sum()), draw(3), draw(5, 3))
+        return torch.autograd.grad(loss(results), leaves)
+
+    torch.testing.assert_close(gradients(scan), gradients(looped))
+
+
+@dataclass
+class State:
+    position: Tensor
+    speed: Tensor
+
+
+register_dataclass(State)
+
+
+def test_structures_come_back_as_they_were() -> None:
+    def fall(state: State, _: tuple[()]) -> tuple[State, tuple[Tensor, None]]:
+        return State(state.position + state.speed, state.speed - 1), (state.position, None)
+
+    state, (positions, nothing) = scan(fall, State(torch.tensor(0), torch.tensor(3)), (), length=4)
+    assert state == State(torch.tensor(6), torch.tensor(-1))
+    assert positions.tolist() == [0, 3, 5, 6]
+    assert nothing is None
+    swapped, _ = scan(lambda carry, _: ({"b": carry["b"], "a": carry["a"]}, None), {"a": V, "b": X}, length=2)
+    assert [(key, value.shape) for key, value in swapped.items()] == [("a", V.shape), ("b", X.shape)]
+
+
+def test_results_share_no_memory_with_arguments() -> None:
+    carry, x = draw(3), draw(4, 3)
+    last, (first, second) = scan(lambda carry, x: (carry, (x, carry)), carry, x)
+    pointers = {tensor.untyped_storage().data_ptr() for tensor in (carry, x, last, first, second)}
+    assert len(pointers) == 5
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_no_steps(name: str) -> None:
+    found, longer = recurrence(name, 0), recurrence(name, 3)
+    carry, ys = scan(found.step, found.init, found.xs, **found.options)
+    _, like = scan(longer.step, longer.init, longer.xs, **longer.options)
+    torch.testing.assert_close(carry, found.init, rtol=0, atol=0)
+    dim = found.options.get("dim", 0)
+
+    def empty(leaf: Tensor | None) -> Tensor | None:
+        return None if leaf is None else leaf.narrow(dim, 0, 0)
+
+    torch.testing.assert_close(ys, tree_map(empty, like), check_stride=False)
+
+
+def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data() -> None:
+    init = draw(3).requires_grad_()
+    carry, _ = scan(moving_average, init, draw(0, 3))
+    (gradient,) = torch.autograd.grad(carry.sum(), init)
+    assert gradient.tolist() == [1, 1, 1]
+    with pytest.raises(errors.EmptyScanError, match="cannot tell what y looks like without data"):
+        scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
+
+
+X, V = torch.zeros(5, 3), torch.zeros(3)
+
+
+def ragged(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return carry + 1, x[: int(carry) + 1]
+
+
+def restless(carry: Tensor, x: Tensor) -> tuple[Tensor, Any]:
+    return carry + 1, x if carry < 1 else (x, x)
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "structure": (
+        lambda: scan(lambda c, x: ((c["h"], x), x), {"h": V, "n": None}, X),
+        errors.CarryStructureError,
+        r"the carry was {'h': \*, 'n': None} before step 0 and \(\*, \*\) after it, 1 tensors and 2",
+    ),
+    "a leaf became a tree": (
+        lambda: scan(lambda c, x: ([[c[0], x]], x), [V], X),
+        errors.CarryStructureError,
+        r"the carry was \[\*\] before step 0 and \[\[\*, \*\]\] after it",
+    ),
+    "None became a tensor": (
+        lambda: scan(lambda c, x: ([c[0], x], x), [V, None], X),
+        errors.CarryStructureError,
+        r"the carry was \[\*, None\] before step 0 and \[\*, \*\] after it",
+    ),
+    "shape": (
+        lambda: scan(lambda c, x: ({"h": c["h"] + x}, x), {"h": torch.zeros(())}, X),
+        errors.StateChangedError,
+        r"carry\['h'\] was torch.float32 \[\] on cpu before step 0 and torch.float32 \[3\] on cpu after it",
+    ),
+    "dtype": (
+        lambda: scan(lambda c, x: (c.double(), x), V, X),
+        errors.StateChangedError,
+        r"carry was torch.float32 \[3\] on cpu before step 0 and torch.float64 \[3\] on cpu after it",
+    ),
+    "a number in init": (
+        lambda: scan(moving_average, {"a": [0.0]}, X),
+        errors.NotATensorError,
+        r"init\['a'\]\[0\] is a float; it must be a torch.Tensor or None: write torch.tensor\(0.0\)",
+    ),
+    "a number in y": (
+        lambda: scan(lambda c, x: (c, {"loss": 1}), V, X),
+        errors.NotATensorError,
+        r"y\['loss'\] is a int",
+    ),
+    "lengths": (
+        lambda: scan(lambda c, x: (c, c), V, {"a": X, "b": (X[:4],)}),
+        errors.SequenceLengthError,
+        r"xs\['a'\] has 5 steps in dimension 0 and xs\['b'\]\[0\] has 4",
+    ),
+    "no length": (
+        lambda: scan(lambda c, x: (c, c), V),
+        errors.ScanLengthError,
+        "xs has no tensor and length is None: pass length",
+    ),
+    "length against xs": (
+        lambda: scan(moving_average, V, X, length=4),
+        errors.ScanLengthError,
+        "length is 4 and xs has 5 steps in dimension 0",
+    ),
+    "negative length": (
+        lambda: scan(lambda c, x: (c, c), V, length=-1),
+        errors.ScanLengthError,
+        "length is -1; it must be at least 0",
+    ),
+    "length of another kind": (lambda: scan(lambda c, x: (c, c), V, length=2.0), TypeError, "length is 2.0"),  # type: ignore[arg-type]
+    "dim of xs": (
+        lambda: scan(moving_average, V, X, dim=2),
+        errors.ScanDimError,
+        r"dim is 2, and xs has 2 dimensions, \[5, 3\]",
+    ),
+    "dim of ys": (
+        lambda: scan(lambda c, x: (c, x.sum()), V, X.t(), dim=1),
+        errors.ScanDimError,
+        r"dim is 1, and ys has 1 dimensions, \[5\]",
+    ),
+    "arity": (
+        lambda: scan(lambda c: (c, c), V, X),  # type: ignore[arg-type, misc]
+        errors.CoreArityError,
+        r"step takes 1 positional arguments; it is called with 2, step\(carry, x\)",
+    ),
+    "not callable": (lambda: scan(3, V, X), TypeError, "step is a int; it must be callable"),  # type: ignore[arg-type]
+    "no pair": (
+        lambda: scan(lambda c, x: c, V, X),
+        errors.CoreReturnCountError,
+        r"step returned a tensor; it must return 2, \(new_carry, y\)",
+    ),
+    "three": (
+        lambda: scan(lambda c, x: (c, x, x), V, X),  # type: ignore[arg-type, return-value]
+        errors.CoreReturnCountError,
+        r"step returned 3 values; it must return 2",
+    ),
+    "y of another shape": (
+        lambda: scan(ragged, torch.tensor(0), X),
+        errors.OutputChangedError,
+        r"y was torch.float32 \[1\] on cpu at step 0 and torch.float32 \[2\] on cpu at step 1",
+    ),
+    "y of another structure": (
+        lambda: scan(restless, torch.tensor(0), X),
+        errors.OutputChangedError,
+        r"y was \* at step 0 and \(\*, \*\) at step 1; y keeps its structure",
+    ),
+    "reverse": (lambda: scan(moving_average, V, X, reverse=1), TypeError, "reverse is 1"),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_named(mistake: str) -> None:
+    call, kind, words = MISTAKES[mistake]
+    with pytest.raises(kind, match=words):
+        call()

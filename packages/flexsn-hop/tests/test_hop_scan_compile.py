@@ -1,0 +1,239 @@
+"""`scan` in graphs: one node each way, equal to the loop, with the errors that it has without a compiler."""
+
+from __future__ import annotations
+
+import functools
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from scan_steps import (
+    RECURRENCES,
+    MinimalGRU,
+    draw,
+    float_leaves,
+    kalman,
+    looped,
+    loss,
+    moving_average,
+    parameters_of,
+    recurrence,
+)
+from test_hop_scan import MISTAKES
+from torch import Tensor
+from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
+from torch.func import grad, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_map
+
+from flexsn_hop import errors, scan
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*doesn't take boxed arguments:UserWarning"),
+    pytest.mark.filterwarnings("ignore:.*treespec, LeafSpec:FutureWarning"),
+]
+
+Scan = Callable[..., tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def count(graph: torch.fx.GraphModule, name: str) -> int:
+    return sum(str(node.target) == name for node in graph.graph.nodes)
+
+
+def size(graph: torch.fx.GraphModule) -> int:
+    return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
+
+
+@pytest.mark.long(all_but=["backwards", "minimal_gru", "kalman", "counting"])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
+    sizes = []
+    for steps in (3, 40):
+        torch._dynamo.reset()
+        found = recurrence(name, steps)
+        leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+        backend = AotEagerAndRecordGraphs()
+        run = functools.partial(scan, found.step, **found.options)
+        results = torch.compile(run, fullgraph=True, backend=backend, dynamic=False)(found.init, found.xs)
+        expected = looped(found.step, found.init, found.xs, **found.options)
+        torch.testing.assert_close(results, expected, rtol=0, atol=0)
+        gradients = torch.autograd.grad(loss(results), leaves)
+        torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
+        graphs = [backend.graphs[0], backend.fw_graphs[0], backend.bw_graphs[0]]
+        assert [count(graph, "flex_sn_scan") for graph in graphs] == [1, 1, 0]
+        assert [count(graph, "flex_sn_scan_backward") for graph in graphs] == [0, 0, 1]
+        sizes.append([size(graph) for graph in graphs])
+    assert sizes[0] == sizes[1]
+
+
+def test_one_compilation_for_all_lengths() -> None:
+    counter = CompileCounter()
+    run = torch.compile(functools.partial(scan, kalman, reverse=True), fullgraph=True, backend=counter, dynamic=True)
+    for steps in (6, 9, 33):
+        found = recurrence("kalman", steps)
+        expected = looped(kalman, found.init, found.xs, reverse=True)
+        torch.testing.assert_close(run(found.init, found.xs), expected)
+    assert counter.frame_count == 1
+
+
+def test_length_is_a_size() -> None:
+    def powers(how: Scan, x: Tensor) -> Any:
+        return how(lambda power, _: (power * 0.5, power), x[0], length=x.shape[0] + 1)
+
+    counter = CompileCounter()
+    run = torch.compile(functools.partial(powers, scan), fullgraph=True, backend=counter)
+    for steps in (5, 9, 33):
+        x = draw(steps, 3)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(run(x), powers(looped, x))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.long(all_but=["symbolic"])
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode: Any) -> None:
+    def run(how: Scan, init: Tensor, x: Tensor, decay: Tensor) -> Any:
+        rate = decay.sigmoid()
+        counted, _ = how(lambda c, _: (c + rate, None), init, length=x.shape[0])
+        return how(lambda c, x: (c * rate + x, {"y": c.sum()}), counted, x, reverse=True)
+
+    sizes = []
+    for steps in (3, 40):
+        arguments = (draw(3), draw(steps, 3), draw(3))
+        graph = make_fx(functools.partial(run, scan), tracing_mode=mode)(*arguments)
+        assert count(graph, "flex_sn_scan") == 2
+        torch.testing.assert_close(graph(*arguments), run(looped, *arguments))
+        sizes.append(size(graph))
+    assert sizes[0] == sizes[1]
+
+
+class Network(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = MinimalGRU()
+
+    def step(self, h: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        h, ys = self.cell(h, x)
+        return h, {"h": ys["h"]}
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return scan(self.step, h, x, dim=1)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_for_every_length(strict: bool) -> None:
+    network, h = Network(), draw(2, 4)
+    time = torch.export.Dim("time", min=2, max=4096)
+    arguments = (h, draw(2, 3, 3))
+    program = torch.export.export(network, arguments, strict=strict, dynamic_shapes=(None, {1: time}))
+    assert count(program.graph_module, "flex_sn_scan") == 1
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    loaded = torch.export.load(file).module()
+    for steps in (2, 9):
+        x = draw(2, steps, 3)
+        torch.testing.assert_close(loaded(h, x), looped(network.step, h, x, dim=1))
+
+
+@pytest.mark.parametrize("name", ["minimal_gru", "counting"])
+def test_inductor(name: str) -> None:
+    found = recurrence(name, 5)
+    leaves = [leaf.requires_grad_() for leaf in float_leaves((found.init, found.xs))] + parameters_of(found.step)
+    run = torch.compile(functools.partial(scan, found.step, **found.options), fullgraph=True)
+    results = run(found.init, found.xs)
+    expected = looped(found.step, found.init, found.xs, **found.options)
+    torch.testing.assert_close(results, expected)
+    gradients = torch.autograd.grad(loss(results), leaves)
+    torch.testing.assert_close(gradients, torch.autograd.grad(loss(expected), leaves))
+
+
+def test_no_steps() -> None:
+    found = recurrence("minimal_gru", 0)
+    run = torch.compile(functools.partial(scan, found.step, **found.options), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(found.init, found.xs), scan(found.step, found.init, found.xs, **found.options))
+    nothing = torch.compile(lambda v: scan(lambda c, _: (c * 2, c.sum()), v, length=0), backend="aot_eager")
+    carry, ys = nothing(draw(3))
+    torch.testing.assert_close(carry, draw(3))
+    assert ys.shape == (0,)
+
+
+# torch's forward mode scripts its own formulas.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_transforms() -> None:
+    init = draw(3)
+
+    def network(how: Scan, x: Tensor) -> Tensor:
+        return loss(how(moving_average, init, x))
+
+    def everything(how: Scan, x: Tensor, one: Tensor) -> Any:
+        run = functools.partial(network, how)
+        twice = grad(lambda x: grad(run)(x).square().sum())(one)
+        return vmap(run)(x), vmap(grad(run))(x), jvp(run, (one,), (one.cos(),)), twice
+
+    arguments = draw(2, 4, 3), draw(4, 3)
+    run = torch.compile(functools.partial(everything, scan), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(run(*arguments), everything(looped, *arguments))
+
+
+# What only data can tell is not seen while a graph is made, or is a graph break.
+ONLY_EAGER = {"y of another shape", "y of another structure"}
+
+
+@pytest.mark.parametrize("mistake", [mistake for mistake in MISTAKES if mistake not in ONLY_EAGER])
+def test_mistakes_are_named(mistake: str) -> None:
+    call, kind, words = MISTAKES[mistake]
+    with pytest.raises(kind, match=words):
+        torch.compile(call, fullgraph=True, backend="aot_eager")()
+
+
+def test_random_numbers_and_writes_are_refused() -> None:
+    def noisy(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return carry + torch.rand_like(x), x
+
+    with pytest.raises(errors.RandomOpError, match=r"draws random numbers \(File .*test_hop_scan_compile.py"):
+        torch.compile(functools.partial(scan, noisy), fullgraph=True, backend="aot_eager")(draw(3), draw(4, 3))
+
+    def writing(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return carry.add_(x), x
+
+    with pytest.raises(Exception, match="utation"):
+        torch.compile(functools.partial(scan, writing), fullgraph=True, backend="aot_eager")(draw(3), draw(4, 3))
+
+
+def test_several_scans_in_one_network() -> None:
+    cells, init = [MinimalGRU(3, 4), MinimalGRU(4, 4)], draw(2, 4)
+
+    def network(how: Scan, x: Tensor) -> Tensor:
+        for cell in cells:
+            _, ys = how(cell, init, x.movedim(-1, 0) if cell is cells[0] else x)
+            x = ys["h"]
+        return loss(x)
+
+    x = draw(2, 3, 5).requires_grad_()
+    leaves = [x, *(leaf for cell in cells for leaf in parameters_of(cell))]
+    run = torch.compile(functools.partial(network, scan), fullgraph=True, backend="aot_eager")
+    gradients = torch.autograd.grad(run(x), leaves)
+    torch.testing.assert_close(gradients, torch.autograd.grad(network(looped, x), leaves))
+
+
+def test_trees_that_dynamo_makes_itself() -> None:
+    def run(how: Scan, x: Tensor) -> Any:
+        init = {"a": (x[0], None), "b": [x[1] * 2]}
+        carry, ys = how(
+            lambda c, x: ({"b": [c["b"][0] + x["u"]], "a": (c["a"][0] * 0.5, None)}, (None, [c["a"][0], x["v"]])),
+            init,
+            {"u": x, "v": x.long()},
+        )
+        return tree_map(lambda leaf: leaf, carry["a"][0]), carry["b"], ys
+
+    x = draw(5, 3)
+    compiled = torch.compile(functools.partial(run, scan), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), run(looped, x))
