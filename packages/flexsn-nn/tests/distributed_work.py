@@ -26,9 +26,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from flexsn_nn import ALIF, LIF, PLIF, FlexSN, surrogate
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN, OverTime, surrogate
 from flexsn_nn.distributed import FromReset, TimeShards, time_shard
 from flexsn_nn.functional import reset_net
+from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.layer import NormNeuron
 
 Results = dict[str, Any]
 spike = surrogate.ATan()
@@ -254,7 +256,25 @@ def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     return gradients(stage), torch.stack(losses).sum().detach()
 
 
+def normalised(kind: type[nn.Module]) -> nn.Sequential:
+    """A norm in a neuron's step, and one that was fused in place."""
+    torch.manual_seed(0)
+    net = nn.Sequential(NormNeuron(kind(6), adaptive("auto")), OverTime(kind(6)), adaptive("auto"))
+    assert len(fuse_norms(net).fused) == 1
+    return net
+
+
+def norms(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    """Batches of different sizes are one batch to `SyncBatchNorm`, in its gradients, too."""
+    net = normalised(nn.SyncBatchNorm)
+    x = random(3, 5, 8, 6, 2)[:, slice(0, 3) if rank == 0 else slice(3, 8)].requires_grad_()
+    output = net(x)
+    (gradient,) = torch.autograd.grad(output.square().sum(), x)
+    return output.detach(), gradient, [buffer.detach() for buffer in net.buffers()]
+
+
 SCENARIOS = (
+    norms,
     ddp,
     fsdp,
     fsdp_from_an_old_checkpoint,

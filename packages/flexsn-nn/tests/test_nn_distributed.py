@@ -68,6 +68,18 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
         assert_close(found["ddp"], wanted)
 
 
+def test_norms_over_processes(results: list[dict[str, Any]]) -> None:
+    net = work.normalised(torch.nn.BatchNorm1d)
+    x = work.random(3, 5, 8, 6, 2).requires_grad_()
+    output = net(x)
+    (gradient,) = torch.autograd.grad(output.square().sum(), x)
+    outputs, gradients, buffers = zip(*(found["norms"] for found in results), strict=True)
+    assert gradient.abs().max() > 0
+    assert_close([torch.cat(outputs, 1), torch.cat(gradients, 1)], [output, gradient])
+    for found in buffers:
+        assert_close(found, list(net.buffers()))
+
+
 def test_fully_sharded(results: list[dict[str, Any]]) -> None:
     wanted = work.train(work.network(), work.batch())
     for found in results:

@@ -8,6 +8,7 @@ from flexsn_nn import (
     distributed,
     encoding,
     functional,
+    fusion,
     layer,
     loss,
     metrics,
@@ -17,6 +18,7 @@ from flexsn_nn import (
     plot,
     surrogate,
 )
+from flexsn_nn._affine import Affine
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
@@ -25,6 +27,7 @@ from flexsn_nn.errors import (
     ConversionError,
     ExampleError,
     ExportError,
+    HandoverError,
     InputCountError,
     InputDtypeError,
     InputShapeError,
@@ -89,6 +92,7 @@ __all__ = [
     "PSN",
     "QIF",
     "AdEx",
+    "Affine",
     "Alpha",
     "BackendUnavailableError",
     "ConversionError",
@@ -97,6 +101,7 @@ __all__ = [
     "FlexSN",
     "FlexSNKernel",
     "GatedLIF",
+    "HandoverError",
     "InputCountError",
     "InputDtypeError",
     "InputShapeError",
@@ -130,6 +135,7 @@ __all__ = [
     "distributed",
     "encoding",
     "functional",
+    "fusion",
     "layer",
     "loss",
     "metrics",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn._affine import Affine, Behind, Producer, behind
 from flexsn_nn._backends import (
     BACKENDS,
     COMPILED,
@@ -25,6 +26,7 @@ from flexsn_nn._backends import (
 )
 from flexsn_nn._checks import check_name
 from flexsn_nn._explain import constants, kernels, traffic
+from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._torch_private import is_jit_tracing, recomputation
@@ -122,6 +124,9 @@ class FlexSN(nn.Module):
         self.store_state_seqs = store_state_seqs
         self._output_specs = _specs_of(example_outputs, num_outputs)
         self._program: ScanProgram | None = None
+        # Of the step behind an affine function of its input, by shape, dtype and device of its tensors.
+        self._affine_programs: dict[Hashable, ScanProgram] = {}
+        self._handover: Handover | None = None
         # By the device's type, and whether a compiler traces the call.
         self._choices: dict[tuple[str, bool], Choice] = {}
         # What compiled kernels would refuse of what the loop ran, by what that depends on.
@@ -184,12 +189,14 @@ class FlexSN(nn.Module):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
         return [] if states is None else list(states)
 
-    def forward(self, *inputs: Tensor) -> Tensor | list[Tensor]:
+    def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor | list[Tensor]:
         """Runs the neuron, from the state that it has.
 
         Args:
             inputs: `num_inputs` tensors, `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`. Inputs may
                 broadcast against each other behind T.
+            affine: what to do with the first input before the step; compiled kernels do it in the step itself, and the
+                sequence is not written.
 
         Returns:
             The output `[T, *step]` (`[*step]` in `"s"`); a list of them when there are several. Outputs, states and
@@ -221,13 +228,19 @@ class FlexSN(nn.Module):
                 "activation checkpointing runs the neuron a second time, and it would not begin at the state that the "
                 "first run began at. Checkpoint neuron.step, or a function that calls reset() first."
             )
-        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs)
+        if self._handover is not None:
+            inputs, affine = self._handover.take(inputs, affine)
+        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, affine=affine)
         if not exporting:
             self._keep(states, state_seqs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def step(
-        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+        self,
+        inputs: Tensor | Sequence[Tensor],
+        states: Sequence[Tensor] | None = None,
+        *,
+        affine: Producer | None = None,
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """Runs the neuron from the states given, and returns the new ones: the module keeps nothing.
 
@@ -236,6 +249,7 @@ class FlexSN(nn.Module):
         Args:
             inputs: the inputs of `forward`: a tensor, or `num_inputs` of them.
             states: `num_states` tensors, `[*step]` each; `None`: the initial ones.
+            affine: as for `forward`.
 
         Returns:
             What `forward` returns, and the states after it.
@@ -251,7 +265,9 @@ class FlexSN(nn.Module):
             tensor([[4., 4.]])
         """
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
-        outputs, new_states, _ = self._run(given, self._as_states(states), keep=False)
+        if self._handover is not None:
+            given, affine = self._handover.take(given, affine)
+        outputs, new_states, _ = self._run(given, self._as_states(states), keep=False, affine=affine)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
     def _keep(self, states: list[Tensor], state_seqs: list[Tensor]) -> None:
@@ -291,12 +307,13 @@ class FlexSN(nn.Module):
                 return [torch.zeros_like(x[0], dtype=dtype) for _ in range(num_states)]
         return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
 
-    def explain(self, *inputs: Tensor) -> str:
+    def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
         """What runs and why, what was refused and why, and what each call moves through memory.
 
         Args:
             inputs: as for `forward`; with them, also the bytes of a call with these, and the copies that their
                 layout costs.
+            affine: as for `forward`.
         """
         lines = []
         for (_, compiling), choice in self._choices.items():
@@ -308,7 +325,13 @@ class FlexSN(nn.Module):
         lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in told]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
-        program = self._get_program()
+        absorbed = None
+        if affine is not None and not self._absorbs(inputs):
+            lines.append("the affine part of the input is computed before the step: init_states looks at the input")
+        elif affine is not None:
+            with torch.no_grad():
+                absorbed = affine.frozen().absorbed(inputs[0])[1]
+        program = self._get_program(absorbed)
         lines += [*kernels(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
@@ -330,14 +353,17 @@ class FlexSN(nn.Module):
     # -- running -----------------------------------------------------------------------------------------
 
     def _run(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool, affine: Producer | None = None
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Outputs, final states, and the state sequences if they are to be kept.
 
         Args:
             states: empty for the initial ones.
+            affine: as for `forward`.
         """
         inputs = self._checked(inputs)
+        if affine is not None and not self._absorbs(inputs):
+            inputs, affine = (affine.of(inputs[0]), *inputs[1:]), None
         if not _PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
             ran: _Ran = self._run_shards(inputs, states, keep=keep)
             return ran
@@ -345,18 +371,28 @@ class FlexSN(nn.Module):
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         if backend == "cpp" and self._backend == "auto" and not self._kernels_take(inputs, states):
             backend = "torch"
+        absorbed: Affine | None = None
+        if affine is not None:
+            x, *others = inputs
+            if backend in COMPILED or (backend == "hop" and compiling):
+                x, absorbed = affine.absorbed(x)
+                if self.requires_grad is not None and not self.requires_grad[0]:
+                    absorbed = Affine(*(tensor.detach() for tensor in absorbed))
+            else:
+                x = affine.of(x)
+            inputs = (x, *others)
         at_zero = compiling and not states and self._starts_at_zero()
         if states:
             states = self._fitting(states, inputs)
         elif backend not in COMPILED or not self._kernels_start_alike(inputs):
             states = self._initial(inputs)
         if self._step_mode == "s":
-            return *self._single_step(backend, inputs, states), []
+            return *self._single_step(backend, inputs, states, absorbed), []
         if backend in COMPILED:
             run = run_between_graphs if compiling else run_kernels
-            results = run(self._get_program(), (*inputs, *states), keep)
+            results = run(self._get_program(absorbed), (*inputs, *states), keep, absorbed)
         else:
-            results = self._run_core(backend, (*inputs, *states), keep, at_zero)
+            results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
                 self._ask_for_portability(inputs, states, results)
         outputs, carried = list(results[: self.num_outputs]), list(results[self.num_outputs :])
@@ -406,12 +442,13 @@ class FlexSN(nn.Module):
             )
 
     def _run_core(
-        self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool
+        self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool, affine: Affine | None = None
     ) -> tuple[Tensor, ...]:
         """Outputs, and the state sequences or the final states, by the core itself.
 
         Args:
             at_zero: whether a compiler may take the states for zeros.
+            affine: as for `forward`.
         """
         sequences, finals = _SCANS[backend]
         known = torch.compiler.is_compiling() or primals[0].shape[:1] != (0,)
@@ -421,8 +458,9 @@ class FlexSN(nn.Module):
             options["zero_states"] = (True,) * self.num_states
         if backend == "hop" and self._backend in KERNEL_BACKENDS:
             options["lowering"] = "kernel"  # kernels were asked for: the operator may not become anything else
+        core = self._step_function()
         return (sequences if keep else finals)(
-            self._step_function(),
+            core if affine is None else behind(core, affine),
             self.num_inputs,
             self.num_states,
             self.num_outputs,
@@ -493,15 +531,15 @@ class FlexSN(nn.Module):
         return False
 
     def _single_step(
-        self, backend: str, inputs: tuple[Tensor, ...], states: list[Tensor]
+        self, backend: str, inputs: tuple[Tensor, ...], states: list[Tensor], affine: Affine | None
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
         primals = (*(x.unsqueeze(0) for x in inputs), *states)
         if backend in COMPILED:
             run = run_between_graphs if torch.compiler.is_compiling() else run_kernels
-            results = run(self._get_program(), primals, False)
+            results = run(self._get_program(affine), primals, False, affine)
         else:
-            results = self._run_core("torch", primals, keep=False, at_zero=False)
+            results = self._run_core("torch", primals, keep=False, at_zero=False, affine=affine)
         return [output.squeeze(0) for output in results[: self.num_outputs]], list(results[self.num_outputs :])
 
     def _masked(self, primals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -587,21 +625,43 @@ class FlexSN(nn.Module):
             self._choices[situation] = choice
         return choice.backend
 
-    def _get_program(self) -> ScanProgram:
+    def _get_program(self, affine: Affine | None = None) -> ScanProgram:
+        """What kernels are made from.
+
+        Args:
+            affine: of the first input, if the step computes it; its values do not matter.
+        """
         program, core = self._program, self._step_function()
+        key = None
+        if affine is not None:
+            mean = affine.mean
+            key = mean.shape, mean.dtype, mean.device, mean.requires_grad
+        if key is not None:
+            program = self._affine_programs.get(key)
         if program is not None and torch.compiler.is_compiling():
             return program
+        known = None if program is None else program.core
+        if isinstance(known, Behind):
+            known = known.core
         on_cpu = written_in(self._backend)
         if (
             program is None
-            or program.core is not core
+            or known is not core
             or program.requires_grad is not self.requires_grad
             or program.on_cpu != on_cpu
         ):
             counts = (self.num_inputs, self.num_states, self.num_outputs)
-            program = ScanProgram(core, *counts, self.requires_grad, residuals=self._residuals, on_cpu=on_cpu)
-            self._program = program
+            step = core if affine is None else Behind(core, affine)
+            program = ScanProgram(step, *counts, self.requires_grad, residuals=self._residuals, on_cpu=on_cpu)
+            if key is None:
+                self._program = program
+            else:
+                self._affine_programs[key] = program
         return program
+
+    def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether nobody but the step asks for the first input: `init_states` of a user's may look at it."""
+        return type(self).init_states.__module__.startswith("flexsn_nn.") and _PLAIN.issuperset(map(type, inputs))
 
     def _step_function(self) -> Callable[..., Any]:
         """The core as it runs; another one may have been assigned."""
@@ -618,6 +678,7 @@ class FlexSN(nn.Module):
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
         attributes["_program"] = None
+        attributes["_affine_programs"] = {}
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
         return attributes
@@ -629,9 +690,19 @@ class FlexSN(nn.Module):
         return self
 
 
-def run_kernels(program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences."""
-    step, arguments = prepare(program, tensors)
+def run_kernels(
+    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Affine | None = None
+) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
+
+    Args:
+        affine: of the first input, of a step `Behind` one.
+    """
+    if affine is None:
+        step, arguments = prepare(program, tensors)
+    else:
+        assert isinstance(program.core, Behind)
+        step, arguments = prepare(program, tensors, instead=program.core.instead(affine))
     return scan(step, arguments, state_seqs=state_seqs)
 
 

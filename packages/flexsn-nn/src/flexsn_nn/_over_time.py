@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
+from flexsn_nn._batch_affine import BatchNorm, Normalisation, is_batch_norm
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._handover import Handover
 from flexsn_nn.errors import InputShapeError, StepModeError
 
 
@@ -33,6 +36,7 @@ class OverTime(nn.Sequential):
     """
 
     _step_mode: StepMode = "m"
+    _handover: Handover | None = None
 
     def __init__(self, *layers: Any, step_mode: str = "m") -> None:
         super().__init__(*layers)
@@ -59,17 +63,23 @@ class OverTime(nn.Sequential):
         Raises:
             InputShapeError: a sequence without a batch.
         """
-        if self._step_mode == "s":
-            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
-        if x.dim() < 2:
+        single = self._step_mode == "s"
+        if not single and x.dim() < 2:
             raise InputShapeError(
                 f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
                 "For single steps [B, ...], use functional.set_step_mode(net, 's')."
             )
-        folded = x.flatten(0, 1)
-        for layer in self:
+        layers: Iterable[nn.Module] = self
+        norm = None
+        if self._handover is not None:
+            layers, norm = split_norm(self)
+        folded = x if single else x.flatten(0, 1)
+        for layer in layers:
             folded = layer(folded)
-        return folded.reshape(*x.shape[:2], *folded.shape[1:])
+        result = folded if single else folded.reshape(*x.shape[:2], *folded.shape[1:])
+        if norm is not None and self._handover is not None:
+            self._handover.give(result, Normalisation(norm, 1 if single else 2))
+        return result
 
     def __getitem__(self, index: Any) -> Any:
         part = super().__getitem__(index)
@@ -78,4 +88,26 @@ class OverTime(nn.Sequential):
         return part
 
     def extra_repr(self) -> str:
-        return "" if self._step_mode == "m" else f"step_mode={self._step_mode!r}"
+        notes = [] if self._step_mode == "m" else [f"step_mode={self._step_mode!r}"]
+        if self._handover is not None:
+            notes.append("its last norm is computed by the neuron behind")
+        return ", ".join(notes)
+
+
+def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:
+    """The layers in front of the batch norm that is the last of them, and the norm.
+
+    Without a norm at the end, or with one that has hooks, which ask for its output: all layers, and `None`.
+    """
+    *front, last = layers if len(layers) else (None,)
+    if type(last) is nn.Sequential and not _has_hooks(last):
+        inside, norm = split_norm(last)
+        return ([*front, *inside], norm) if norm is not None else (list(layers), None)
+    if is_batch_norm(last) and not _has_hooks(last):
+        return front, last
+    return list(layers), None
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks)

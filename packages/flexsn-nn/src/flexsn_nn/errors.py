@@ -27,6 +27,10 @@ class InputShapeError(ValueError):
     """An input without the dimensions that the step mode asks for."""
 
 
+class HandoverError(RuntimeError):
+    """A norm was fused into a neuron that was then called with something else than what stands in front of it."""
+
+
 class StateError(ValueError):
     """States that do not fit the input, or another number of them than the neuron has."""
 

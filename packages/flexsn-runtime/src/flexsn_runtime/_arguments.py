@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,7 +28,11 @@ from flexsn_runtime.errors import (
 
 
 def prepare(
-    program: ScanProgram, flat_args: Sequence[Tensor], *, autocast: bool = True
+    program: ScanProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
 ) -> tuple[Specialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]` and specialises the step on them.
 
@@ -38,6 +42,7 @@ def prepare(
 
     Args:
         autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
+        instead: by the id of a captured tensor, one of its shape, strides and dtype that this call reads in its place.
 
     Raises:
         TypeError: an argument is no tensor.
@@ -65,7 +70,7 @@ def prepare(
         step, first_lifted, scans = known
         captured = step.captured()
         if captured is not None:
-            lifted = flat_args[first_lifted:] or captured
+            lifted = flat_args[first_lifted:] or _exchanged(captured, instead)
             layout = layout_key(lifted)
             prepared = scans.get(layout)
             if prepared is None:
@@ -81,6 +86,7 @@ def prepare(
     step, captured = program.specialize(inputs, given, autocast=autocast)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
+    captured = _exchanged(captured, instead)
     if lifted:
         check_lifted(step, lifted)
     else:
@@ -91,6 +97,10 @@ def prepare(
     if not any(t.is_neg() for t in flat_args):
         program.calls[key] = step, first_lifted, Recent()
     return step, arguments
+
+
+def _exchanged(captured: tuple[Tensor, ...], instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...]:
+    return captured if instead is None else tuple([instead.get(id(tensor), tensor) for tensor in captured])
 
 
 def _arguments(

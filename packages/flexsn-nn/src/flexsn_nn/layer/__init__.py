@@ -11,10 +11,12 @@ from flexsn_nn.layer._norm import (
     ThresholdDependentBatchNorm2d,
     ThresholdDependentBatchNorm3d,
 )
+from flexsn_nn.layer._norm_neuron import NormNeuron
 
 __all__ = [
     "Delay",
     "MSBlock",
+    "NormNeuron",
     "SEWBlock",
     "SharedDropout",
     "Stateful",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from flexsn_nn._affine import Producer
 from flexsn_nn._checks import Range, check_name, check_number, within
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
@@ -80,6 +81,7 @@ class Neuron(FlexSN):
         if hasattr(self, name):
             delattr(self, name)
             self._program = None  # it would look for a buffer where there is a parameter now
+            self._affine_programs.clear()
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
@@ -135,12 +137,13 @@ class Neuron(FlexSN):
                 raise
         raise UnknownAttributeError(f"{type(self).__name__} has no attribute {name!r}: {hint}.")
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor:
         """Runs the neuron, from the state that it has.
 
         Args:
             inputs: `[T, *step]` in step mode `"m"`: the first dimension is time, also of batch-first data; `[*step]` in
                 `"s"`; floating point.
+            affine: as in `FlexSN`.
 
         Returns:
             The output, shaped like the input: one tensor. `spikes, v = neuron(x)` would unpack time; `step` returns the
@@ -149,15 +152,19 @@ class Neuron(FlexSN):
         Raises:
             InputDtypeError: an integer or boolean input (a `TypeError`).
         """
-        output = super().forward(*inputs)
+        output = super().forward(*inputs, affine=affine)
         assert isinstance(output, Tensor)
         return output
 
     def step(
-        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+        self,
+        inputs: Tensor | Sequence[Tensor],
+        states: Sequence[Tensor] | None = None,
+        *,
+        affine: Producer | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """`output, states = neuron.step(x, states)`: as in `FlexSN`, the module keeps nothing."""
-        output, new_states = super().step(inputs, states)
+        output, new_states = super().step(inputs, states, affine=affine)
         assert isinstance(output, Tensor)
         return output, new_states
 
@@ -171,9 +178,9 @@ class Neuron(FlexSN):
         index = self._state_index(name)
         return self.state_seqs[index] if self.state_seqs else None
 
-    def explain(self, *inputs: Tensor) -> str:
+    def explain(self, *inputs: Tensor, affine: Producer | None = None) -> str:
         """As `FlexSN.explain`, and which parameters have left their range. (Waits for the device.)"""
-        return "\n".join([super().explain(*inputs), *self._strays()])
+        return "\n".join([super().explain(*inputs, affine=affine), *self._strays()])
 
     def _strays(self) -> Iterator[str]:
         for name, limits in self._limits.items():
@@ -192,12 +199,12 @@ class Neuron(FlexSN):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _run(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool, affine: Producer | None = None
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep)
+            return super()._run(inputs, states, keep=keep, affine=affine)
         try:
-            return super()._run(inputs, states, keep=keep)
+            return super()._run(inputs, states, keep=keep, affine=affine)
         except (RuntimeError, ValueError) as error:
             self._explain_error(inputs[0], states, error)
             raise

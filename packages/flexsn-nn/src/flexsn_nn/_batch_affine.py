@@ -1,0 +1,334 @@
+"""Batch normalisation as statistics and an affine function, for a step that computes the affine function itself.
+
+    y = weight (x - mean) / sqrt(var + eps) + bias = (x - mean) scale + shift
+
+The statistics are those of `torch.nn.functional.batch_norm`, and so are the running ones. Their gradient needs two sums
+per channel: of the gradient of `y`, and of its product with `x - mean`. They are the gradients of `shift` and of
+`scale`, which a kernel sums anyway.
+
+Source: Ioffe and Szegedy, "Batch normalization", ICML 2015; over processes: torch's `SyncBatchNorm`.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from functools import cache
+from typing import Any, NamedTuple, TypeGuard
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flexsn_nn._affine import Affine, StandIns
+from flexsn_nn._backends import COMPILED, choose
+from flexsn_nn.errors import InputShapeError
+from flexsn_runtime import ScanProgram, prepare, scan, transform_at_work
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+def is_batch_norm(module: object) -> TypeGuard[BatchNorm]:
+    """Whether a module is one of PyTorch's batch norms, with PyTorch's own `forward`."""
+    return isinstance(module, KINDS) and type(module).forward in (nn.BatchNorm2d.forward, nn.SyncBatchNorm.forward)
+
+
+class Normalisation(NamedTuple):
+    """What stands in front of a neuron: `norm` over all but the channels.
+
+    Attributes:
+        norm: training or evaluating.
+        lead: the dimension of the channels: 2 of `[T, B, C, ...]`, 1 of `[B, C, ...]`.
+    """
+
+    norm: BatchNorm
+    lead: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """The normalised tensor, by the norm itself."""
+        frames = self._frames(x)
+        normalised: Tensor = self.norm(frames)
+        return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
+
+    def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
+        """What the norm does before the affine part; running statistics are updated as by the norm.
+
+        Returns:
+            `x`, which the affine part is to be applied to, as a node of the graph that has the statistics' gradient;
+            and the affine part, of the shape `[C, 1, ...]`.
+
+        Raises:
+            InputShapeError: another number of channels than the norm has, or one element per channel in training.
+        """
+        norm, frames = self.norm, self._frames(x)
+        shape = (norm.num_features, *(1,) * (frames.dim() - 2))
+        mean, var = norm.running_mean, norm.running_var
+        if norm.training or mean is None or var is None:
+            group = _group(norm)
+            if torch.compiler.is_compiling():
+                if group is not None:
+                    parted: tuple[Tensor, Affine] = _between_graphs(norm, x, self.lead, shape, group)
+                    return parted
+                return x, _of_graph(norm, frames, shape)
+            return _of_batch(norm, x, frames, shape, group)
+        dtype = _dtype(x)
+        return x, _affine(norm, mean.to(dtype), torch.rsqrt(var.to(dtype) + norm.eps), shape)
+
+    def frozen(self) -> Normalisation:
+        """The same in evaluation, of the statistics as they are."""
+        twin = copy(self.norm)
+        twin.training = False
+        return Normalisation(twin, self.lead)
+
+    def _frames(self, x: Tensor) -> Tensor:
+        norm = self.norm
+        if x.dim() <= self.lead:
+            raise InputShapeError(
+                f"the input has the shape {list(x.shape)}; in step mode {'s' if self.lead == 1 else 'm'!r} a norm over "
+                f"channels takes {'[B, C, ...]' if self.lead == 1 else '[T, B, C, ...]'}."
+            )
+        frames = x.flatten(0, 1) if self.lead == 2 else x
+        norm._check_input_dim(frames)
+        if frames.shape[1] != norm.num_features:
+            raise InputShapeError(f"the norm has {norm.num_features} channels, and its input {frames.shape[1]}.")
+        return frames
+
+
+def _dtype(x: Tensor) -> torch.dtype:
+    """What norms compute in."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _group(norm: BatchNorm) -> Any:
+    """The processes whose batches are one to this norm; `None`: this one alone."""
+    if not isinstance(norm, nn.SyncBatchNorm) or not norm.training or not dist.is_available():
+        return None
+    if not dist.is_initialized():
+        return None
+    group = norm.process_group or dist.group.WORLD
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def _check_count(frames: Tensor) -> int:
+    count = frames.numel() // frames.shape[1]
+    if count == 1:
+        raise InputShapeError(
+            f"expected more than 1 value per channel when training; the input has the shape {list(frames.shape)}."
+        )
+    return count
+
+
+# -- in compiled graphs -------------------------------------------------------------------------------------
+
+
+def _of_graph(norm: BatchNorm, frames: Tensor, shape: tuple[int, ...]) -> Affine:
+    """Statistics by operations that any compiler knows."""
+    count = _check_count(frames)
+    var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
+    _track(norm, mean.detach(), var.detach(), count)
+    return _affine(norm, mean, torch.rsqrt(var + norm.eps), shape)
+
+
+def _affine(norm: BatchNorm, mean: Tensor, invstd: Tensor, shape: tuple[int, ...]) -> Affine:
+    scale = invstd if norm.weight is None else invstd * norm.weight
+    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias.to(mean.dtype)
+    return Affine(mean.view(shape), scale.view(shape), shift.view(shape))
+
+
+def _over(frames: Tensor) -> list[int]:
+    return [0, *range(2, frames.dim())]
+
+
+def _track(norm: BatchNorm, mean: Tensor, var: Tensor, count: int | Tensor) -> None:
+    """Moves the running statistics."""
+    if not (norm.training and norm.track_running_stats) or norm.running_mean is None or norm.running_var is None:
+        return
+    with torch.no_grad():
+        momentum: float | Tensor | None = norm.momentum
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / norm.num_batches_tracked.to(norm.running_mean.dtype)
+        momentum = 0.0 if momentum is None else momentum
+        unbiased = var * (count / (count - 1))
+        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+
+
+# -- eager mode --------------------------------------------------------------------------------------------------
+
+
+class _Batch(NamedTuple):
+    """Statistics of a batch, in the dtype of statistics.
+
+    Attributes:
+        mean, var: `[C]`; the variance is the mean square.
+        total: of values per channel, in all processes.
+        group: whose batches they are of; `None`: of this process.
+    """
+
+    mean: Tensor
+    var: Tensor
+    total: int | Tensor
+    group: Any
+
+
+def _of_batch(
+    norm: BatchNorm, x: Tensor, frames: Tensor, shape: tuple[int, ...], group: Any
+) -> tuple[Tensor, Affine]:
+    batch = _statistics(norm, frames.detach(), group)
+    x, scale, shift = _Normalised.apply(x, norm.weight, norm.bias, batch, norm.eps, shape)
+    return x, Affine(batch.mean.view(shape), scale, shift)
+
+
+@torch.compiler.disable(  # type: ignore[untyped-decorator]
+    reason="a norm over several processes runs between the graphs of torch.compile"
+)
+def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, shape: tuple[int, ...], group: Any) -> tuple[Tensor, Affine]:
+    return _of_batch(norm, x, x.flatten(0, 1) if lead == 2 else x, shape, group)
+
+
+@torch.no_grad()
+def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
+    if group is not None:
+        return _gathered(norm, frames, group)
+    count = _check_count(frames)
+    if not count:
+        zeros = frames.new_zeros(frames.shape[1], dtype=_dtype(frames))
+        return _Batch(zeros, torch.ones_like(zeros), 1, None)
+    running = (norm.running_mean, norm.running_var) if norm.training and norm.track_running_stats else (None, None)
+    first, second = running
+    if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
+        if norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        mean, var = _moments(frames, (first, second), norm.momentum)
+    else:
+        mean, var = _moments(frames, None, 0.0)
+        _track(norm, mean, var, count)
+    return _Batch(mean, var, count, None)
+
+
+def _moments(
+    frames: Tensor, running: tuple[Tensor, Tensor] | None, momentum: float
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all but the channels, by the kernels of `batch_norm`, where there are such."""
+    dtype = _dtype(frames)
+    if frames.device.type not in ("cpu", "cuda"):
+        var, mean = torch.var_mean(frames.to(dtype), _over(frames), correction=0)
+        if running is not None:
+            count = frames.numel() // frames.shape[1]
+            running[0].lerp_(mean, momentum)
+            running[1].lerp_(var * (count / (count - 1)), momentum)
+        return mean, var
+    if running is None:  # of half precision, its results would be half, too
+        running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
+    mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
+    return mean.to(dtype), var.to(dtype)
+
+
+def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
+    """Those of the batches of all processes, which may be of different sizes."""
+    count = frames.numel() // frames.shape[1]
+    own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
+    if count:
+        own[0], own[1] = _moments(frames, None, 0.0)
+    given = torch.cat([own.flatten(), own.new_full((1,), count)])
+    all_given = given.new_empty(dist.get_world_size(group), len(given))
+    dist.all_gather_into_tensor(all_given.view(-1), given, group=group)
+    counts, moments = all_given[:, -1:], all_given[:, :-1].view(-1, 2, frames.shape[1])
+    total = counts.sum()
+    mean = (counts * moments[:, 0]).sum(0) / total
+    var = (counts * (moments[:, 1] + (moments[:, 0] - mean).square())).sum(0) / total
+    _track(norm, mean, var, total)
+    return _Batch(mean, var, total, group)
+
+
+class _Normalised(torch.autograd.Function):
+    """`(x, scale, shift)`: to `x` flows the gradient through the statistics, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        batch: _Batch,
+        eps: float,
+        shape: tuple[int, ...],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        invstd = torch.rsqrt(batch.var + eps)
+        ctx.save_for_backward(x, weight, invstd)
+        ctx.batch, ctx.shape = batch, shape
+        ctx.dtypes = None if weight is None else weight.dtype, None if bias is None else bias.dtype
+        ctx.set_materialize_grads(False)
+        scale = invstd.clone() if weight is None else invstd * weight
+        shift = torch.zeros_like(invstd) if bias is None else bias.to(invstd.dtype, copy=True)
+        return x.view_as(x), scale.view(shape), shift.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        # A second gradient ends at those that come: kernels refuse it.
+        x, weight, invstd = ctx.saved_tensors
+        batch: _Batch = ctx.batch
+        through, by_scale, by_shift = gradients
+        zeros = torch.zeros_like(invstd)
+        with_deviation = zeros if by_scale is None else by_scale.reshape(-1)
+        plain = zeros if by_shift is None else by_shift.reshape(-1)
+        of_weight, of_bias = ctx.dtypes
+        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
+        weight_gradient = (with_deviation * invstd).to(of_weight) if wants_weight else None
+        bias_gradient = plain.to(of_bias) if wants_bias else None
+        if not wants_x:
+            return None, weight_gradient, bias_gradient, None, None, None
+        sums = torch.stack([plain, with_deviation])
+        if batch.group is not None:
+            dist.all_reduce(sums, group=batch.group)
+        scale = invstd if weight is None else invstd * weight
+        offset, slope = -scale * sums / batch.total
+        affine = batch.mean.view(ctx.shape), (slope * invstd.square()).view(ctx.shape), offset.view(ctx.shape)
+        if through is None:
+            through = torch.zeros_like(x)
+        x_gradient = _corrected(through, x, affine)
+        return x_gradient, weight_gradient, bias_gradient, None, None, None
+
+
+# -- the gradient through the statistics, in one pass -------------------------------------------------------
+
+
+def _corrected(gradient: Tensor, x: Tensor, affine: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """`gradient + (x - mean) slope + offset`; by a kernel, where there are such."""
+    usable = not torch.is_grad_enabled() and type(gradient) is type(x) is Tensor and gradient.shape == x.shape
+    if not usable or not x.numel() or transform_at_work() is not None or not _has_kernels(x.device):
+        return _correction(gradient, x, affine)
+    is_step = x.dim() <= affine[0].dim() + 1
+    given = (gradient.unsqueeze(0), x.unsqueeze(0)) if is_step else (gradient, x)
+    program = _program(affine[0].shape, affine[0].dtype, x.device)
+    assert isinstance(program.core, _Correction)
+    step, arguments = prepare(program, given, instead=program.core.instead(affine))
+    (result,) = scan(step, arguments, state_seqs=False)
+    return result.squeeze(0) if is_step else result
+
+
+def _correction(gradient: Tensor, x: Tensor, affine: tuple[Tensor, ...]) -> Tensor:
+    mean, slope, offset = affine
+    return (gradient.to(mean.dtype) + (x.to(mean.dtype) - mean) * slope + offset).to(gradient.dtype)
+
+
+class _Correction(StandIns):
+    """`_correction` as a step without states."""
+
+    __name__ = "norm_gradient"
+
+    def __call__(self, gradient: Tensor, x: Tensor) -> Tensor:
+        return _correction(gradient, x, self.stand_ins)
+
+
+@cache
+def _has_kernels(device: torch.device) -> bool:
+    return choose("auto", "m", device, compiling=False).backend in COMPILED
+
+
+@cache
+def _program(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> ScanProgram:
+    like = [torch.empty(shape, dtype=dtype, device=device)] * 3
+    return ScanProgram(_Correction(like, (False,) * 3), 2, 0, 1, on_cpu="cpp")

@@ -1,0 +1,45 @@
+"""How a layer leaves its norm to the neuron behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_nn._affine import Producer
+from flexsn_nn.errors import HandoverError
+
+
+class Handover:
+    """From an `OverTime` whose last layer is a norm to the neuron behind: the norm's input, and the norm.
+
+    Both hold it, and neither knows the other, so that each can be copied, moved and called alone.
+    """
+
+    def __init__(self) -> None:
+        self._given: tuple[Tensor, Producer] | None = None
+
+    def give(self, x: Tensor, producer: Producer) -> None:
+        """What the neuron is to take; what nobody took is forgotten."""
+        self._given = x, producer
+
+    def take(self, inputs: tuple[Any, ...], affine: Producer | None) -> tuple[tuple[Any, ...], Producer | None]:
+        """The neuron's inputs and what is in front of them; as they are if nothing was given.
+
+        Raises:
+            HandoverError: something was given, and the first input is something else.
+        """
+        given, self._given = self._given, None
+        if given is None:
+            return inputs, affine
+        if affine is not None or not inputs or inputs[0] is not given[0]:
+            raise HandoverError(
+                "the norm in front of this neuron was fused into it (fuse_norms), and the neuron was called with "
+                "something else than what that layer returned. Leave this pair out (fuse_norms(skip=...)), or undo it "
+                "(unfuse_norms(net))."
+            )
+        return inputs, given[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy is empty."""
+        return {"_given": None}

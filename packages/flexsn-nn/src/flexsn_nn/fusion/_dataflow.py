@@ -1,0 +1,157 @@
+"""Where the outputs of a network's layers go."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, fx, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._over_time import OverTime
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.layer import NormNeuron
+
+_LAYERS = (OverTime, FlexSN, Stateful, NormNeuron)
+
+
+class Use(NamedTuple):
+    """Something that reads the output of a layer.
+
+    Attributes:
+        layer: the name of a layer whose only input it is; `None`: it is something else.
+        text: what it is, for people.
+    """
+
+    layer: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dataflow:
+    """What each layer's output is used for, as far as a network's `forward` could be followed.
+
+    Attributes:
+        calls: how often each layer is called, by its name.
+        uses: what reads the output of each layer, in the last of its calls.
+        untraced: modules whose `forward` could not be followed, and why.
+    """
+
+    calls: Counter[str] = field(default_factory=Counter)
+    uses: dict[str, list[Use]] = field(default_factory=dict)
+    untraced: dict[str, str] = field(default_factory=dict)
+
+
+def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
+    """Follows `net.forward`, without data and without running a layer; a copy of the network, parameters shared.
+
+    Args:
+        training: in which mode.
+    """
+    found = Dataflow()
+    shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    try:
+        twin = copy.deepcopy(net, dict(shared))
+    except Exception as error:  # a module may hold anything
+        found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
+        return found
+    for module in twin.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            hooks.clear()
+    twin.train(training)
+    for root, graph in _graphs("", twin, found):
+        _read(root, twin, graph, found)
+    return found
+
+
+class _Proxy(fx.Proxy):
+    """Passes for a tensor, for those who ask by `isinstance`, and for no parameter."""
+
+    _is_param = _is_buffer = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return Tensor
+
+
+class _Tracer(fx.Tracer):
+    """Goes into modules of the user's, and calls layers."""
+
+    def __init__(self, closed: set[nn.Module]) -> None:
+        super().__init__()
+        self._closed = closed
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _Proxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m in self._closed or _is_layer(m)
+
+
+def _is_layer(module: nn.Module) -> bool:
+    if isinstance(module, _LAYERS):
+        return True
+    return type(module).__module__.startswith("torch.nn.") and not isinstance(module, nn.Sequential)
+
+
+def _graphs(name: str, module: nn.Module, found: Dataflow) -> Iterator[tuple[str, fx.Graph]]:
+    """Graphs of a module, or of parts of it where it cannot be followed as a whole, with the part's name."""
+    if _is_layer(module):
+        return
+    try:
+        yield name, _Tracer(set()).trace(module)
+        return
+    except Exception as error:  # what a proxy cannot stand for fails in any way
+        why = _first_line(error)
+    children = [(child, part) for child, part in module.named_children() if not _is_layer(part)]
+    for child, part in module.named_children():
+        if not _is_layer(part):
+            yield from _graphs(f"{name}.{child}" if name else child, part, found)
+    try:
+        if not children:
+            raise RuntimeError(why)
+        yield name, _Tracer({part for _, part in children}).trace(module)
+    except Exception as error:
+        found.untraced[name] = _first_line(error)
+
+
+def _read(root: str, net: nn.Module, graph: fx.Graph, found: Dataflow) -> None:
+    canonical = {module: name for name, module in net.named_modules()}
+    prefix = f"{root}." if root else ""
+
+    def name_of(node: fx.Node) -> str:
+        name: str = canonical[net.get_submodule(f"{prefix}{node.target}")]
+        return name
+
+    for node in graph.nodes:
+        if node.op != "call_module":
+            continue
+        name = name_of(node)
+        found.calls[name] += 1
+        found.uses[name] = [
+            Use(layer := name_of(user), layer) if _takes_it_alone(user, node) else Use(None, _described(user))
+            for user in node.users
+        ]
+
+
+def _takes_it_alone(user: fx.Node, node: fx.Node) -> bool:
+    return user.op == "call_module" and bool(user.args) and user.args[0] is node and user.all_input_nodes == [node]
+
+
+def _described(user: fx.Node) -> str:
+    if user.op == "output":
+        return "what the module returns"
+    if user.op == "call_module":
+        return f"{user.target}, among other arguments"
+    target: Any = user.target
+    return f"{getattr(target, '__name__', target)}()"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,151 @@
+"""Finds norms in front of neurons, and leaves their affine part to the neurons' steps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch import nn
+
+from flexsn_nn._batch_affine import is_batch_norm
+from flexsn_nn._checks import check_name
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._handover import Handover
+from flexsn_nn._over_time import OverTime, split_norm
+from flexsn_nn.fusion._dataflow import Dataflow, dataflow
+from flexsn_nn.fusion._report import FusedNorm, Fusion, LeftNorm
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.neuron import Neuron
+
+
+def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
+    """Lets neurons compute the affine part of the batch norms in front of them, in place: see `layer.NormNeuron`.
+
+    A norm is fused that ends an `OverTime` whose output goes to one neuron and nowhere else. That is found by following
+    `forward`, of `nn.Sequential` and of modules of the user's, with `torch.fx`, in training and in evaluation. Modules,
+    their names, parameters and buffers stay what and where they are, and so do `state_dict()` and optimizers.
+    An `OverTime` whose norm was fused returns what the norm is given; called on its own, too.
+
+    Args:
+        net: trained or new, in any mode, on any device. Fuse before `torch.compile` and before a wrapper as
+            `DistributedDataParallel`.
+        skip: names of norms, layers or neurons that stay as they are.
+
+    Returns:
+        What was fused and what was not, and why.
+
+    Raises:
+        UnknownNameError: a name in `skip` that `net` does not have.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> net = nn.Sequential(OverTime(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), LIF(), OverTime(nn.BatchNorm2d(8)))
+        >>> print(fuse_norms(net))
+        1 of 2 batch norms are computed by neurons
+          0.1 into 1
+        as they were:
+          2.0: its output goes to what the module returns, which is no neuron
+    """
+    modules = dict(net.named_modules())
+    for name in skip:
+        check_name("layer", name, modules)
+    flows = [dataflow(net, training=training) for training in (True, False)]
+    ended_by = {_last(layer): name for name, layer in modules.items() if isinstance(layer, OverTime)}
+    taken = {norm for module in modules.values() if isinstance(module, NormNeuron) for norm in module.norm.modules()}
+    fused: list[FusedNorm] = []
+    left: list[LeftNorm] = []
+    for name, norm in modules.items():
+        if not is_batch_norm(norm) or norm in taken:
+            continue
+        try:
+            if norm not in ended_by:
+                raise _LeftError("it is not the last layer of an OverTime")
+            place = ended_by[norm]
+            neuron = _neuron_behind(place, modules, flows)
+            if not {name, place, neuron}.isdisjoint(skip):
+                raise _LeftError("it was to be skipped")
+        except _LeftError as reason:
+            left.append(LeftNorm(name, str(reason)))
+            continue
+        fused.append(FusedNorm(name, place, neuron))
+    for pair in fused:
+        layer, behind = modules[pair.layer], modules[pair.neuron]
+        assert isinstance(layer, OverTime)
+        assert isinstance(behind, FlexSN)
+        if layer._handover is None:
+            layer._handover = behind._handover = Handover()
+    return Fusion(tuple(fused), tuple(left))
+
+
+def unfuse_norms(net: nn.Module) -> None:
+    """Gives the norms that `fuse_norms` fused back to their layers."""
+    for module in net.modules():
+        if isinstance(module, OverTime | FlexSN):
+            module._handover = None
+
+
+class _LeftError(Exception):
+    """Why a norm stays as it is."""
+
+
+def _last(layer: nn.Module) -> nn.Module | None:
+    while isinstance(layer, OverTime) or type(layer) is nn.Sequential:
+        if not len(layer):
+            return None
+        layer = layer[-1]
+    return layer
+
+
+def _neuron_behind(place: str, modules: dict[str, nn.Module], flows: list[Dataflow]) -> str:
+    """The name of the neuron that takes an `OverTime`'s output, and can take its norm, too."""
+    layer = modules[place]
+    assert isinstance(layer, OverTime)
+    names = {_only_use(place, modules, flow) for flow in flows}
+    if len(names) > 1:
+        raise _LeftError("its output goes to one layer in training and to another in evaluation")
+    (name,) = names
+    neuron = modules[name]
+    assert isinstance(neuron, FlexSN)
+    if layer._handover is None or layer._handover is not neuron._handover:
+        why = _why_not(layer, neuron)
+        if why is not None:
+            raise _LeftError(why)
+    return name
+
+
+def _only_use(place: str, modules: dict[str, nn.Module], flow: Dataflow) -> str:
+    if flow.calls[place] > 1:
+        raise _LeftError(f"its layer {place} is called {flow.calls[place]} times")
+    if not flow.calls[place]:
+        around = [name for name in flow.untraced if not name or place.startswith(f"{name}.")]
+        if not around:
+            raise _LeftError(f"no forward that can be followed calls its layer {place}")
+        name = max(around, key=len)
+        raise _LeftError(f"{name or 'the network'} cannot be followed: {flow.untraced[name]}")
+    uses = flow.uses[place]
+    if len(uses) != 1:
+        raise _LeftError(f"its output goes to {len(uses)} places: {', '.join(use.text for use in uses)}")
+    ((neuron, text),) = uses
+    if neuron is None or not isinstance(modules[neuron], FlexSN):
+        raise _LeftError(f"its output goes to {text}, which is no neuron")
+    if flow.calls[neuron] > 1:
+        raise _LeftError(f"its neuron {neuron} is called {flow.calls[neuron]} times")
+    return neuron
+
+
+def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
+    kind = type(neuron)
+    if kind.forward not in (FlexSN.forward, Neuron.forward):
+        return f"{kind.__name__} has a forward of its own"
+    if not kind.init_states.__module__.startswith("flexsn_nn."):
+        return f"{kind.__name__} has init_states of its own, which may look at the normalised input"
+    if neuron._forward_pre_hooks:
+        return "its neuron has a forward pre-hook, which would see what is not normalised"
+    if layer._forward_hooks:
+        return "its layer has a forward hook, which would see what is not normalised"
+    if split_norm(layer)[1] is None:
+        return "it has hooks"
+    if neuron._handover is not None or layer._handover is not None:
+        return "its layer or its neuron is part of another pair"
+    if layer.step_mode != neuron.step_mode:
+        return f"its layer has step_mode={layer.step_mode!r}, its neuron {neuron.step_mode!r}"
+    return None

@@ -1,0 +1,52 @@
+"""What `fuse_norms` found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FusedNorm:
+    """A norm that its neuron computes.
+
+    Attributes:
+        norm, layer, neuron: names, as in `named_modules()`: of the norm, of the `OverTime` that it ends, of the neuron.
+    """
+
+    norm: str
+    layer: str
+    neuron: str
+
+    def __str__(self) -> str:
+        return f"{self.norm} into {self.neuron}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftNorm:
+    """A norm that stays as it is, and why."""
+
+    norm: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.norm}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Fusion:
+    """The batch norms of a network: those that neurons compute now, and the others. `print` it.
+
+    Attributes:
+        fused: in the order of `named_modules()`, also those that were fused before.
+        left: the others.
+    """
+
+    fused: tuple[FusedNorm, ...]
+    left: tuple[LeftNorm, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.fused)} of {len(self.fused) + len(self.left)} batch norms are computed by neurons"]
+        lines += [f"  {one}" for one in self.fused]
+        if self.left:
+            lines += ["as they were:", *(f"  {one}" for one in self.left)]
+        return "\n".join(lines)

@@ -1,0 +1,262 @@
+"""A network whose neurons compute its norms is the network it was."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from flexsn_nn import IF, LIF, PLIF, HandoverError, OverTime, UnknownNameError, functional
+from flexsn_nn.fusion import FusedNorm, fuse_norms, unfuse_norms
+from flexsn_nn.layer import MSBlock, NormNeuron, SEWBlock, ThresholdDependentBatchNorm2d
+from flexsn_nn.monitor import SpikeMonitor
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def convolution(before: int, after: int) -> OverTime:
+    return OverTime(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after))
+
+
+class Block(nn.Module):
+    """Layers in the order in which they are called, and a way past them."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.second_neuron, self.first_neuron = LIF(v_threshold=0.4), PLIF(v_threshold=0.4)
+        self.first, self.second = convolution(channels, channels), convolution(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first_neuron(self.first(x))
+        y = self.second_neuron(self.second(y))
+        assert isinstance(y, Tensor)
+        return x + y
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(
+        convolution(2, 4),
+        LIF(v_threshold=0.4),
+        Block(4),
+        OverTime(nn.Conv2d(4, 3, 3), nn.Sequential(nn.AvgPool2d(2), nn.BatchNorm2d(3))),
+        nn.Sequential(IF(v_threshold=0.4)),
+        ThresholdDependentBatchNorm2d(3),
+        LIF(v_threshold=0.4),
+        nn.Flatten(2),
+        nn.Linear(12, 5),
+    )
+
+
+PAIRS = {"0.1": "1", "2.first.1": "2.first_neuron", "2.second.1": "2.second_neuron", "3.1.1": "4.0", "5.0": "6"}
+
+
+def run(net: nn.Module, x: Tensor) -> Any:
+    functional.reset_net(net)
+    return net(x)
+
+
+def training_step(net: nn.Module, function: Any = run) -> dict[str, Tensor]:
+    """Outputs, gradients and buffers."""
+    torch.manual_seed(1)
+    x = torch.randn(3, 2, 2, 6, 6, dtype=torch.float64, requires_grad=True)
+    output = function(net, x)
+    parameters = dict(net.named_parameters())
+    gradients = torch.autograd.grad((output * torch.randn_like(output)).sum(), [x, *parameters.values()])
+    return {"output": output, **dict(zip(["x", *parameters], gradients, strict=True)), **dict(net.named_buffers())}
+
+
+def test_the_network_it_was() -> None:
+    apart = network().double()
+    fused = copy.deepcopy(apart)
+    report = fuse_norms(fused)
+    assert {pair.norm: pair.neuron for pair in report.fused} == PAIRS
+    assert not report.left
+    assert report.fused[1] == FusedNorm("2.first.1", "2.first", "2.first_neuron")
+    assert list(fused.state_dict()) == list(apart.state_dict())
+    assert [name for name, _ in fused.named_modules()] == [name for name, _ in apart.named_modules()]
+    for _ in range(2):
+        torch.testing.assert_close(training_step(fused), training_step(apart))
+    apart.eval()
+    fused.eval()
+    torch.testing.assert_close(training_step(fused), training_step(apart))
+    assert fuse_norms(fused) == report  # once more is what it is
+    unfuse_norms(fused)
+    for mine, theirs in zip(training_step(fused).values(), training_step(apart).values(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_copies_checkpoints_and_monitors() -> None:
+    net = network()
+    fuse_norms(net)
+    x = torch.randn(3, 2, 2, 6, 6)
+    run(net, x)
+    net.eval()
+    wanted = run(net, x)
+    loaded = network()
+    fuse_norms(loaded)
+    loaded.load_state_dict(net.state_dict())
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net)), loaded.eval()):
+        with SpikeMonitor(twin) as monitor:
+            assert torch.equal(run(twin, x), wanted)
+        assert monitor.sequence("2.first_neuron").shape == (3, 2, 4, 6, 6)
+        assert torch.equal(run(net, x), wanted)  # the two know nothing of one another
+
+
+def test_parts() -> None:
+    """A fused layer alone returns what its norm is given, and a neuron alone takes what it is given."""
+    layer, neuron = convolution(2, 4), LIF()
+    net = nn.Sequential(layer, neuron)
+    fuse_norms(net)
+    x = torch.randn(3, 2, 2, 6, 6)
+    assert torch.equal(layer(x), OverTime(layer[0])(x))
+    assert "computed by the neuron behind" in repr(net)
+    torch.testing.assert_close(layer[:](x), OverTime(*layer)(x))  # a slice of a layer is a layer of its own
+    with pytest.raises(HandoverError, match="something else than what that layer returned"):
+        neuron(layer(x) + 1)
+    neuron.reset()
+    before = LIF()(x)
+    assert torch.equal(neuron(x), before)  # nothing was handed over
+
+
+def test_compiled() -> None:
+    net = network().double()
+    for module in net.modules():
+        if isinstance(module, LIF | PLIF | IF):
+            module.backend = "hop"
+    fuse_norms(net)
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    twin = copy.deepcopy(net)
+    unfuse_norms(twin)
+    torch.testing.assert_close(training_step(net, compiled), training_step(twin))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.neuron = convolution(2, 2), LIF()
+
+    def forward(self, x: Tensor) -> Any:
+        for _ in range(2):
+            x = self.neuron(self.layer(x))
+        return x
+
+
+class OfTwoLayers(Twice):
+    def __init__(self) -> None:
+        super().__init__()
+        self.other = convolution(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.neuron(self.layer(x)) + self.neuron(self.other(x))
+
+
+class Beside(Twice):
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        return self.neuron(y) + y.relu()
+
+
+class InTraining(Twice):
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        return self.neuron(y) + y.mean() if self.training else self.neuron(y)
+
+
+class OnData(Twice):
+    def forward(self, x: Tensor) -> Any:
+        y = self.layer(x)
+        return self.neuron(y) if y.sum() > 0 else y
+
+
+class Stored(Twice):
+    def forward(self, x: Tensor) -> Any:
+        self.seen = self.layer(x)
+        return self.neuron(self.seen)
+
+
+class Started(LIF):
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        return [inputs[0][0]]
+
+
+def hooked(where: str) -> nn.Module:
+    layer = convolution(2, 2)
+    net = nn.Sequential(layer, LIF())
+    module = {"norm": layer[1], "layer": layer, "neuron": net[1]}[where]
+    if where == "neuron":
+        module.register_forward_pre_hook(lambda module, args: None)
+    else:
+        module.register_forward_hook(lambda module, args, output: None)
+    return net
+
+
+LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "called twice": (Twice, "called 2 times"),
+    "a neuron of two layers": (OfTwoLayers, "its neuron neuron is called 2 times"),
+    "a second reader": (Beside, "2 places: neuron, relu()"),
+    "another in training": (InTraining, "2 places"),
+    "control flow of data": (OnData, "cannot be followed"),
+    "no neuron": (lambda: nn.Sequential(convolution(2, 2), nn.ReLU()), "goes to 1, which is no neuron"),
+    "the last layer": (lambda: convolution(2, 2), "no forward that can be followed calls its layer"),
+    "not the last": (lambda: OverTime(nn.BatchNorm2d(2), nn.ReLU()), "not the last layer of an OverTime"),
+    "a residual": (lambda: MSBlock(2, 2, IF), "goes to add(), which is no neuron"),
+    "hooks of the norm": (lambda: hooked("norm"), "it has hooks"),
+    "hooks of the layer": (lambda: hooked("layer"), "its layer has a forward hook"),
+    "hooks of the neuron": (lambda: hooked("neuron"), "forward pre-hook"),
+    "initial states": (lambda: nn.Sequential(convolution(2, 2), Started()), "init_states of its own"),
+    "step modes": (lambda: nn.Sequential(convolution(2, 2), LIF(step_mode="s")), "its layer has step_mode='m'"),
+}
+
+
+@pytest.mark.parametrize("what", LEFT)
+def test_what_is_left_and_why(what: str) -> None:
+    make, why = LEFT[what]
+    net = make()
+    x = torch.randn(3, 2, 2, 6, 6)
+    report = fuse_norms(net)
+    assert report.left
+    assert any(why in left.reason for left in report.left), str(report)
+    if what in ("step modes", "initial states"):
+        return
+    torch.manual_seed(0)
+    twin = make()
+    twin.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        assert torch.equal(net(x), twin(x))
+    assert all(not isinstance(value, torch.fx.Proxy) for module in net.modules() for value in vars(module).values())
+
+
+def test_attributes_that_forward_stores() -> None:
+    net = Stored()
+    assert len(fuse_norms(net).fused) == 1
+    assert not hasattr(net, "seen")
+
+
+def test_blocks() -> None:
+    net = nn.Sequential(SEWBlock(2, 3, IF), MSBlock(3, 4, IF))
+    report = fuse_norms(net)
+    assert len(report.fused) == 4
+    assert str(report).splitlines()[0] == "4 of 6 batch norms are computed by neurons"
+    assert all("add()" in left.reason for left in report.left)
+
+
+def test_skip() -> None:
+    net = network()
+    report = fuse_norms(net, skip=["1", "2.first", "5.0"])
+    assert [pair.norm for pair in report.fused] == ["2.second.1", "3.1.1"]
+    assert {left.reason for left in report.left} == {"it was to be skipped"}
+    with pytest.raises(UnknownNameError):
+        fuse_norms(net, skip=["first"])
+    assert not fuse_norms(nn.Sequential(NormNeuron(nn.BatchNorm2d(2), LIF()))).left

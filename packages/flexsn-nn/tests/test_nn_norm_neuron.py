@@ -1,0 +1,342 @@
+"""A norm in a neuron's step gives what the norm in front of the neuron gives, and keeps less."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from flexsn_codegen.targets.cpp import why_no_compiler
+from flexsn_nn import LIF, PSN, Affine, FlexSN, InputShapeError, OverTime, ParameterError, functional
+from flexsn_nn.layer import NormNeuron, ThresholdDependentBatchNorm2d
+from flexsn_nn.monitor import RateMonitor
+from flexsn_nn.neuron import GatedLIF, StochasticLIF
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+KERNELS = ["triton", *(["cpp"] if why_no_compiler() is None else [])]
+BACKENDS = ["torch", *KERNELS]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
+
+
+def smooth_neuron(backend: str) -> FlexSN:
+    return FlexSN(smooth, 1, 1, 1, backend=backend)
+
+
+NORMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "1d": (lambda: nn.BatchNorm1d(5), (4, 3, 5)),
+    "1d_long": (lambda: nn.BatchNorm1d(5), (4, 3, 5, 7)),
+    "2d": (lambda: nn.BatchNorm2d(5), (4, 3, 5, 6, 7)),
+    "3d": (lambda: nn.BatchNorm3d(3), (3, 2, 3, 2, 3, 4)),
+    "not_affine": (lambda: nn.BatchNorm2d(5, affine=False), (4, 3, 5, 6, 7)),
+    "cumulative": (lambda: nn.BatchNorm2d(5, momentum=None), (4, 3, 5, 6, 7)),
+    "untracked": (lambda: nn.BatchNorm2d(5, track_running_stats=False), (4, 3, 5, 6, 7)),
+    "tdbn": (lambda: ThresholdDependentBatchNorm2d(5, alpha=0.7, v_threshold=0.5), (4, 3, 5, 6, 7)),
+    "sync_alone": (lambda: nn.SyncBatchNorm(5), (4, 3, 5, 6, 7)),
+}
+
+
+def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequential, NormNeuron, nn.Module]:
+    """The norm in front of the neuron, the two as one, and the norm of the latter."""
+    norm = NORMS[kind][0]().to(**to)
+    for tensor in norm.parameters():
+        nn.init.uniform_(tensor, 0.2, 1.0)
+    apart = nn.Sequential(norm if isinstance(norm, OverTime) else OverTime(norm), neuron())
+    fused = NormNeuron(copy.deepcopy(norm), neuron())
+    return apart, fused, fused.norm
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("kind", NORMS)
+@pytest.mark.long(all_but=["*-torch", "2d-*", "1d-cpp", "3d-cpp", "not_affine-cpp"])
+def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
+    apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
+    for training in (True, True, False):
+        apart.train(training)
+        fused.train(training)
+        functional.reset_net(apart)
+        functional.reset_net(fused)
+        x = (2 * torch.randn(NORMS[kind][1], dtype=torch.float64) + 0.3).requires_grad_()
+        weight = torch.randn(x.shape, dtype=torch.float64)
+        outputs = [net(x) for net in (apart, fused)]
+        torch.testing.assert_close(outputs[1], outputs[0])
+        wanted, got = (
+            torch.autograd.grad((output * weight).sum(), [x, *net.parameters()])
+            for output, net in zip(outputs, (apart, fused), strict=True)
+        )
+        assert all(gradient.abs().max() > 0 for gradient in wanted)
+        torch.testing.assert_close(got, wanted)
+        for mine, theirs in zip(norm.buffers(), apart[0].buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
+    """The stated reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
+    x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
+    x = x.unflatten(0, (4, 3))
+    channels = (torch.randn(5, 1, 1, device=device), torch.rand(5, 1, 1, device=device) + 0.5)
+    affine = Affine(*channels, torch.rand(5, 1, 1, device=device))
+    for backend in BACKENDS if device == "cpu" else ["torch", "triton"]:
+        before, inside = LIF(backend=backend), LIF(backend=backend)
+        wanted, got = before(affine.of(x)), inside(x, affine=affine)
+        assert 0.05 < wanted.float().mean() < 0.95
+        assert torch.equal(got, wanted)
+        assert torch.equal(inside.states[0], before.states[0])
+        assert got.stride() == x.stride()
+
+
+@pytest.mark.parametrize("backend", BACKENDS[-2:])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradcheck(training: bool, backend: str) -> None:
+    layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), smooth_neuron(backend))
+    layer.train(training)
+    norm = layer.norm
+    assert isinstance(norm, nn.BatchNorm1d)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        layer.neuron.reset()
+        output: Tensor = torch.func.functional_call(layer, {"norm.weight": weight, "norm.bias": bias}, (x,))
+        return output
+
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in ((3, 4, 3), (3,), (3,))]
+    assert torch.autograd.gradcheck(run, tensors)
+
+
+def test_a_second_gradient_in_a_loop() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64), smooth_neuron("torch"))
+    x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        layer.neuron.reset()
+        output: Tensor = layer(x)
+        return output
+
+    assert torch.autograd.gradgradcheck(run, [x])
+
+
+class Saved:
+    """Counts bytes that autograd keeps, each memory once."""
+
+    def __init__(self) -> None:
+        self.bytes: dict[int, int] = {}
+        self._alive: list[Tensor] = []
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        self._alive.append(tensor)
+        storage = tensor.untyped_storage()
+        self.bytes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+
+def saved_by(net: nn.Module, x: Tensor) -> Saved:
+    counted = Saved()
+    with torch.autograd.graph.saved_tensors_hooks(counted.pack, lambda tensor: tensor):
+        net(x).sum().backward()
+    for parameter in net.parameters():
+        counted.bytes.pop(parameter.untyped_storage().data_ptr(), None)
+    return counted
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_what_is_kept(backend: str) -> None:
+    """A convolution's output, spikes, checkpoints, numbers per channel: nothing else."""
+    steps, channels = 16, 8
+
+    def net(*middle: nn.Module) -> nn.Sequential:
+        return nn.Sequential(
+            OverTime(nn.Conv2d(2, channels, 3, bias=False)), *middle, OverTime(nn.Conv2d(channels, 1, 1))
+        )
+
+    fused = net(NormNeuron(nn.BatchNorm2d(channels), LIF(backend=backend)))
+    x = torch.rand(steps, 2, 2, 10, 10)
+    sequence = steps * 2 * channels * 8 * 8 * 4
+    kept = saved_by(fused, x).bytes
+    sequences = [count for count in kept.values() if count == sequence]
+    others = [count for count in kept.values() if count not in (sequence, x.untyped_storage().nbytes())]
+    assert len(sequences) == 2  # the convolution's output, and the spikes
+    checkpoints = [count for count in others if count > 64 * channels]
+    assert sum(checkpoints) < sequence / 2
+    assert len(others) - len(checkpoints) <= 4  # mean, scale, shift, 1 / std
+    apart = net(OverTime(nn.BatchNorm2d(channels)), LIF(backend=backend))
+    assert sum(saved_by(apart, x).bytes.values()) >= sum(kept.values()) + sequence
+
+
+@pytest.mark.parametrize("fullgraph_backend", ["hop", "torch"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.long(all_but=["True-hop", "False-hop"])
+def test_compiled(training: bool, fullgraph_backend: str) -> None:
+    norm = nn.BatchNorm2d(3)
+    layer = NormNeuron(norm, smooth_neuron(fullgraph_backend)).train(training)
+    x = torch.randn(4, 2, 3, 5, 4, requires_grad=True)
+    weight = torch.randn(x.shape)
+    twin = copy.deepcopy(layer)
+
+    def run(net: nn.Module, x: Tensor) -> Any:
+        functional.reset_net(net)
+        return net(x)
+
+    results = []
+    for net, function in ((layer, torch.compile(run, backend="aot_eager", fullgraph=True)), (twin, run)):
+        output = function(net, x)
+        gradients = torch.autograd.grad((output * weight).sum(), [x, *net.parameters()])
+        results.append((output, *gradients, *net.buffers()))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_in_a_graph_the_step_takes_the_affine_part_in() -> None:
+    """The operator reads the network's input, and no normalised sequence."""
+    layer = NormNeuron(nn.BatchNorm2d(3), smooth_neuron("hop"))
+    graphs: list[torch.fx.GraphModule] = []
+
+    def look(graph: torch.fx.GraphModule, example_inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    x = torch.randn(4, 2, 3, 5, 4)
+    torch.compile(layer, backend=look, fullgraph=True)(x)
+    nodes = graphs[0].graph.nodes
+    (scan,) = [node for node in nodes if node.op == "call_function" and "flex_sn_scan" in str(node.target)]
+    values = [node.meta.get("example_value") for node in scan.all_input_nodes]
+    read = [node for node, value in zip(scan.all_input_nodes, values, strict=True) if isinstance(value, Tensor)]
+    assert [node.op for node in read if node.meta["example_value"].shape == x.shape] == ["placeholder"]
+
+
+def test_transforms() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron("torch"))
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        layer.neuron.reset()
+        output: Tensor = layer(x)
+        return output.square().sum()
+
+    wanted = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
+    torch.testing.assert_close(torch.func.grad(loss)(x.detach()), wanted)
+
+
+def test_single_steps() -> None:
+    layer = NormNeuron(nn.BatchNorm2d(3), LIF(v_threshold=0.3, step_mode="s")).eval()
+    assert isinstance(layer.norm, nn.BatchNorm2d)
+    assert layer.norm.running_mean is not None
+    layer.norm.running_mean.copy_(torch.tensor([0.1, -0.4, 0.2]))
+    x = torch.randn(6, 2, 3, 4, 4)
+    one_by_one = torch.stack([layer(step) for step in x])
+    functional.set_step_mode(layer, "m")
+    functional.reset_net(layer)
+    assert torch.equal(one_by_one, layer(x))
+    output, states = layer.step(x)
+    assert isinstance(output, Tensor)
+    assert torch.equal(output, one_by_one)
+    assert torch.equal(states[0], layer.neuron.states[0])
+
+
+@pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
+def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN]) -> None:
+    neuron = make()
+    norm = nn.BatchNorm1d(5)
+    layer = NormNeuron(norm, copy.deepcopy(neuron))
+    x = 3 * torch.randn(4, 6, 5)
+    with RateMonitor(layer) as monitor:
+        output = layer(x)
+    assert isinstance(output, Tensor)
+    assert (output != neuron(OverTime(nn.BatchNorm1d(5))(x))).float().mean() < 0.02  # the last bits of the norm
+    assert monitor.rates() == {"neuron": pytest.approx(output.mean().item())}
+
+
+def test_init_states_of_a_users_sees_the_normalised_input() -> None:
+    class Started(FlexSN):
+        def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+            return [inputs[0][0].clone()]
+
+    x = 5 + torch.randn(4, 6, 5, dtype=torch.float64)
+    apart, fused = Started(smooth, 1, 1, 1), Started(smooth, 1, 1, 1)
+    layer = NormNeuron(nn.BatchNorm1d(5, dtype=torch.float64), fused)
+    output = layer(x)
+    assert isinstance(output, Tensor)
+    torch.testing.assert_close(output, apart(OverTime(nn.BatchNorm1d(5, dtype=torch.float64))(x)))
+    assert "init_states looks at the input" in layer.explain(x)
+
+
+def test_backward_after_another_forward() -> None:
+    """What a call gave to the step is that call's, also when the gradient comes later."""
+    apart, fused, _ = pair("1d", lambda: smooth_neuron("auto"), dtype=torch.float64)
+    gradients = []
+    for net in (apart, fused):
+        torch.manual_seed(1)
+        sequences = [torch.randn(4, 3, 5, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        outputs = [net(x) for x in sequences]
+        gradients.append(torch.autograd.grad(sum(o.square().sum() for o in outputs), [*sequences, *net.parameters()]))
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_nothing_is_kept_when_the_outputs_are_gone() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(5), LIF())
+    x = torch.randn(4, 3, 5, requires_grad=True) * 1.0
+    layer(x)
+    layer.neuron.reset()
+    alive = weakref.ref(x)
+    del x
+    gc.collect()
+    assert alive() is None
+
+
+def test_copies_and_checkpoints() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(5), LIF(tau=nn.Parameter(torch.tensor([2.0]))))
+    x = 3 * torch.randn(4, 3, 5)
+    layer(x)
+    twin = copy.deepcopy(layer)
+    twin.load_state_dict(layer.state_dict())
+    assert set(layer.state_dict()) == {
+        "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "neuron.tau",
+    }
+    functional.reset_net(layer)
+    functional.reset_net(twin)
+    assert torch.equal(layer(x), twin(x))
+
+
+def test_no_steps() -> None:
+    layer = NormNeuron(nn.BatchNorm1d(5), LIF(backend=KERNELS[-1]))
+    x = torch.zeros(0, 3, 5, requires_grad=True)
+    output = layer(x)
+    assert isinstance(output, Tensor)
+    assert output.shape == (0, 3, 5)
+    output.sum().backward()
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ParameterError, match="norm is LayerNorm"):
+        NormNeuron(nn.LayerNorm(3), LIF())
+    with pytest.raises(ParameterError, match="neuron is PSN"):
+        NormNeuron(nn.BatchNorm1d(3), PSN(4))  # type: ignore[arg-type]
+    layer = NormNeuron(nn.BatchNorm2d(3), LIF())
+    with pytest.raises(InputShapeError, match="3 channels, and its input 4"):
+        layer(torch.zeros(2, 2, 4, 5, 5))
+    with pytest.raises(InputShapeError, match=r"takes \[T, B, C"):
+        layer(torch.zeros(2, 2))
+    with pytest.raises(ValueError, match="4D"):
+        layer(torch.zeros(2, 2, 3, 5))
+    with pytest.raises(InputShapeError, match="more than 1 value per channel"):
+        layer(torch.zeros(1, 1, 3, 1, 1))
+    with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):  # it becomes a BatchNorm1d in its first call
+        NormNeuron(nn.LazyBatchNorm1d(), LIF())
