@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn import neuron
-from flexsn_nn.neuron import DelayedReset, ImmediateReset, Neuron
+from flexsn_nn.neuron import DelayedReset, Feedback, ImmediateReset, Neuron, Recurrent
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -46,6 +46,10 @@ SHOWN: dict[str, tuple[dict[str, Any], float]] = {
     "ILIF": ({}, 1.4),
     "GatedLIF": ({"T": STEPS}, 0.6),
     "LI": ({"tau": 8.0}, 1.0),
+    "RLIF": ({"tau": 8.0, "all_to_all": False, "V": 4.0}, 1.3),
+    "RALIF": ({"tau": 4.0, "tau_a": 20.0, "beta": 0.3, "all_to_all": False, "V": 2.0}, 2.5),
+    "RLeaky": ({"beta": 0.9, "all_to_all": False, "V": -0.6}, 0.2),
+    "RSynaptic": ({"alpha": 0.8, "beta": 0.9, "all_to_all": False, "V": -0.3}, 0.05),
     "Leaky": ({"beta": 0.9}, 0.2),
     "Synaptic": ({"alpha": 0.8, "beta": 0.9}, 0.05),
     "Alpha": ({"alpha": 0.9, "beta": 0.8}, 0.5),
@@ -57,7 +61,7 @@ DEFAULT: tuple[dict[str, Any], float] = ({}, 1.3)
 def neurons() -> list[type[Neuron]]:
     """The classes to be used as they are, in the order of `neuron.__all__`; aliases once."""
     exported = [getattr(neuron, name) for name in neuron.__all__]
-    bases = {Neuron, ImmediateReset, DelayedReset}
+    bases = {Neuron, ImmediateReset, DelayedReset, Feedback, Recurrent}  # the last one is a neuron around another
     classes = [c for c in exported if inspect.isclass(c) and issubclass(c, Neuron) and c not in bases]
     return list(dict.fromkeys(classes))
 

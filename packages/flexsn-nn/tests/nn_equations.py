@@ -26,13 +26,18 @@ from flexsn_nn import (
     LIF,
     PLIF,
     QIF,
+    RALIF,
+    RLIF,
     AdEx,
     Alpha,
     GatedLIF,
     Izhikevich,
     Lapicque,
     Leaky,
+    Recurrent,
     RefractoryLIF,
+    RLeaky,
+    RSynaptic,
     StochasticLIF,
     Synaptic,
     TernaryIF,
@@ -83,6 +88,7 @@ class Case:
         scale, shift: of the input, so that some neurons fire and some do not.
         fires: whether it can at all.
         smooth: the same neuron with a smooth spike function, for gradcheck; `None`: there is none.
+        mixes: whether the neurons of a step reach one another, through a matrix.
     """
 
     name: str
@@ -93,6 +99,7 @@ class Case:
     shift: float = 0.4
     fires: bool = True
     smooth: Mapping[str, Any] | None = field(default_factory=lambda: {"surrogate_function": smooth_spike})
+    mixes: bool = False
 
 
 def smooth_spike(x: Tensor) -> Tensor:
@@ -299,6 +306,16 @@ def _make_stochastic(**options: Any) -> Neuron:
     return made.double()
 
 
+def _wrapped(kind: type[Neuron], **fixed: Any) -> Callable[..., Neuron]:
+    """`Recurrent` around a neuron, with a matrix for 35 of them."""
+
+    def make(**options: Any) -> Neuron:
+        torch.manual_seed(5)
+        return Recurrent(kind(**{**fixed, **options}), 35).double()
+
+    return make
+
+
 def _leaky(mechanism: str) -> Step:
     def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
         (v,) = states
@@ -351,6 +368,50 @@ def _lapicque(mechanism: str) -> Step:
         h = (1 - inverse_rc) * v + 2 * inverse_rc * x
         h = {"subtract": h - r * 0.6, "zero": h * (1 - r), "none": h}[mechanism]
         return atan_spike(h - 0.6), h
+
+    return step
+
+
+def _fed_back(p: Params, s: Tensor) -> Tensor:
+    """What comes back of the last step's spikes, as sums written out."""
+    if "recurrent.V" in p:
+        return p["recurrent.V"] * s
+    fed = (s.unsqueeze(-2) * p["recurrent.weight"]).sum(-1)
+    return fed + p["recurrent.bias"] if "recurrent.bias" in p else fed
+
+
+def _recurrent(step: Step, name: str = "neuron.") -> Step:
+    """The step with its last output, through the weights, in its input."""
+
+    def fed(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        s, *rest = states
+        own = {key.removeprefix(name): value for key, value in p.items()}
+        output, *new = step(own, x + _fed_back(p, s), rest)
+        return output, output, *new
+
+    return fed
+
+
+def _rleaky(mechanism: str, *, delay: bool) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        s, v = states
+        r = torch.where(v > 0.9, 1.0, 0.0).to(v.dtype)
+        h = p["beta"] * v + x + _fed_back(p, s)
+        h = {"subtract": h - r * 0.9, "zero": h * (1 - r), "none": h}[mechanism]
+        spike = atan_spike(h - 0.9)
+        if delay:
+            return spike, spike, h
+        late = spike - r
+        return spike, spike, {"subtract": h - late * 0.9, "zero": h * (1 - late), "none": h}[mechanism]
+
+    return step
+
+
+def _rsynaptic(mechanism: str) -> Step:
+    def step(p: Params, x: Tensor, states: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        s, i, v = states
+        spike, *new = _synaptic(mechanism)(p, x + _fed_back(p, s), [i, v])
+        return spike, spike, *new
 
     return step
 
@@ -485,11 +546,97 @@ def _cases() -> list[Case]:
             smooth=None,
         ),
     ]
+    cases += [
+        Case("rlif", _make(RLIF, features=35, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0, mixes=True),
+        Case(
+            "rlif_one_to_one",
+            _make(RLIF, features=35, tau=2.5, all_to_all=False, V=-0.6, v_reset=-0.2),
+            _recurrent(_lif(2.5, True, -0.2)),
+            [0, -0.2],
+            shift=1.0,
+        ),
+        Case(
+            "ralif",
+            _make(RALIF, features=35, tau_a=5.0, v_threshold=0.6, bias=True),
+            _recurrent(_alif(v_reset=0.0)),
+            [0, 0, 0],
+            mixes=True,
+        ),
+        Case("recurrent_lif", _wrapped(LIF, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0, mixes=True),
+        Case(
+            "recurrent_plif",
+            _wrapped(PLIF, init_tau=1.7, decay_input=False, v_reset=None),
+            _recurrent(_plif_no_decay),
+            [0, 0],
+            mixes=True,
+        ),
+        Case(
+            "recurrent_adex",
+            _wrapped(AdEx, tau=w(torch.tensor(3.0)), delta_T=0.7, theta_rh=0.6, v_rest=0.05, tau_w=4.0, a=0.2, b=0.3),
+            _recurrent(_adex),
+            [0, -0.1, 0],
+            2.0,
+            mixes=True,
+        ),
+        Case(
+            "recurrent_gated_lif",
+            _wrapped(GatedLIF, init_linear_decay=0.05),
+            _recurrent(_gated_lif),
+            [0, 0, 0],
+            mixes=True,
+        ),
+        Case(
+            "recurrent_li",
+            _wrapped(LI, tau=3.0, decay_input=False),
+            _recurrent(_li_no_decay),
+            [0, 0],
+            0.3,
+            fires=False,
+            smooth={},
+            mixes=True,
+        ),
+        Case(
+            "recurrent_leaky",
+            _wrapped(
+                Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, reset_mechanism="zero"
+            ),
+            _recurrent(_leaky("zero")),
+            [0, 0],
+            smooth=None,
+            mixes=True,
+        ),
+    ]
     for mechanism in ("subtract", "zero", "none"):
         named = {"reset_mechanism": mechanism}
         # The reset's condition has no gradient, and no threshold is smooth.
         smooth = _DELAYED if mechanism == "none" else None
+        learned = {"learn_beta": True, "threshold": 0.9}
         cases += [
+            Case(
+                f"rleaky_{mechanism}",
+                _make(RLeaky, beta=_CHANNELS, linear_features=35, **learned, **named),
+                _rleaky(mechanism, delay=True),
+                [0, 0],
+                smooth=smooth,
+                mixes=True,
+            ),
+            Case(
+                f"rleaky_at_once_{mechanism}",
+                _make(RLeaky, beta=0.7, all_to_all=False, V=-0.4, reset_delay=False, **learned, **named),
+                _rleaky(mechanism, delay=False),
+                [0, 0],
+                smooth=smooth,
+            ),
+            Case(
+                f"rsynaptic_{mechanism}",
+                _make(RSynaptic, alpha=_CHANNELS, beta=0.7, threshold=0.9, linear_features=35, **synaptic, **named),
+                _rsynaptic(mechanism),
+                [0, 0, 0],
+                0.5,
+                0.1,
+                smooth=smooth,
+                mixes=True,
+            ),
             Case(
                 f"leaky_{mechanism}",
                 _make(Leaky, beta=_CHANNELS, threshold=0.9, learn_beta=True, learn_threshold=True, **named),

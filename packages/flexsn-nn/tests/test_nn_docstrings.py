@@ -36,7 +36,7 @@ NEURONS = sorted(
     key=lambda kind: kind.__name__,
 )
 # What neurons are built on: each adds an equation of its own to what they have.
-BASES = {neuron.Neuron, neuron.ImmediateReset, neuron.DelayedReset}
+BASES = {neuron.Neuron, neuron.ImmediateReset, neuron.DelayedReset, neuron.Feedback}
 
 
 @pytest.mark.parametrize("kind", [kind for kind in NEURONS if kind not in BASES], ids=lambda kind: kind.__name__)

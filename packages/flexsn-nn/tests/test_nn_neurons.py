@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 # 70 elements: three blocks of the smallest kernels, which have 32, and the last one not full.
 STEP = (2, 35)
 EACH = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+# Kernels compute each element of a step by itself.
+ALONE = pytest.mark.parametrize("case", [c for c in CASES if not c.mixes], ids=lambda case: case.name)
 SOME = pytest.mark.parametrize(
     "case",
     [
@@ -38,7 +40,7 @@ def test_every_neuron_has_a_case() -> None:
     parallel = {"PSN", "MaskedPSN", "SlidingPSN"}
     kinds = {name for name in neuron.__all__ if isinstance(getattr(neuron, name), type)} - parallel
     tested = {type(case.make()) for case in CASES}
-    bases = {"Neuron", "ImmediateReset", "DelayedReset", "RunOptions", "SpikeOptions"}
+    bases = {"Neuron", "ImmediateReset", "DelayedReset", "Feedback", "RunOptions", "ResetOptions", "SpikeOptions"}
     assert {getattr(neuron, name) for name in kinds - bases} == tested
 
 
@@ -65,10 +67,11 @@ def test_operator_equals_the_equation(case: Case) -> None:
 @pytest.mark.long(
     all_but=[
         "lif", "lif_soft_detached", "plif*", "eif", "izhikevich", "klif_scaled", "alif", "ilif", "gated_lif", "clif",
-        "ternary_lif_soft", "refractory", "stochastic", "synaptic_zero", "alpha_subtract", "lapicque_rc", "leaky_none"
+        "ternary_lif_soft", "refractory", "stochastic", "synaptic_zero", "alpha_subtract", "lapicque_rc", "leaky_none",
+        "rlif_one_to_one", "rleaky_at_once_zero"
     ]
 )
-@EACH
+@ALONE
 def test_kernels_equal_the_equation(case: Case) -> None:
     made = case.make(backend="triton")
     x = draw_input(case, 5, STEP)

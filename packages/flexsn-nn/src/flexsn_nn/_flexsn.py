@@ -320,7 +320,7 @@ class FlexSN(nn.Module):
             lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
         told = dict.fromkeys(why for why in self._refusals.values() if why is not None)
-        ran = any(choice.backend == "cpp" for choice in self._choices.values())
+        ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
         here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
         lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in told]
         if not lines:
@@ -369,7 +369,7 @@ class FlexSN(nn.Module):
             return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
-        if backend == "cpp" and self._backend == "auto" and not self._kernels_take(inputs, states):
+        if self._backend == "auto" and self._asks_kernels(backend) and not self._kernels_take(inputs, states):
             backend = "torch"
         absorbed: Affine | None = None
         if affine is not None:
@@ -492,8 +492,12 @@ class FlexSN(nn.Module):
                     f"{list(found[0])} {found[1]}: give outputs of one step, without time, or leave them out."
                 )
 
+    def _asks_kernels(self, backend: str) -> bool:
+        """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse: on the CPU."""
+        return backend == "cpp"
+
     def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
-        """Whether kernels in C++ can run what the loop can, on these tensors, as far as that shows beforehand."""
+        """Whether kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
         if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
             return False
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):

@@ -18,15 +18,23 @@ __all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "s
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
-    """`(name, module)` of every `FlexSN` in `net`, and `net` itself, named like its class, if it is one."""
-    for name, module in net.named_modules():
+    """`(name, module)` of every `FlexSN` in `net`, and `net` itself, named like its class, if it is one.
+
+    A neuron inside of another's step, as in a `Recurrent`, is part of that one, and is not named.
+    """
+    for name, module in _with_state(net):
         if isinstance(module, FlexSN):
-            yield name or type(module).__name__, module
+            yield name, module
 
 
 def _with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
     """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
     for name, module in net.named_modules():
+        if inside is not None and name.startswith(inside):
+            continue
+        if isinstance(module, FlexSN):
+            inside = f"{name}." if name else ""
         if isinstance(module, FlexSN | Stateful):
             yield name or type(module).__name__, module
 

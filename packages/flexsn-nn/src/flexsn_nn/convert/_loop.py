@@ -38,7 +38,6 @@ class LoopCall(DelayedReset):
     Args:
         init_hidden: whether the states stay inside, and are no arguments.
         output: whether they are returned even so.
-        reset_delay: whether the reset waits for the next step.
         graded_spikes_factor: what a spike is multiplied with.
         arguments: of the neuron.
     """
@@ -47,20 +46,17 @@ class LoopCall(DelayedReset):
     graded_spikes_factor: float | Tensor
     init_hidden: bool
     output: bool
-    reset_delay: bool
 
     def __init__(
         self,
         *,
         init_hidden: bool = False,
         output: bool = False,
-        reset_delay: bool = True,
         graded_spikes_factor: float | Tensor = 1.0,
         **arguments: Any,
     ) -> None:
         super().__init__(step_mode="s", store_state_seqs=output or not init_hidden, **arguments)
         self.init_hidden, self.output = init_hidden, output
-        self.hold("reset_delay", reset_delay)
         self.hold_number("graded_spikes_factor", graded_spikes_factor)
 
     def forward(self, x: Tensor, *states: Tensor | None, **named: Tensor | None) -> Any:  # type: ignore[override]
@@ -90,10 +86,6 @@ class LoopCall(DelayedReset):
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, *states)`."""
         spike, *new = self.base_dynamics(x, *states)
-        if not self.reset_delay:
-            # What the reset of the next step would take away, less what this one took away.
-            h, now = new[-1], spike - self.spiked(states[-1])
-            new[-1] = self.after(h, now)
         return spike * fit(self.graded_spikes_factor, spike), *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
@@ -205,5 +197,7 @@ class LoopLapicque(LoopCall):
         (v,) = states
         R, C, dt = fit(self.R, v), fit(self.C, v), fit(self.time_step, v)
         h = x * R * (1 / (R * C)) * dt + (1 - dt / (R * C)) * v
-        h = self.after(h, self.spiked(v))
-        return self.fire(h), h
+        r = self.spiked(v)
+        h = self.after(h, r)
+        spike = self.fire(h)
+        return spike, self.kept(h, spike, r)

@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn.errors import ParameterError
+from flexsn_nn.functional import neurons
 from flexsn_nn.monitor._base import Watcher
+from flexsn_nn.neuron import Feedback
+from flexsn_nn.neuron._connections import OneToOne
 
 # Layers whose weights are synapses, with the number of dimensions of an input without time.
 SYNAPTIC: dict[type[nn.Module], int | None] = {
@@ -50,11 +53,12 @@ class SynapticOperations:
 
 
 class SynapseMonitor(Watcher):
-    """Counts the synaptic operations of `nn.Linear` and of convolutions, over all calls since the last `clear()`.
+    """Counts the synaptic operations of `nn.Linear`, convolutions and recurrent weights, since the last `clear()`.
 
     A spike costs one operation for each weight that it meets: fewer at the edge of a convolution. Counting takes
     another pass through the layer; only `operations()` waits for the device. Biases and products of two activations
-    (attention) are not counted.
+    (attention) are not counted. The spikes of a recurrent neuron (`Recurrent`, `RLIF`, …) meet its weights a step
+    later; all of a call's count, as `NAME.recurrent`. Layers inside of a step function of your own are not seen.
 
     Args:
         net: a network, or one layer.
@@ -75,9 +79,13 @@ class SynapseMonitor(Watcher):
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
         kinds = tuple(SYNAPTIC)
         found: dict[str, nn.Module] = {}
+        # What is inside of a neuron's step is called when the step is traced, and not once for each step.
+        inside = {part for _, neuron in neurons(net) for part in neuron.modules()}
         for name, module in net.named_modules():
-            if isinstance(module, kinds):
+            if isinstance(module, kinds) and module not in inside:
                 found[name or type(module).__name__] = module
+            elif isinstance(module, Feedback) and isinstance(module.recurrent, (*kinds, OneToOne)):
+                found[f"{name}.recurrent" if name else "recurrent"] = module
         if not found:
             raise ParameterError(f"{type(net).__name__} has no linear layer and no convolution.")
         super().__init__(found, layers)
@@ -100,7 +108,9 @@ class SynapseMonitor(Watcher):
 
     def _look(self, name: str, layer: Any, inputs: tuple[Any, ...], output: Any) -> None:
         with torch.no_grad(), torch.autocast(inputs[0].device.type, enabled=False):
-            x = inputs[0].detach()
+            x = (output if isinstance(layer, Feedback) else inputs[0]).detach()
+            if isinstance(layer, Feedback):
+                layer = layer.recurrent
             binary = ((x == 0) | (x == 1)).all()
             used = uses(layer, (x != 0).float())
             dense = uses(layer, torch.ones_like(x, dtype=torch.float32))
@@ -114,6 +124,8 @@ def uses(layer: nn.Module, x: Tensor) -> Tensor:
     """How many weights meet an input of zeros and ones, each time that they do, an integer."""
     if isinstance(layer, nn.Linear):
         return x.count_nonzero() * layer.out_features
+    if isinstance(layer, OneToOne):
+        return x.count_nonzero()
     kind = next(kind for kind in SYNAPTIC if isinstance(layer, kind))
     dims = SYNAPTIC[kind]
     assert dims is not None

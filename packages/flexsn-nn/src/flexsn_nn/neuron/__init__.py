@@ -22,8 +22,11 @@ from flexsn_nn.neuron._lif import LIF
 from flexsn_nn.neuron._plif import PLIF
 from flexsn_nn.neuron._psn import PSN, MaskedPSN, SlidingPSN
 from flexsn_nn.neuron._qif import QIF
+from flexsn_nn.neuron._recurrent import Feedback, Recurrent
 from flexsn_nn.neuron._refractory import RefractoryLIF
-from flexsn_nn.neuron._reset import DelayedReset, ImmediateReset, SpikeOptions
+from flexsn_nn.neuron._reset import DelayedReset, ImmediateReset, ResetOptions, SpikeOptions
+from flexsn_nn.neuron._rleaky import RLeaky, RSynaptic
+from flexsn_nn.neuron._rlif import RALIF, RLIF
 from flexsn_nn.neuron._stochastic import StochasticLIF
 from flexsn_nn.neuron._synaptic import Synaptic
 from flexsn_nn.neuron._ternary import TernaryIF, TernaryLIF
@@ -44,9 +47,12 @@ __all__ = [
     "PLIF",
     "PSN",
     "QIF",
+    "RALIF",
+    "RLIF",
     "AdEx",
     "Alpha",
     "DelayedReset",
+    "Feedback",
     "GatedLIF",
     "ImmediateReset",
     "Izhikevich",
@@ -56,7 +62,11 @@ __all__ = [
     "Neuron",
     "NonSpikingLIF",
     "ParametricLIF",
+    "RLeaky",
+    "RSynaptic",
+    "Recurrent",
     "RefractoryLIF",
+    "ResetOptions",
     "RunOptions",
     "SlidingPSN",
     "SpikeOptions",

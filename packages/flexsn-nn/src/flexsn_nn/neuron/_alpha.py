@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.neuron._base import RunOptions, fit
-from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunction
 
 
 class Alpha(DelayedReset):
@@ -25,7 +25,7 @@ class Alpha(DelayedReset):
         beta: decay of the inhibitory current, in `(0, 1)`.
         threshold, spike_grad: as in `DelayedReset`.
         learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
-        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
     in `[0, 1]`.
@@ -46,7 +46,7 @@ class Alpha(DelayedReset):
         learn_threshold: bool = False,
         reset_mechanism: str = "zero",
         strict: bool | None = True,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResetOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
         self.hold_number("alpha", alpha, learn=learn_alpha, above=0, below=1)
@@ -69,7 +69,8 @@ class Alpha(DelayedReset):
             new_e, new_i, h = self.after(new_e, r), self.after(new_i, r), self.after(h, r)
         elif self.reset_mechanism == "subtract":
             new_e, new_i, h = self.after(new_e, r), new_i - r * new_i, h + r * i
-        return self.fire(h), new_e, new_i, h
+        spike = self.fire(h)
+        return spike, new_e, new_i, self.kept(h, spike, r)
 
 
 def _log(value: float | Tensor) -> float | Tensor:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from flexsn_nn._checks import check_number
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.neuron._base import RunOptions, fit
-from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+from flexsn_nn.neuron._base import fit
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunction
 
 
 class Lapicque(DelayedReset):
@@ -29,7 +29,7 @@ class Lapicque(DelayedReset):
         time_step: `dt`, above 0.
         threshold, spike_grad: as in `DelayedReset`.
         learn_beta: whether to make `beta` an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     Numbers, or tensors that broadcast to the step.
 
@@ -52,7 +52,7 @@ class Lapicque(DelayedReset):
         learn_threshold: bool = False,
         reset_mechanism: str = "subtract",
         strict: bool | None = True,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResetOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
         check_number("time_step", time_step, above=0)
@@ -74,8 +74,10 @@ class Lapicque(DelayedReset):
         """One step: `(spike, v)`."""
         rate = -fit(_log(self.bounded("beta", self.beta, v)), v)
         h = (1 - rate) * v + rate * self.bounded("R", self.R, v) * x
-        h = self.after(h, self.spiked(v))
-        return self.fire(h), h
+        r = self.spiked(v)
+        h = self.after(h, r)
+        spike = self.fire(h)
+        return spike, self.kept(h, spike, r)
 
 
 def _log(value: float | Tensor) -> float | Tensor:

@@ -6,8 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import RunOptions
-from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunction
 
 
 class Leaky(DelayedReset):
@@ -20,7 +19,7 @@ class Leaky(DelayedReset):
             the step (a value per neuron, say), or an `nn.Parameter`. Kept in `[0, 1]` when it is a tensor.
         threshold, spike_grad: as in `DelayedReset`.
         learn_beta: whether to make `beta` an `nn.Parameter`.
-        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     Example:
         >>> Leaky(beta=0.5)(torch.full((4, 1), 1.0)).flatten().tolist()
@@ -38,7 +37,7 @@ class Leaky(DelayedReset):
         learn_threshold: bool = False,
         reset_mechanism: str = "subtract",
         strict: bool | None = True,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResetOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
         self.hold_number("beta", beta, learn=learn_beta, at_least=0, at_most=1)
@@ -48,4 +47,5 @@ class Leaky(DelayedReset):
         r = self.spiked(v)
         beta = self.bounded("beta", self.beta, v)
         h = beta * self.after(v, r) + x if self.reset_mechanism == "zero" else self.after(beta * v + x, r)
-        return self.fire(h), h
+        spike = self.fire(h)
+        return spike, self.kept(h, spike, r)

@@ -27,6 +27,12 @@ class SpikeOptions(RunOptions, total=False):
     strict: bool | None
 
 
+class ResetOptions(RunOptions, total=False):
+    """`RunOptions`, and `reset_delay`; see `DelayedReset`."""
+
+    reset_delay: bool
+
+
 class ImmediateReset(Neuron):
     """A neuron that fires at `h >= v_threshold` and resets in the same step.
 
@@ -129,6 +135,8 @@ class DelayedReset(Neuron):
         learn_threshold: whether to make the threshold an `nn.Parameter`.
         reset_mechanism: `"subtract"`, `"zero"` or `"none"`.
         strict: whether to fire at `h > threshold` (`True`) or `>=` (`False`); `None`: as `spike_grad` does.
+        reset_delay: `False`: the membrane that is carried on is reset by this step's spike at once, whose gradient
+            the reset then lets through.
         options: as in `Neuron`.
 
     Raises:
@@ -139,6 +147,7 @@ class DelayedReset(Neuron):
     threshold: float | Tensor
     spike_grad: SpikeFunction
     reset_mechanism: str
+    reset_delay: bool
 
     def __init__(
         self,
@@ -147,6 +156,7 @@ class DelayedReset(Neuron):
         learn_threshold: bool,
         reset_mechanism: str,
         strict: bool | None,
+        reset_delay: bool = True,
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(**options)
@@ -154,6 +164,7 @@ class DelayedReset(Neuron):
         self.hold_number("threshold", threshold, learn=learn_threshold)
         self.hold("spike_grad", with_strictness("spike_grad", spike_grad, strict))
         self.hold("reset_mechanism", reset_mechanism)
+        self.hold("reset_delay", reset_delay)
 
     def fire(self, h: Tensor) -> Tensor:
         """Spikes of the charged membrane."""
@@ -168,6 +179,15 @@ class DelayedReset(Neuron):
         if self.reset_mechanism == "subtract":
             return h - r * fit(self.threshold, h)
         return h - r * h if self.reset_mechanism == "zero" else h
+
+    def kept(self, h: Tensor, spike: Tensor, r: Tensor) -> Tensor:
+        """The membrane that is carried on: `h`, or without `reset_delay` after the reset of this step's spike.
+
+        Args:
+            h: the charge, after the reset of the last step's spikes `r`.
+            spike: this step's. Where `r` has reset already, it is not reset again.
+        """
+        return h if self.reset_delay else self.after(h, spike - r)
 
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:

@@ -6,8 +6,7 @@ from typing import ClassVar, Unpack
 
 from torch import Tensor
 
-from flexsn_nn.neuron._base import RunOptions
-from flexsn_nn.neuron._reset import ATAN, DelayedReset, SpikeFunction
+from flexsn_nn.neuron._reset import ATAN, DelayedReset, ResetOptions, SpikeFunction
 
 
 class Synaptic(DelayedReset):
@@ -20,7 +19,7 @@ class Synaptic(DelayedReset):
         beta: what is left of the membrane after a step, in `[0, 1]`.
         threshold, spike_grad: as in `DelayedReset`.
         learn_alpha, learn_beta: whether to make an `nn.Parameter` of it.
-        learn_threshold, reset_mechanism, strict, options: as in `DelayedReset`.
+        learn_threshold, reset_mechanism, strict, options (`reset_delay`, `step_mode`, …): as in `DelayedReset`.
 
     `alpha` and `beta` are numbers, tensors that broadcast to the step, or `nn.Parameter`s; tensors are kept
     in `[0, 1]`.
@@ -41,7 +40,7 @@ class Synaptic(DelayedReset):
         learn_threshold: bool = False,
         reset_mechanism: str = "subtract",
         strict: bool | None = True,
-        **options: Unpack[RunOptions],
+        **options: Unpack[ResetOptions],
     ) -> None:
         super().__init__(threshold, spike_grad, learn_threshold, reset_mechanism, strict, **options)
         self.hold_number("alpha", alpha, learn=learn_alpha, at_least=0, at_most=1)
@@ -50,5 +49,7 @@ class Synaptic(DelayedReset):
     def dynamics(self, x: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""
         current = self.bounded("alpha", self.alpha, i) * i + x
-        h = self.after(self.bounded("beta", self.beta, v) * v + current, self.spiked(v))
-        return self.fire(h), current, h
+        r = self.spiked(v)
+        h = self.after(self.bounded("beta", self.beta, v) * v + current, r)
+        spike = self.fire(h)
+        return spike, current, self.kept(h, spike, r)

@@ -1,0 +1,164 @@
+"""How the spikes of a step come back into the next one: through a matrix, a convolution, or each to its own neuron."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn._checks import check_count, check_function, check_number
+from flexsn_nn._numbers import fit_checkpoint, learned
+from flexsn_nn.errors import InputShapeError, ParameterError
+from flexsn_nn.neuron._base import fit
+
+Initialize = Callable[[Tensor], object]
+
+
+class AllToAll(nn.Linear):
+    """`V s + b`: every neuron of the last dimension to every other; weights `[features, features]`.
+
+    Computed in the dtype of `s`, so that a float32 matrix does not widen a half state.
+    """
+
+    def forward(self, s: Tensor) -> Tensor:
+        """`[..., features] -> [..., features]`."""
+        bias = None if self.bias is None else self.bias.to(s.dtype)
+        return F.linear(s, self.weight.to(s.dtype), bias)
+
+    def check(self, step: Sequence[int]) -> None:
+        """Raises `InputShapeError` unless the step has this many neurons."""
+        found = step[-1] if len(step) else 1
+        if found != self.in_features:
+            raise InputShapeError(
+                f"the step has shape {list(step)}, so {found} neurons in its last dimension; the recurrent weights are "
+                f"for {self.in_features}."
+            )
+
+
+class OneToOne(nn.Module):
+    """`V s`: every neuron to itself; `V` is one number for all, or broadcasts to the step.
+
+    Args:
+        V: a number or a tensor.
+        learn: whether a gradient flows to it.
+    """
+
+    V: nn.Parameter
+
+    def __init__(self, V: float | Tensor, *, learn: bool = True) -> None:
+        super().__init__()
+        check_number("V", V)
+        dtype = V.dtype if isinstance(V, Tensor) else torch.get_default_dtype()
+        self.V = V if isinstance(V, nn.Parameter) else learned(V, dtype)
+        self.V.requires_grad_(learn)
+
+    def forward(self, s: Tensor) -> Tensor:
+        """`[*step] -> [*step]`."""
+        return s * fit(self.V, s)
+
+    def check(self, step: Sequence[int]) -> None:
+        """Raises `InputShapeError` unless `V` broadcasts to the step."""
+        shape = self.V.shape
+        fits = self.V.numel() == 1 or (
+            len(shape) <= len(step) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(step), strict=False))
+        )
+        if not fits:
+            raise InputShapeError(
+                f"the step has shape {list(step)}; V, of shape {list(shape)}, does not broadcast to it."
+            )
+
+    def extra_repr(self) -> str:
+        return f"V={list(self.V.shape)}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        fit_checkpoint(state_dict, prefix, self._parameters, ["V"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class Convolved(nn.Conv2d):
+    """`V * s + b`: a convolution over the neighbours, of odd size, padded with zeros to the step's own shape.
+
+    Computed in the dtype of `s`. No compiled kernel has it: `backend="torch"` runs it.
+    """
+
+    def forward(self, s: Tensor) -> Tensor:
+        """`[B, C, H, W] -> [B, C, H, W]`."""
+        bias = None if self.bias is None else self.bias.to(s.dtype)
+        convolved: Tensor = self._conv_forward(s, self.weight.to(s.dtype), bias)
+        return convolved
+
+    def check(self, step: Sequence[int]) -> None:
+        """Raises `InputShapeError` unless the step is `[B, C, H, W]` with these channels."""
+        if len(step) != 4 or step[1] != self.in_channels:
+            raise InputShapeError(
+                f"the step has shape {list(step)}; the recurrent convolution takes [B, {self.in_channels}, H, W]."
+            )
+
+
+def connection(
+    features: int | None,
+    all_to_all: bool,
+    V: float | Tensor,
+    bias: bool,
+    learn_recurrent: bool,
+    init: Initialize | None,
+) -> nn.Module:
+    """`AllToAll` or `OneToOne`; the arguments are those of `Recurrent`.
+
+    Raises:
+        ParameterError: arguments that do not go together.
+    """
+    if init is not None:
+        check_function("init", init)
+    if features is not None:
+        check_count("features", features)
+    made: AllToAll | OneToOne
+    if all_to_all:
+        if features is None:
+            raise ParameterError(
+                "features is missing: how many neurons the layer has, the last dimension of its input. For neurons "
+                "that reach themselves alone, all_to_all=False."
+            )
+        if isinstance(V, Tensor) or V != 1:
+            raise ParameterError(
+                "V is the weight of each neuron to itself, with all_to_all=False. A matrix starts where init puts it: "
+                "init=lambda weight: weight.copy_(V)."
+            )
+        made = AllToAll(features, features, bias)
+        weight: Tensor = made.weight
+    else:
+        if bias:
+            raise ParameterError("bias=True needs all_to_all=True; a neuron alone has its threshold.")
+        if features is not None and (not isinstance(V, Tensor) or V.numel() == 1):
+            V = torch.as_tensor(V, dtype=torch.get_default_dtype()).detach().expand(features)
+        made = OneToOne(V)
+        weight = made.V
+    return _started(made, weight, learn_recurrent, init)
+
+
+def convolution(
+    channels: int, kernel_size: int | tuple[int, int], bias: bool, learn_recurrent: bool, init: Initialize | None
+) -> nn.Module:
+    """`Convolved`, of `channels` and with the padding that keeps the step's shape."""
+    check_count("conv2d_channels", channels)
+    sizes = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
+    for size in sizes:
+        check_count("kernel_size", size)
+    if len(sizes) != 2 or any(size % 2 == 0 for size in sizes):
+        raise ParameterError(f"kernel_size is {kernel_size}; it must be odd, so that the step keeps its shape.")
+    made = Convolved(
+        channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias
+    )
+    return _started(made, made.weight, learn_recurrent, init)
+
+
+def _started(made: nn.Module, weight: Tensor, learn: bool, init: Initialize | None) -> nn.Module:
+    if init is not None:
+        with torch.no_grad():
+            init(weight)
+    for parameter in made.parameters():
+        parameter.requires_grad_(learn)
+    return made

@@ -1,0 +1,183 @@
+"""Neurons whose spikes come back: a matrix between the spikes of a step and the input of the next."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+
+from flexsn_nn._backends import COMPILED
+from flexsn_nn._checks import check_function
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._precision import widened
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.neuron._base import Neuron, RunOptions
+from flexsn_nn.neuron._connections import Initialize, connection
+
+
+class Feedback(Neuron):
+    """A neuron with the output of the step before among its states, and `recurrent`, through which it comes back.
+
+    `dynamics` of a class derived from it takes `s` as its first state, adds `self.recurrent(s)` to what the neuron
+    gets, and returns the output twice, as output and as the new `s`.
+
+    Attributes:
+        recurrent: `[*step] -> [*step]`.
+    """
+
+    recurrent: nn.Module
+
+    @property
+    def V(self) -> Tensor:
+        """The recurrent weights: `[features, features]`, to a neuron (row) from a neuron (column); with
+        `all_to_all=False`, `[features]` or `[1]`."""
+        found: Tensor = self.recurrent.weight if hasattr(self.recurrent, "weight") else self.recurrent.V  # type: ignore[assignment]
+        return found
+
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        inputs = super()._checked(inputs)
+        check: Any = getattr(self.recurrent, "check", None)
+        if check is not None:
+            check(inputs[0].shape[1:] if self.step_mode == "m" else inputs[0].shape)
+        return inputs
+
+    def _is_ready_made(self) -> bool:
+        """Kernels take most neurons of this package. Whether they take this step has to be asked."""
+        return False
+
+    def _asks_kernels(self, backend: str) -> bool:
+        """Whoever uses the layer cannot change its step: where kernels refuse it, the loop runs, on a GPU, too."""
+        return backend in COMPILED
+
+    def _ask_for_portability(self, *call: object) -> None:
+        """Nobody is warned of a refusal on a GPU: the loop runs there, as here, and `explain` says so."""
+
+
+class Recurrent(Feedback):
+    """`s' = neuron(x + V s, v)`: any neuron, whose output of the step before comes back into its input.
+
+    The matrix product of each step stands inside of the step function, and so inside of the loop over time.
+
+    Args:
+        neuron: a `FlexSN` with one output: a ready-made neuron, or one of your own. Of several inputs, the first one
+            gets what comes back. The neuron is part of this module, and its own state is not used.
+        features: how many neurons, the last dimension of the step.
+        all_to_all: `True`: `V` is a matrix `[features, features]`. `False`: every neuron reaches itself alone, with
+            weights `[features]`, or with one number for all if `features` is `None`.
+        V: where the weights start with `all_to_all=False`: a number, or a tensor that broadcasts to the step.
+        bias: whether the matrix has a bias. (A linear layer in front has one already.)
+        learn_recurrent: whether gradients flow to the weights.
+        init: what sets the matrix, in place, as `torch.nn.init.orthogonal_`; `None`: uniform in `±1 / sqrt(features)`,
+            as `nn.Linear`.
+        recurrent: a module of your own in the place of the matrix, `[*step] -> [*step]`: of low rank, with a mask, …
+            The arguments above, but for `neuron`, are left out then.
+        options: as in `FlexSN`; where they are absent, the neuron's.
+
+    Attributes:
+        neuron: as given.
+        recurrent: a module, whose parameter is `weight`, or `V` with `all_to_all=False`.
+
+    Raises:
+        ParameterError: no `FlexSN`, one with several outputs, or arguments that do not go together.
+        InputShapeError: at a call: a step with another number of neurons.
+
+    The states are `s`, zeros at first, and those of the neuron.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> layer = Recurrent(LIF(tau=2.0), features=3)
+        >>> layer(torch.rand(5, 2, 3)).shape
+        torch.Size([5, 2, 3])
+        >>> [tuple(state.shape) for state in layer.states]  # s and v
+        [(2, 3), (2, 3)]
+    """
+
+    neuron: FlexSN
+
+    def __init__(
+        self,
+        neuron: FlexSN,
+        features: int | None = None,
+        all_to_all: bool = True,
+        V: float | Tensor = 1.0,
+        bias: bool = False,
+        learn_recurrent: bool = True,
+        init: Initialize | None = None,
+        recurrent: nn.Module | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        if not isinstance(neuron, FlexSN):
+            made = (
+                f"give an instance: {neuron.__name__}(...)" if isinstance(neuron, type) else "give a FlexSN, as LIF()"
+            )
+            raise ParameterError(f"neuron is {neuron!r}; {made}.")
+        if neuron.num_outputs != 1:
+            raise ParameterError(
+                f"the neuron has num_outputs={neuron.num_outputs}; one output comes back: write a step with what comes "
+                "back in it, FlexSN(core, ...)."
+            )
+        names = (
+            neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
+        )
+        object.__setattr__(self, "state_names", ("s", *names))  # of this object, not of the class
+        theirs: RunOptions = {
+            "step_mode": neuron.step_mode,
+            "backend": neuron.backend,
+            "store_state_seqs": neuron.store_state_seqs,
+            "precision": neuron.precision,
+            "residuals": neuron.residuals,
+        }
+        theirs.update(options)
+        super().__init__(neuron.num_inputs, **theirs)
+        if neuron.requires_grad is not None:
+            allowed = list(neuron.requires_grad)
+            self.requires_grad = [*allowed[: self.num_inputs], True, *allowed[self.num_inputs :]]
+        self.neuron = neuron
+        if recurrent is None:
+            self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
+        else:
+            check_function("recurrent", recurrent)
+            if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
+                raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
+            self.recurrent = recurrent
+        self._tell_step_mode()
+
+    @property
+    def step_mode(self) -> str:
+        """`"m"` for sequences, `"s"` for single steps."""
+        return self._step_mode
+
+    @step_mode.setter
+    def step_mode(self, step_mode: str) -> None:
+        FlexSN.step_mode.fset(self, step_mode)  # type: ignore[attr-defined]
+        self._tell_step_mode()
+
+    def _tell_step_mode(self) -> None:
+        """The neuron looks at its inputs, too; what it runs with is never asked."""
+        self.neuron._step_mode = self._step_mode
+
+    def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
+        """One step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
+        x, *others = args[: self.num_inputs]
+        s, *states = args[self.num_inputs :]
+        returned = self.neuron.core(self.driven(x, s), *others, *states)
+        output, *new_states = (returned,) if isinstance(returned, Tensor) else returned
+        return output, output, *new_states
+
+    def driven(self, x: Tensor, s: Tensor) -> Tensor:
+        """The neuron's input: what comes from outside, and what comes back."""
+        fed_back: Tensor = self.recurrent(s)
+        return x + fed_back
+
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        """`s` at 0, the others where the neuron starts."""
+        (s,) = super().init_states(1, step_mode, *inputs)
+        states = self.neuron.init_states(num_states - 1, step_mode, *inputs)
+        return [s, *(states if self._widening is None else map(widened, states))]
+
+    def _starts_at_zero(self) -> bool:
+        return type(self).init_states is Recurrent.init_states and self.neuron._starts_at_zero()
+
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        # The neuron may add inputs of its own, as noise.
+        return super()._checked(self.neuron._checked(inputs))

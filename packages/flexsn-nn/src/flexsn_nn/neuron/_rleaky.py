@@ -1,0 +1,152 @@
+"""snnTorch's neurons with recurrent weights."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor, nn
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.neuron._connections import Initialize, connection, convolution
+from flexsn_nn.neuron._leaky import Leaky
+from flexsn_nn.neuron._recurrent import Feedback
+from flexsn_nn.neuron._reset import ATAN, ResetOptions, SpikeFunction
+from flexsn_nn.neuron._synaptic import Synaptic
+
+
+class RLeaky(Feedback, Leaky):
+    """`h = beta v + x + V s`, less the reset of the last step's spike `r`; fires at `h > threshold`.
+
+    "subtract": `h - r threshold`; "zero": `(1 - r) h`, where `Leaky` keeps the input. `s` are the spikes of the step
+    before, and `V` is a matrix, with a bias; a convolution; or, with `all_to_all=False`, a neuron's weight to itself.
+
+    Args:
+        beta: what is left of the membrane after a step, in `[0, 1]`, as in `Leaky`.
+        V: with `all_to_all=False`, where the weights start: one number for all neurons, or a tensor that broadcasts to
+            the step.
+        all_to_all: whether every neuron reaches every other.
+        linear_features: how many neurons, the last dimension of the step: the matrix is `recurrent.weight`.
+        conv2d_channels, kernel_size: instead, of a convolution of odd size over a step `[B, C, H, W]`. It needs
+            `backend="torch"`.
+        threshold, spike_grad: as in `DelayedReset`.
+        learn_beta, learn_threshold: whether to make an `nn.Parameter` of it.
+        learn_recurrent: whether gradients flow to the recurrent weights.
+        reset_mechanism, strict: as in `DelayedReset`.
+        bias: whether the matrix or the convolution has a bias.
+        init: what sets the weights, in place, as `torch.nn.init.orthogonal_`; `None`: PyTorch's own.
+        options: as in `DelayedReset`.
+
+    Example:
+        >>> RLeaky(beta=0.5, all_to_all=False, V=-1.0)(torch.full((4, 1), 1.5)).flatten().tolist()
+        [1.0, 0.0, 1.0, 0.0]
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("s", "v")
+
+    def __init__(
+        self,
+        beta: float | Tensor,
+        V: float | Tensor = 1.0,
+        all_to_all: bool = True,
+        linear_features: int | None = None,
+        conv2d_channels: int | None = None,
+        kernel_size: int | tuple[int, int] | None = None,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        learn_recurrent: bool = True,
+        reset_mechanism: str = "subtract",
+        strict: bool | None = True,
+        bias: bool = True,
+        init: Initialize | None = None,
+        **options: Unpack[ResetOptions],
+    ) -> None:
+        super().__init__(beta, threshold, spike_grad, learn_beta, learn_threshold, reset_mechanism, strict, **options)
+        sizes = (linear_features, conv2d_channels, kernel_size)
+        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, v)`."""
+        s, v = states
+        r = self.spiked(v)
+        h = self.after(self.bounded("beta", self.beta, v) * v + x + self.recurrent(s), r)
+        spike = self.fire(h)
+        return spike, spike, self.kept(h, spike, r)
+
+
+class RSynaptic(Feedback, Synaptic):
+    """`i' = alpha i + x + V s`; `h = beta v + i'`, less the reset of the last step's spike `r`.
+
+    Fires at `h > threshold`. "subtract": `h - r threshold`; "zero": `(1 - r) h`. The current is not reset. `s` are the
+    spikes of the step before, and `V` is a matrix, with a bias; a convolution; or, with `all_to_all=False`, a neuron's
+    weight to itself.
+
+    Args:
+        alpha: what is left of the synaptic current after a step, in `[0, 1]`.
+        beta: what is left of the membrane after a step, in `[0, 1]`.
+        learn_alpha, learn_beta, learn_threshold: whether to make an `nn.Parameter` of it.
+        V, all_to_all, linear_features, conv2d_channels, kernel_size, learn_recurrent, bias, init: as in `RLeaky`.
+        threshold, spike_grad, reset_mechanism, strict, options: as in `DelayedReset`.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("s", "i", "v")
+
+    def __init__(
+        self,
+        alpha: float | Tensor,
+        beta: float | Tensor,
+        V: float | Tensor = 1.0,
+        all_to_all: bool = True,
+        linear_features: int | None = None,
+        conv2d_channels: int | None = None,
+        kernel_size: int | tuple[int, int] | None = None,
+        threshold: float | Tensor = 1.0,
+        spike_grad: SpikeFunction = ATAN,
+        learn_alpha: bool = False,
+        learn_beta: bool = False,
+        learn_threshold: bool = False,
+        learn_recurrent: bool = True,
+        reset_mechanism: str = "subtract",
+        strict: bool | None = True,
+        bias: bool = True,
+        init: Initialize | None = None,
+        **options: Unpack[ResetOptions],
+    ) -> None:
+        learned = (learn_alpha, learn_beta, learn_threshold)
+        super().__init__(alpha, beta, threshold, spike_grad, *learned, reset_mechanism, strict, **options)
+        sizes = (linear_features, conv2d_channels, kernel_size)
+        self.recurrent = _connection(sizes, all_to_all, V, bias, learn_recurrent, init)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, i, v)`."""
+        s, i, v = states
+        r = self.spiked(v)
+        current = self.bounded("alpha", self.alpha, i) * i + x + self.recurrent(s)
+        h = self.after(self.bounded("beta", self.beta, v) * v + current, r)
+        spike = self.fire(h)
+        return spike, spike, current, self.kept(h, spike, r)
+
+
+def _connection(
+    sizes: tuple[int | None, int | None, int | tuple[int, int] | None],
+    all_to_all: bool,
+    V: float | Tensor,
+    bias: bool,
+    learn_recurrent: bool,
+    init: Initialize | None,
+) -> nn.Module:
+    """The recurrent module for snnTorch's arguments."""
+    features, channels, kernel_size = sizes
+    if channels is None and kernel_size is None:
+        if all_to_all and features is None:
+            raise ParameterError(
+                "all_to_all=True needs linear_features, or conv2d_channels and kernel_size: the number of neurons, "
+                "or channels of [B, C, H, W]. For a neuron's weight to itself, all_to_all=False."
+            )
+        return connection(features, all_to_all, V, bias and all_to_all, learn_recurrent, init)
+    if channels is None or kernel_size is None or features is not None or not all_to_all:
+        raise ParameterError(
+            "a recurrent convolution needs conv2d_channels and kernel_size, all_to_all=True, and no linear_features."
+        )
+    return convolution(channels, kernel_size, bias, learn_recurrent, init)

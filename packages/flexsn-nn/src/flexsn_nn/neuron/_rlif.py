@@ -1,0 +1,111 @@
+"""Leaky integrate and fire with recurrent weights; with an adaptive threshold, too."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Unpack
+
+from torch import Tensor
+
+from flexsn_nn.neuron._alif import ALIF
+from flexsn_nn.neuron._connections import Initialize, connection
+from flexsn_nn.neuron._lif import LIF
+from flexsn_nn.neuron._recurrent import Feedback
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, SpikeOptions
+
+
+class RLIF(Feedback, LIF):
+    """`h = v + (x + V s - (v - v_reset)) / tau`, or without `decay_input` `h = v - (v - v_reset) / tau + x + V s`.
+
+    `LIF`, with the spikes `s` of the step before through a matrix `V` into its input. Then `ImmediateReset`.
+
+    Args:
+        features: how many neurons, the last dimension of the step.
+        tau, decay_input: as in `LIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
+        all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
+        options: as in `ImmediateReset`.
+
+    Example:
+        >>> layer = RLIF(3)
+        >>> layer(torch.rand(5, 2, 3)).shape, layer.recurrent.weight.shape
+        (torch.Size([5, 2, 3]), torch.Size([3, 3]))
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("s", "v")
+
+    def __init__(
+        self,
+        features: int | None = None,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        *,
+        all_to_all: bool = True,
+        V: float | Tensor = 1.0,
+        bias: bool = False,
+        learn_recurrent: bool = True,
+        init: Initialize | None = None,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options)
+        self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, v)`."""
+        s, v = states
+        spike, v = LIF.dynamics(self, x + self.recurrent(s), v)
+        return spike, spike, v
+
+
+class RALIF(Feedback, ALIF):
+    """`h = v + (x + V s - (v - v_reset)) / tau`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
+
+    `ALIF`, with the spikes `s` of the step before through a matrix `V` into its input: a layer of an LSNN. The
+    LSNN's neurons without adaptation are those whose `beta` is 0: `beta=torch.cat([torch.zeros(60), torch.full((40,),
+    1.8)])`.
+
+    Args:
+        features: how many neurons, the last dimension of the step.
+        tau_a, beta, tau, decay_input: as in `ALIF`.
+        v_threshold, v_reset, surrogate_function, detach_reset: as in `ImmediateReset`.
+        all_to_all, V, bias, learn_recurrent, init: as in `Recurrent`.
+        options: as in `ImmediateReset`.
+
+    Source: Bellec et al., "Long short-term memory and learning-to-learn in networks of spiking neurons",
+    NeurIPS 2018.
+    """
+
+    state_names: ClassVar[tuple[str, ...]] = ("s", "v", "a")
+
+    def __init__(
+        self,
+        features: int | None = None,
+        tau_a: float | Tensor = 200.0,
+        beta: float | Tensor = 1.8,
+        tau: float | Tensor = 2.0,
+        decay_input: bool = True,
+        v_threshold: float | Tensor = 1.0,
+        v_reset: float | None = 0.0,
+        surrogate_function: SpikeFunction = SIGMOID,
+        detach_reset: bool = False,
+        *,
+        all_to_all: bool = True,
+        V: float | Tensor = 1.0,
+        bias: bool = False,
+        learn_recurrent: bool = True,
+        init: Initialize | None = None,
+        **options: Unpack[SpikeOptions],
+    ) -> None:
+        super().__init__(
+            tau_a, beta, tau, decay_input, v_threshold, v_reset, surrogate_function, detach_reset, **options
+        )
+        self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
+
+    def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, v, a)`."""
+        s, v, a = states
+        spike, v, a = ALIF.dynamics(self, x + self.recurrent(s), v, a)
+        return spike, spike, v, a

@@ -1,0 +1,384 @@
+"""Recurrent neurons: by hand, against the neuron alone, as modules; and torch's own cells, written as steps."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn import (
+    ALIF,
+    LIF,
+    PSN,
+    RALIF,
+    RLIF,
+    FlexSN,
+    InputShapeError,
+    Leaky,
+    NonSpikingLIF,
+    ParameterError,
+    Recurrent,
+    RLeaky,
+    RSynaptic,
+    StochasticLIF,
+    functional,
+    init,
+)
+from flexsn_nn.monitor import RateMonitor, SynapseMonitor
+from flexsn_nn.neuron import Neuron
+
+H = 6
+X = torch.randn(9, 3, H, generator=torch.Generator().manual_seed(1)) + 0.6
+LAYERS: dict[str, Callable[..., Neuron]] = {
+    "Recurrent": lambda **o: Recurrent(LIF(), H, **o),
+    "RLIF": lambda **o: RLIF(H, **o),
+    "RALIF": lambda **o: RALIF(H, tau_a=5.0, all_to_all=False, V=-0.5, **o),
+    "RLeaky": lambda **o: RLeaky(0.5, linear_features=H, **o),
+    "RSynaptic": lambda **o: RSynaptic(0.5, 0.7, linear_features=H, **o),
+}
+each = pytest.mark.parametrize("name", LAYERS)
+
+
+def made(name: str, **options: Any) -> Neuron:
+    torch.manual_seed(0)
+    return LAYERS[name](backend="torch", **options)
+
+
+def few_bits(weight: Tensor) -> Tensor:
+    """Quarters: sums of few of them are exact in any order."""
+    return weight.copy_((8 * weight).round() / 4)
+
+
+def test_what_comes_back_is_the_product_of_the_last_spikes() -> None:
+    """By hand: the second neuron fires a step after the first, which gets no more."""
+    layer = RLIF(2, tau=1.0, init=lambda w: w.copy_(torch.tensor([[0.0, 0.0], [1.5, 0.0]])), backend="torch")
+    x = torch.zeros(4, 1, 2)
+    x[0, 0, 0] = 1.0
+    assert layer(x)[:, 0].tolist() == [[1, 0], [0, 1], [0, 0], [0, 0]]
+    assert layer.V is layer.recurrent.weight
+
+
+@pytest.mark.parametrize("all_to_all", [True, False])
+def test_the_named_ones_are_recurrent_around_the_neuron(all_to_all: bool) -> None:
+    pairs: list[tuple[Neuron, Neuron]] = [
+        (RLIF(H, tau=3.0, all_to_all=all_to_all, backend="torch"), LIF(tau=3.0, backend="torch")),
+        (RALIF(H, tau_a=4.0, all_to_all=all_to_all, backend="torch"), ALIF(tau_a=4.0, backend="torch")),
+    ]
+    for named, inner in pairs:
+        around = Recurrent(inner, H, all_to_all)
+        with torch.no_grad():
+            few_bits(named.V)
+        around.recurrent.load_state_dict(named.recurrent.state_dict())
+        assert torch.equal(named(X), around(X))
+        assert named.state_names == around.state_names
+        assert all(torch.equal(a, b) for a, b in zip(named.states, around.states, strict=True))
+
+
+@each
+def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+    layer = made(name, store_state_seqs=True)
+    whole = layer(X)
+    assert 0.02 < whole.mean() < 0.98
+    states = [state.clone() for state in layer.states]
+    assert torch.equal(layer.states[0], whole[-1]), "s is the last output"
+    assert torch.equal(layer.state_seqs[0], whole)
+    layer.reset()
+    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), whole)
+    output, explicit = layer.step(X)
+    assert torch.equal(output, whole)
+    assert all(torch.equal(a, b) for a, b in zip(explicit, states, strict=True))
+    layer.reset()
+    functional.set_step_mode(layer, "s")
+    assert torch.equal(torch.stack([layer(x) for x in X]), whole)
+
+
+@each
+def test_truncated_backpropagation(name: str) -> None:
+    layer = made(name)
+    for part in X.split(3):
+        layer(part).sum().backward()
+        functional.detach_net(layer)
+        assert not any(state.requires_grad for state in layer.states)
+    assert layer.V.grad is not None
+    assert layer.V.grad.abs().sum() > 0
+
+
+@each
+def test_copies_pickles_and_checkpoints(name: str) -> None:
+    layer = made(name)
+    wanted = layer(X).detach()
+    fresh = LAYERS[name](backend="torch")
+    fresh.load_state_dict(layer.state_dict())
+    layer.reset()
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), fresh):
+        assert torch.equal(twin(X), wanted)
+        twin.V.data.zero_()
+        assert torch.equal(layer(X), wanted)
+        layer.reset()
+
+
+@each
+def test_the_operator_and_half_precision(name: str) -> None:
+    layer = made(name)
+    whole = layer(X)
+    layer.reset()
+    layer.backend = "hop"
+    assert torch.equal(layer(X), whole)
+    layer.backend = "torch"
+    for precision in ("eager", "float32"):
+        half = made(name, precision=precision)
+        output = half(X.bfloat16())
+        kept = torch.bfloat16 if precision == "eager" else torch.float32
+        assert output.dtype == torch.bfloat16
+        assert {state.dtype for state in half.states} == {kept}
+
+
+@pytest.mark.long(all_but=["RLIF"])
+@pytest.mark.parametrize("name", ["Recurrent", "RLIF", "RLeaky"])
+def test_one_graph_under_compile(name: str) -> None:
+    layer, x = made(name).double(), X.double()
+    layer.backend = "hop"
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    output = compiled(x)
+    (gradient,) = torch.autograd.grad(output.sum(), [layer.V])
+    layer.reset()
+    expected = layer(x)
+    assert torch.equal(output, expected)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected.sum(), [layer.V])[0])
+
+
+def test_a_refusal_by_kernels_is_told_and_the_loop_runs() -> None:
+    """A convolution is none of what kernels take; nobody who uses the layer can change that."""
+    layer = RLeaky(0.5, conv2d_channels=2, kernel_size=3)
+    x = torch.rand(3, 1, 2, 4, 5)
+    assert layer(x).shape == x.shape
+    assert "convolution" in layer.explain() or "cannot run" in layer.explain()
+
+
+def test_a_network_has_one_neuron_of_it() -> None:
+    net = nn.Sequential(nn.Linear(4, H), Recurrent(LIF(backend="torch"), H), nn.Linear(H, 2))
+    assert [name for name, _ in functional.neurons(net)] == ["1"]
+    x = torch.rand(5, 2, 4)
+    with RateMonitor(net) as rates, SynapseMonitor(net) as synapses:
+        net(x)
+    assert list(functional.get_states(net)) == ["1"]
+    layer = net[1]
+    assert isinstance(layer, Recurrent)
+    spikes = int(layer.step(net[0](x))[0].sum())
+    assert list(rates.rates()) == ["1"]
+    assert list(synapses.operations()) == ["0", "1.recurrent", "2"]
+    assert synapses.operations()["1.recurrent"].accumulates == spikes * H
+    functional.reset_net(net)
+    assert layer.states == []
+
+
+def test_around_neurons_with_inputs_of_their_own() -> None:
+    """The noise of a stochastic neuron is drawn once for a call, as without recurrence."""
+    layer = Recurrent(StochasticLIF(scale=0.3, backend="torch"), H, init=nn.init.zeros_)
+    torch.manual_seed(3)
+    spikes = layer(X)
+    torch.manual_seed(3)
+    assert torch.equal(spikes, StochasticLIF(scale=0.3, backend="torch")(X))
+    layer.reset()
+    assert layer(X, torch.zeros_like(X)).shape == X.shape
+
+
+def test_around_a_neuron_of_ones_own() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * v + x
+        return torch.tanh(h), h
+
+    neuron = FlexSN(core, 1, 1, 1, backend="torch", requires_grad=[True, False])
+    layer = Recurrent(neuron, H, bias=True)
+    s, v, wanted = torch.zeros(3, H), torch.zeros(3, H), []
+    for x in X:
+        s, v = core(x + F.linear(s, layer.recurrent.weight, layer.recurrent.bias), v)  # type: ignore[arg-type]
+        wanted.append(s)
+    assert torch.equal(layer(X), torch.stack(wanted))
+    assert layer.requires_grad == [True, True, False]
+    assert layer.state_names == ("s", "state 0")
+
+
+class Masked(nn.Module):
+    """Weights without those of a neuron to itself."""
+
+    mask: Tensor
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(features, features))
+        self.register_buffer("mask", 1 - torch.eye(features))
+
+    def forward(self, s: Tensor) -> Tensor:
+        return F.linear(s, self.weight * self.mask)
+
+
+def test_a_matrix_of_ones_own() -> None:
+    low_rank = nn.Sequential(nn.Linear(H, 2, bias=False), nn.Linear(2, H, bias=False))
+    for own in (low_rank, Masked(H)):
+        layer = Recurrent(LIF(backend="torch"), recurrent=own)
+        layer(X).sum().backward()
+        assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in layer.parameters())
+    gradient = next(own.parameters()).grad
+    assert gradient is not None
+    assert gradient.diagonal().tolist() == [0.0] * H
+
+
+def test_gradients_of_weights_are_the_numerical_ones() -> None:
+    def smooth(x: Tensor) -> Tensor:
+        return torch.sigmoid(2 * x)
+
+    for layer in (
+        RLIF(3, surrogate_function=smooth, backend="torch"),
+        RLeaky(0.5, linear_features=3, spike_grad=smooth, strict=None, reset_mechanism="none", backend="torch"),
+    ):
+        layer = layer.double()
+        names = [name for name, _ in layer.named_parameters()]
+
+        def run(x: Tensor, *values: Tensor, layer: Neuron = layer, names: list[str] = names) -> Tensor:
+            layer.reset()
+            output: Tensor = torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+            return output
+
+        x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(run, (x, *layer.parameters()))
+
+
+def test_learned_or_not_and_where_weights_start() -> None:
+    layer = RLIF(H, learn_recurrent=False, bias=True, init=nn.init.orthogonal_)
+    assert [p.requires_grad for p in layer.parameters()] == [False, False]
+    torch.testing.assert_close(layer.V @ layer.V.T, torch.eye(H))
+    assert RLIF(all_to_all=False, V=0.3).V.shape == (1,)
+    assert RLIF(H, all_to_all=False, V=0.3).V.tolist() == pytest.approx([0.3] * H)
+    own = nn.Parameter(torch.rand(H))
+    assert RLIF(all_to_all=False, V=own).V is own
+    torch.manual_seed(2)
+    uniform = RLIF(H).V
+    torch.manual_seed(2)
+    assert torch.equal(uniform, nn.Linear(H, H, bias=False).weight)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RLIF(), "features is missing"),
+        (lambda: RLIF(0), "features"),
+        (lambda: RLIF(3, V=0.5), "all_to_all=False"),
+        (lambda: RLIF(3, all_to_all=False, bias=True), "bias"),
+        (lambda: Recurrent(LIF, 3),  # type: ignore[arg-type]
+         "give an instance"),
+        (lambda: Recurrent(PSN(4), 3), "FlexSN"),  # type: ignore[arg-type]
+        (lambda: Recurrent(FlexSN(lambda x, v: (x, v, v), 1, 1, 2), 3), "num_outputs=2"),
+        (lambda: Recurrent(LIF(), 3, recurrent=nn.Linear(3, 3)), "leave out"),
+        (lambda: Recurrent(LIF(), recurrent=nn.Linear), "class Linear"),  # type: ignore[arg-type]
+        (lambda: RLeaky(0.5), "linear_features"),
+        (lambda: RLeaky(0.5, conv2d_channels=2), "kernel_size"),
+        (lambda: RLeaky(0.5, conv2d_channels=2, kernel_size=2), "odd"),
+        (lambda: RSynaptic(0.5, 0.5, linear_features=3, conv2d_channels=2, kernel_size=3), "no linear_features"),
+        (lambda: init.spectral_radius_(torch.zeros(2, 2), 1.0), "radius of weight is 0"),
+        (lambda: init.spectral_radius_(torch.tensor([[0.0, 1.0], [0.0, 0.0]]), 1.0), "radius of weight is 0"),
+        (lambda: init.spectral_radius_(torch.zeros(2, 3), 1.0), "square"),
+        (lambda: init.spectral_radius_(torch.eye(2), -1.0), "rho"),
+        (lambda: init.spectral_radius(torch.tensor([[torch.nan]])), "not finite"),
+    ],
+)
+def test_what_does_not_fit_is_named(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ParameterError, match=match):
+        make()
+
+
+def test_another_number_of_neurons_is_named() -> None:
+    for layer in (RLIF(H), RLIF(H, all_to_all=False), RLeaky(0.5, conv2d_channels=2, kernel_size=3)):
+        with pytest.raises(InputShapeError, match=r"the step has shape \[3, 5\]"):
+            layer(torch.zeros(2, 3, 5))
+
+
+def test_spectral_radius() -> None:
+    turn = torch.tensor([[0.0, -3.0], [3.0, 0.0]])
+    assert init.spectral_radius(turn) == pytest.approx(3.0)
+    assert init.spectral_radius(torch.tensor([0.5, -2.0])) == 2.0
+    weight = nn.Parameter(torch.randn(40, 40, dtype=torch.float64))
+    before = weight.detach().clone()
+    assert init.spectral_radius_(weight, 0.7) is weight
+    assert torch.linalg.eigvals(weight.detach()).abs().max().item() == pytest.approx(0.7)
+    assert (weight.detach() / before).std() < 1e-12
+    layer = RLIF(H, init=partial(init.spectral_radius_, rho=1.25))
+    assert init.spectral_radius(layer.V) == pytest.approx(1.25, rel=1e-5)
+
+
+# -- cells that are no neurons, as one writes them ---------------------------------------------------------
+
+
+class GRUCell(nn.Module):
+    """cuDNN's form: the reset gate acts on the product."""
+
+    def __init__(self, V: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.V, self.b = V, b
+
+    def forward(self, r_in: Tensor, z_in: Tensor, n_in: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        V_r, V_z, V_n = self.V.chunk(3)
+        b_r, b_z, b_n = self.b.chunk(3)
+        r = torch.sigmoid(r_in + F.linear(h, V_r, b_r))
+        z = torch.sigmoid(z_in + F.linear(h, V_z, b_z))
+        n = torch.tanh(n_in + r * F.linear(h, V_n, b_n))
+        h = (1 - z) * n + z * h
+        return h, h
+
+
+class LSTMCell(nn.Module):
+    def __init__(self, V: Tensor, b: Tensor) -> None:
+        super().__init__()
+        self.V, self.b = V, b
+
+    def forward(self, i: Tensor, f: Tensor, g: Tensor, o: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        products = [F.linear(h, V, b) for V, b in zip(self.V.chunk(4), self.b.chunk(4), strict=True)]
+        i, f, g, o = (x + product for x, product in zip((i, f, g, o), products, strict=True))
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        return h, h, c
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop"])
+def test_a_gru_and_an_lstm_are_torchs(backend: str) -> None:
+    torch.manual_seed(0)
+    cells: list[tuple[Any, Any, int, int]] = [(nn.GRU, GRUCell, 3, 1), (nn.LSTM, LSTMCell, 4, 2)]
+    for kind, cell, gates, num_states in cells:
+        theirs = kind(5, H).double()
+        x = torch.randn(7, 3, 5, dtype=torch.float64, requires_grad=True)
+        layer = FlexSN(cell(theirs.weight_hh_l0, theirs.bias_hh_l0), gates, num_states, 1, backend=backend)
+        ours = layer(*F.linear(x, theirs.weight_ih_l0, theirs.bias_ih_l0).chunk(gates, -1))
+        wanted, _ = theirs(x)
+        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+        weights = torch.randn_like(wanted)
+        leaves = [x, *theirs.parameters()]
+        gradients = [torch.autograd.grad((y * weights).sum(), leaves) for y in (ours, wanted)]
+        for a, b in zip(*gradients, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_an_integrator_that_comes_back_is_an_rnn() -> None:
+    """A layer without spikes: `h = h + (x + V y - h) / tau`, by hand."""
+    layer = Recurrent(NonSpikingLIF(tau=4.0, backend="torch"), H)
+    h, wanted = torch.zeros(3, H), []
+    for x in X:
+        h = h + (x + F.linear(h, layer.V) - h) / 4.0
+        wanted.append(h)
+    torch.testing.assert_close(layer(X), torch.stack(wanted))
+
+
+def test_a_reset_at_once_takes_the_threshold_before_the_leak() -> None:
+    """`reset_delay` of snnTorch's neurons, by hand."""
+    x = torch.full((6, 1), 0.75)
+    late, now = (Leaky(0.5, reset_delay=delay, backend="torch") for delay in (True, False))
+    assert late(x).flatten().tolist() == [0, 1, 0, 0, 1, 0]  # 0.75, 1.125, 0.3125, 0.90625, 1.203125
+    assert now(x).flatten().tolist() == [0, 1, 0, 1, 0, 1]  # 0.75, 0.125, 0.8125, 0.15625, 0.828125
+    assert now.states[0].item() == 0.5 * 0.828125 + 0.75 - 1
