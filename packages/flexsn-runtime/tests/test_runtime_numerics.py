@@ -58,6 +58,23 @@ def test_fast_math_reaches_every_kernel_its_name_and_the_compiler(
         assert kernel.options == compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
 
 
+def test_fast_math_in_cpp_fuses_products_and_sums(compiler: None) -> None:
+    """Whose product keeps its low part, which rounding takes away."""
+
+    def low_part(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x * x - v, v
+
+    x = torch.full((3, 5), 1.0 + 2.0**-12)
+    v = x[0] * x[0]
+    exact, fast = (
+        compiled(ScanProgram(low_part, 1, 1, 1, fast_math=fast_math, on_cpu="cpp"), 1, [x], [v])[0]
+        for fast_math in (False, True)
+    )
+    assert torch.equal(exact, torch.zeros(3, 5))
+    if "AVX" in torch.backends.cpu.get_cpu_capability():  # where there is such an instruction
+        assert torch.equal(fast, torch.full((3, 5), 2.0**-24))
+
+
 def test_a_launch_compiles_with_the_kernels_options(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[dict[str, Any]] = []
 

@@ -50,6 +50,12 @@ def lower(
 
 
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+    if call.is_ahead_of_time:
+        warnings.warn(
+            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
+            "have imported flexsn_hop, and nowhere else",
+            stacklevel=2,
+        )
     sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]
     tensors = [value for index, value in enumerate(call.args) if index not in sizes]
     return call.fall_back_to(

@@ -132,6 +132,7 @@ class FlexSN(nn.Module):
         # What compiled kernels would refuse of what the loop ran, by what that depends on.
         self._refusals: dict[Hashable, str | None] = {}
         self._told: set[str] = set()
+        self._ready_made: bool | None = None  # until an attribute is assigned
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
         # Of states that `init_states` made: the step's shape, and theirs.
@@ -182,6 +183,8 @@ class FlexSN(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         kept: Any = self._as_states(value) if name == "states" else value
         super().__setattr__(name, kept)
+        if not torch.compiler.is_compiling():
+            self.__dict__["_ready_made"] = None
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -231,8 +234,10 @@ class FlexSN(nn.Module):
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, affine=affine)
-        if not exporting:
-            self._keep(states, state_seqs)
+        if compiling and not exporting:
+            self.states, self.state_seqs = states, state_seqs
+        elif not compiling:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
+            self.__dict__.update(states=states, state_seqs=state_seqs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def step(
@@ -270,17 +275,11 @@ class FlexSN(nn.Module):
         outputs, new_states, _ = self._run(given, self._as_states(states), keep=False, affine=affine)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
-    def _keep(self, states: list[Tensor], state_seqs: list[Tensor]) -> None:
-        if torch.compiler.is_compiling():
-            self.states, self.state_seqs = states, state_seqs
-        else:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
-            self.__dict__.update(states=states, state_seqs=state_seqs)
-
     def reset(self) -> None:
         """Forgets the state: the next call starts from the initial one."""
         if torch.compiler.is_compiling():
             self.states, self.state_seqs = [], []
-        else:  # as in _keep
+        else:  # as in forward
             self.__dict__.update(states=[], state_seqs=[], _reset_in=recomputation())
 
     def detach(self) -> None:
@@ -387,7 +386,7 @@ class FlexSN(nn.Module):
         elif backend not in COMPILED or not self._kernels_start_alike(inputs):
             states = self._initial(inputs)
         if self._step_mode == "s":
-            return *self._single_step(backend, inputs, states, absorbed), []
+            return *self._single_step(backend, inputs, states, absorbed, compiling), []
         if backend in COMPILED:
             run = run_between_graphs if compiling else run_kernels
             results = run(self._get_program(absorbed), (*inputs, *states), keep, absorbed)
@@ -502,7 +501,10 @@ class FlexSN(nn.Module):
             return False
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
             return False  # without steps, nobody asks what a step is
-        if self._is_ready_made():
+        ready = self._ready_made
+        if ready is None:
+            ready = self.__dict__["_ready_made"] = self._is_ready_made()
+        if ready:
             return True
         given = (*inputs, *states)
         training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
@@ -535,12 +537,17 @@ class FlexSN(nn.Module):
         return False
 
     def _single_step(
-        self, backend: str, inputs: tuple[Tensor, ...], states: list[Tensor], affine: Affine | None
+        self,
+        backend: str,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        affine: Affine | None,
+        compiling: bool,
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
-        primals = (*(x.unsqueeze(0) for x in inputs), *states)
+        primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:
-            run = run_between_graphs if torch.compiler.is_compiling() else run_kernels
+            run = run_between_graphs if compiling else run_kernels
             results = run(self._get_program(affine), primals, False, affine)
         else:
             results = self._run_core("torch", primals, keep=False, at_zero=False, affine=affine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -12,9 +12,14 @@ import torch
 def autocast_now(device: torch.device) -> torch.dtype | None:
     """The dtype of `torch.autocast` for tensors on `device`; `None`: it is off."""
     kind = device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+    if _has_autocast(kind) and torch.is_autocast_enabled(kind):
         return torch.get_autocast_dtype(kind)
     return None
+
+
+@cache
+def _has_autocast(kind: str) -> bool:
+    return torch.amp.is_autocast_available(kind)
 
 
 def under_autocast(core: Callable[..., Any], device: torch.device, dtype: torch.dtype | None) -> Callable[..., Any]:

@@ -15,14 +15,26 @@ from flexsn_runtime._program import CompiledKernel
 # Bytes of a result from which on its memory is asked for in huge pages.
 _MIN_HUGE = 2**23
 
-# Fewer elements, over all steps, take less time than waking a thread.
-_MIN_PER_THREAD = 2**14
+
+def launch_program(
+    run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], first_written: int, numbers: Sequence[int]
+) -> None:
+    """Runs a program: in as many threads as are worth it, of those that `torch.set_num_threads` says.
+
+    Args:
+        run: from `flexsn_codegen.targets.cpp.program`.
+        tensors: in the order of the kernel's parameters.
+        first_written: which of them is the first that it writes; so are all behind it.
+        numbers: its integer arguments.
+    """
+    for tensor in tensors[first_written:]:
+        if tensor.nbytes >= _MIN_HUGE:
+            in_huge_pages(tensor)
+    run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
 
 
 class CppLaunch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
-
-    The elements are shared out among as many threads as `torch.set_num_threads` says.
 
     Args:
         sizes: at least the kernel's integer arguments.
@@ -32,8 +44,7 @@ class CppLaunch:
         self._function: CppKernel = kernel.function
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
         self._block = config.block
-        programs = -(-sizes["NCL"] // config.block)
-        self._most_threads = max(1, min(programs, sizes["NCL"] * sizes["T"] // _MIN_PER_THREAD))
+        self._fast_math = kernel.options["enable_fp_fusion"]
         self._run: Callable[[Sequence[int]], None] | None = None
 
     @property
@@ -42,15 +53,12 @@ class CppLaunch:
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors of these dtypes, without launching."""
-        self._run = self._function.compiled(tuple(t.dtype for t in tensors), self._block)
+        dtypes = tuple(t.dtype for t in tensors)
+        self._run = self._function.compiled(dtypes, self._block, fast_math=self._fast_math)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        for tensor in tensors[self._function.first_written :]:
-            if tensor.nbytes >= _MIN_HUGE:
-                in_huge_pages(tensor)
-        threads = 1 if self._most_threads == 1 else min(self._most_threads, torch.get_num_threads())
-        self._run([*[t.data_ptr() for t in tensors], *self._numbers, threads])
+        launch_program(self._run, tensors, self._function.first_written, self._numbers)

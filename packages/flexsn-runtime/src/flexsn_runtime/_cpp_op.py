@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen.targets.cpp import CppKernel, program
+from flexsn_runtime._cpp_launch import launch_program
+from flexsn_runtime._torch_private_inductor import lower_launches
 
 
 @torch.library.custom_op("flexsn_runtime::launch_cpp", mutates_args=("written",), device_types="cpu")
@@ -21,13 +23,15 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
         sizes: its integer arguments.
         source: from `CppKernel.text`.
     """
-    addresses = [tensor.data_ptr() for tensor in (*read, *written)]
-    program(source)([*addresses, *sizes, torch.get_num_threads()])
+    launch_program(program(source), (*read, *written), len(read), sizes)
 
 
 @launch_cpp.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
     pass
+
+
+_LAUNCH = torch.ops.flexsn_runtime.launch_cpp.default
 
 
 class RecordedCpp:
@@ -63,4 +67,5 @@ class RecordedCppLaunch:
         """Records a launch on these tensors, in the order of the kernel's parameters."""
         text = self._kernel.text(tuple(tensor.dtype for tensor in tensors), self._block)
         first = self._kernel.first_written
-        launch_cpp(list(tensors[:first]), list(tensors[first:]), list(self._numbers), text)
+        lower_launches(_LAUNCH)
+        _LAUNCH(list(tensors[:first]), list(tensors[first:]), list(self._numbers), text)

@@ -362,8 +362,9 @@ class ScanProgram:
         requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
         precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
             after each step, where they are outputs and states.
-        fast_math: approximate division and functions, and fused multiply-add: close to the loop's values, and not
-            equal to them. The backward may compute states that differ from the forward's in the last bits.
+        fast_math: approximate division and functions, and fused multiply-add (in C++, the last and products with
+            reciprocals): close to the loop's values, and not equal to them. The backward may compute states that
+            differ from the forward's in the last bits.
         residuals: what the forward keeps for the backward, besides its arguments. `"recompute"`: the states now and
             then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
             from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and

@@ -45,6 +45,12 @@ class InductorCall:
         """The same without the first ``count`` arguments after the graphs."""
         return InductorCall(self.graphs, self.args[count:], self.examples[count:])
 
+    @property
+    def is_ahead_of_time(self) -> bool:
+        """Whether it becomes part of a program in C++, which is to run without Python."""
+        V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
+        return bool(V.graph.aot_mode)
+
     def inline(self, function: Callable[..., Any], unread: Collection[int] = ()) -> Sequence[Any]:
         """Make what ``function(*args)`` does part of Inductor's graph; it may hold no constants.
 

@@ -14,6 +14,15 @@ from flexsn_codegen.targets.cpp._literals import cpp_name
 
 Run = Callable[[Sequence[int]], None]
 
+# Products and sums in one instruction, and one reciprocal for several divisions. NaN and infinity stay what they are,
+# and sums keep their order: the functions in `device/` depend on it.
+_FAST = """#if defined(__clang__)
+#pragma clang fp contract(fast)
+#else
+#pragma GCC optimize("fp-contract=fast,reciprocal-math")
+#endif
+"""
+
 
 class CppKernel:
     """A kernel; one program is compiled for each combination of dtypes and block.
@@ -29,25 +38,28 @@ class CppKernel:
         pointers = [f"const {port.name}_t* __restrict" in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
-        self._texts: dict[tuple[tuple[torch.dtype, ...], int], str] = {}
+        self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
-    def compiled(self, dtypes: tuple[torch.dtype, ...], block: int) -> Run:
-        """What launches it: a function of the tensors' addresses, the sizes, and the number of threads.
+    def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Run:
+        """What launches it: a function of the tensors' addresses, the sizes, and the largest number of threads: as many
+        are used as are worth it; 0: at most those that OpenMP says.
 
         Args:
             dtypes: of the kernel's tensors, in order.
             block: elements per program.
+            fast_math: allow fused multiply-add, and products with reciprocals for divisions.
 
         Raises:
             CompilerMissingError, CompilationError, CacheFolderError: see `program`.
         """
-        return program(self.text(dtypes, block))
+        return program(self.text(dtypes, block, fast_math=fast_math))
 
-    def text(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:
+    def text(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> str:
         """The source of a program, with an entry for these dtypes and this block."""
-        text = self._texts.get((dtypes, block))
+        key = (dtypes, block, fast_math)
+        text = self._texts.get(key)
         if text is None:
-            text = self._texts[dtypes, block] = self._written(dtypes, block)
+            text = self._texts[key] = (_FAST if fast_math else "") + self._written(dtypes, block)
         return text
 
     def _written(self, dtypes: tuple[torch.dtype, ...], block: int) -> str:

@@ -291,7 +291,8 @@ template <int64_t BLOCK, {types}>
 static void {name}(
     {signature}) {{
     const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
-    #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    const int64_t team = dev::team(threads, programs, {elements} * T);
+    #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{
         const int64_t begin = program * BLOCK;
         const int64_t lanes = begin + BLOCK < {elements} ? BLOCK : {elements} - begin;

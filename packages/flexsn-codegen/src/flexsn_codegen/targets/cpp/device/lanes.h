@@ -6,6 +6,9 @@
 #include <cstring>
 #include <tuple>
 #include <type_traits>
+#if __has_include(<omp.h>)
+#include <omp.h>
+#endif
 
 #include "device/types.h"
 
@@ -59,6 +62,17 @@ static inline T number(int64_t low, int64_t high = 0) {
 // How many lanes compute what depends on a condition that is the same for all: `lane < lanes_if(...)` is a comparison of
 // vectors, where the condition itself would keep a loop from becoming one over vectors.
 static inline int32_t lanes_if(bool condition, int64_t lanes) { return int32_t(lanes) & -int32_t(condition); }
+
+// Into how many threads a kernel's programs are shared out. Fewer elements, over all steps, take less time than waking
+// one.
+static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
+    constexpr int64_t fewest = 1 << 14;
+#if defined(_OPENMP) && __has_include(<omp.h>)
+    most = most > 0 ? most : omp_get_max_threads();
+#endif
+    const int64_t busy = elements / fewest < programs ? elements / fewest : programs;
+    return busy < 2 || most < 2 ? 1 : busy < most ? busy : most;
+}
 
 // The sum over the lanes of a block: in pairs, so that its error grows with the logarithm of their number, and in an
 // order that depends on the number alone. It is computed in place.

@@ -1,0 +1,88 @@
+"""A network of two layers at B = 1, frame by frame, on the CPU: what a frame takes beyond its linear layers.
+
+    python benchmarks/streaming.py [--output benchmarks/results/streaming.md] [--threads 1] [--frames 2000]
+
+Neurons in step mode "s" keep their state from frame to frame. The network, its linear layers alone and the same network
+on the loop take turns, a hundred frames each; a figure is the median of its frames, and the least of them is beside it:
+a machine that does other work shows in the difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN, functional
+
+ROUND = 100
+INPUTS, HIDDEN, OUTPUTS = 128, 256, 64
+Frame = Callable[[Tensor], Tensor]
+
+
+def network(kind: type[FlexSN], backend: str) -> nn.Sequential:
+    """Two layers, each a linear one and a neuron."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(INPUTS, HIDDEN),
+        kind(step_mode="s", backend=backend),
+        nn.Linear(HIDDEN, OUTPUTS),
+        kind(step_mode="s", backend=backend),
+    ).eval()
+
+
+def microseconds(runs: dict[str, Frame], frames: int) -> dict[str, tuple[float, float]]:
+    """Median and minimum of a frame."""
+    x = torch.rand(1, INPUTS)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    with torch.no_grad():
+        for run in runs.values():
+            run(x)
+        for _ in range(max(1, frames // ROUND)):
+            for name, run in runs.items():
+                for _ in range(ROUND):
+                    begun = time.perf_counter()
+                    run(x)
+                    times[name].append(time.perf_counter() - begun)
+    return {name: (1e6 * statistics.median(spent), 1e6 * min(spent)) for name, spent in times.items()}
+
+
+def main(path: Path, threads: int, frames: int) -> None:
+    torch.set_num_threads(threads)
+    rows = []
+    for kind in (LIF, PLIF, ALIF):
+        ours, loop = network(kind, "cpp"), network(kind, "torch")
+        linear = nn.Sequential(ours[0], ours[2])
+        us = microseconds({"linear": linear, "ours": ours, "loop": loop}, frames)
+        functional.reset_net(ours)
+        beyond = [us["ours"][i] - us["linear"][i] for i in range(2)]
+        loops = us["loop"][0] - us["linear"][0]
+        figures = [us["linear"][0], us["ours"][0], *beyond, loops]
+        rows.append([kind.__name__, *(f"{figure:.0f}" for figure in figures)])
+    head = ("neuron", "linear layers", "network", "beyond the layers", "the least", "the loop, beyond them")
+    lines = [
+        "# A network of two layers, frame by frame",
+        "",
+        f"`python benchmarks/streaming.py --threads {threads}`. {where(torch.device('cpu'))} float32, B = 1,",
+        f"{INPUTS} to {HIDDEN} to {OUTPUTS}; microseconds of wall time, medians of {frames} frames. Threads:",
+        f"{threads} of {os.cpu_count()} processors; load {os.getloadavg()[0]:.1f} at the end.",
+        "",
+        *table(head, rows),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "streaming.md")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--frames", type=int, default=2000)
+    arguments = parser.parse_args()
+    main(arguments.output, arguments.threads, arguments.frames)

@@ -1,0 +1,75 @@
+"""A program in C++ as part of another one's source: of a model that is compiled ahead of time."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_HEADERS = Path(__file__).parent
+_INCLUDE = re.compile(r'^#include "([^"]+)"\n', re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Inlined:
+    """A program's source that needs no header of ours, and may stand in one file with others and with itself.
+
+    Attributes:
+        name: of its function, which takes what `CppKernel.compiled` says, as an array. Equal programs have equal ones.
+        declaration: of that function.
+        source: its definition. It includes headers of the system, and where it has special functions, torch's.
+    """
+
+    name: str
+    declaration: str
+    source: str
+
+
+def inlined(text: str) -> Inlined:
+    """A program, as part of another source.
+
+    Args:
+        text: from `CppKernel.text`.
+    """
+    name = f"flexsn_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    declaration = f'extern "C" void {name}(const int64_t* arguments)'
+    headers: dict[str, str] = {}
+    for header in _INCLUDE.findall(text):
+        _add(headers, header, _HEADERS)
+    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Clang has no such pragma;
+    # its own defaults are these, but for errno, which keeps a square root from becoming vector code.
+    source = f"""
+#ifndef {name.upper()}
+#define {name.upper()}
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off,no-math-errno,no-trapping-math,wrapv")
+#elif defined(__clang__)
+#pragma clang fp contract(off)
+#endif
+{"".join(headers.values())}
+#undef DEV_ENTRY
+#define DEV_ENTRY(number) {declaration}
+namespace {name}_ {{
+{_INCLUDE.sub("", text)}}}
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
+#endif
+"""
+    return Inlined(name, f"{declaration};", source)
+
+
+def _add(headers: dict[str, str], name: str, folder: Path) -> None:
+    """Adds a header, behind those that it includes; each is guarded, as others in the same file may have it."""
+    path = next(path for path in (folder / name, _HEADERS / name) if path.exists())
+    key = path.relative_to(_HEADERS).as_posix()
+    if key in headers:
+        return
+    text = path.read_text(encoding="utf-8")
+    for other in _INCLUDE.findall(text):
+        _add(headers, other, path.parent)
+    guard = "FLEXSN_" + re.sub(r"\W", "_", key).upper()
+    body = _INCLUDE.sub("", text.replace("#pragma once\n", ""))
+    headers[key] = f"#ifndef {guard}\n#define {guard}\n{body}#endif\n"

@@ -1,0 +1,90 @@
+"""How Inductor makes a launch of a kernel in C++ part of a program that it writes in C++: AOTInductor's, say."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from flexsn_codegen.targets.cpp import inlined
+from flexsn_graph.versions import expect, needed
+
+_NO_CPP = "AOTInductor cannot compile networks with neurons for the CPU"
+
+# Looked up when something is compiled: Inductor is slow to import.
+for _module, _names in (
+    ("torch._inductor.ir", ["ExternKernel.require_exact_strides", "MutationOutput", "NoneLayout"]),
+    ("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "register_lowering"]),
+    ("torch._inductor.virtualized", ["V"]),
+    ("torch._inductor.codegen.cpp_wrapper_cpu", ["CppWrapperCpu"]),
+):
+    expect(_module, _names, _NO_CPP)
+
+
+@functools.cache
+def lower_launches(op: Any) -> None:
+    """Has Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.
+
+    A program in Python calls the operator. One in C++ has the kernel's source in it, and calls that.
+    """
+    register_lowering = needed("torch._inductor.lowering", "register_lowering", _NO_CPP)
+    fallback_handler = needed("torch._inductor.lowering", "fallback_handler", _NO_CPP)
+    V = needed("torch._inductor.virtualized", "V", _NO_CPP)
+    call = fallback_handler(op, add_to_fallback_set=False)
+
+    def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
+        if not V.graph.cpp_wrapper:
+            call(read, written, sizes, source)
+            return
+        strides = [node.meta["val"].stride() for node in V.graph.current_node.args[0]]
+        _launch_node()(read, strides, written, sizes, source)
+
+    register_lowering(op, type_promotion_kind=None)(lower)
+
+
+@functools.cache
+def _launch_node() -> Any:
+    ir = needed("torch._inductor", "ir", _NO_CPP)
+    V = needed("torch._inductor.virtualized", "V", _NO_CPP)
+
+    class CppLaunch(ir.ExternKernel):  # type: ignore[misc, name-defined]
+        """A launch in Inductor's graph.
+
+        Args:
+            strides: that `read` shall have.
+        """
+
+        def __init__(
+            self,
+            read: Sequence[Any],
+            strides: Sequence[Sequence[Any]],
+            written: Sequence[Any],
+            sizes: Sequence[Any],
+            source: str,
+        ) -> None:
+            inputs = [self.realize_input(self.require_exact_strides(x, s)) for x, s in zip(read, strides, strict=True)]
+            inputs += map(self.realize_input, written)  # new memory, of the strides that were asked for
+            self._device = inputs[0].get_device()
+            none = ir.NoneLayout(device=self._device)
+            super().__init__(None, none, self.unwrap_storage(inputs), tuple(sizes))
+            self._source = source
+            self._outputs = [ir.MutationOutput(none, x, self) for x in written]
+            V.graph.register_operation(self)
+
+        def get_outputs(self) -> list[Any]:
+            return list(self._outputs)
+
+        def get_device(self) -> Any:
+            return self._device
+
+        def codegen(self, wrapper: Any) -> None:
+            kernel = inlined(self._source)
+            if kernel.source not in wrapper.src_to_kernel:
+                wrapper.src_to_kernel[kernel.source] = kernel.name
+                wrapper.define_kernel(kernel.name, kernel.source, gpu=False, cpp_definition=kernel.declaration)
+            addresses = [f"reinterpret_cast<int64_t>({x.codegen_reference()}.data_ptr())" for x in self.inputs]
+            sizes = [f"static_cast<int64_t>({wrapper.codegen_sizevar(size)})" for size in self.constant_args]
+            arguments = ", ".join([*addresses, *sizes, "0"])  # in as many threads as OpenMP has
+            wrapper.writeline(f"{{ const int64_t arguments[] = {{{arguments}}}; {kernel.name}(arguments); }}")
+
+    return CppLaunch

@@ -1,0 +1,170 @@
+"""Networks compiled ahead of time: run without this project, by torch's own loader and by a program in C++."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils import cpp_extension
+
+from flexsn_nn import ALIF, LIF
+from flexsn_nn.surrogate import ATan
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning"),
+]
+
+STEPS, BATCH = 7, 3
+
+
+class ThreeStates(nn.Module):
+    """`[T, B, 1, 4, 4]` and the states, to `[T, B, 2]` and the states after it. Whole numbers: sums are exact."""
+
+    def __init__(self, step_mode: str = "m") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(1, 3, 3, padding=1)
+        self.first = LIF(v_reset=None, surrogate_function=ATan(), step_mode=step_mode)
+        self.second = ALIF(step_mode=step_mode)
+        self.linear = nn.Linear(48, 2)
+        with torch.no_grad():
+            for parameter in (*self.conv.parameters(), *self.linear.parameters()):
+                parameter.copy_(torch.randint(-2, 4, parameter.shape))
+
+    def forward(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        h = self.conv(x.flatten(0, -4)).unflatten(0, x.shape[:-3])
+        h, (v,) = self.first.step(h, states[:1])
+        h, rest = self.second.step(h * 2.0, states[1:])
+        return self.linear(h.flatten(-3)), v, *rest
+
+
+def initial() -> tuple[Tensor, ...]:
+    return tuple(torch.zeros(BATCH, 3, 4, 4) for _ in range(3))
+
+
+def inputs(num_steps: int) -> Tensor:
+    return torch.randint(-2, 5, (num_steps, BATCH, 1, 4, 4), generator=torch.Generator().manual_seed(1)).float()
+
+
+def compiled(network: nn.Module, arguments: tuple[Tensor, ...], path: Path, dynamic: bool) -> Path:
+    """A file with a program for the CPU: for any number of steps, if it is dynamic."""
+    shapes = None
+    if dynamic:
+        shapes = {"x": {0: torch.export.Dim("T", min=2)}, "states": (None,) * (len(arguments) - 1)}
+    with torch.no_grad():
+        exported = torch.export.export(network, arguments, dynamic_shapes=shapes)
+        torch._inductor.aoti_compile_and_package(exported, package_path=str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def package(compiler: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ahead")
+    return compiled(ThreeStates(), (inputs(STEPS), *initial()), folder / "network.pt2", dynamic=True)
+
+
+def wanted(num_steps: int) -> list[Tensor]:
+    network = ThreeStates()
+    network.first.backend = network.second.backend = "torch"
+    with torch.no_grad():
+        results = network(inputs(num_steps), *initial())
+    assert results[0].unique().numel() > 2, "the outputs say nothing"
+    return list(results)
+
+
+ALONE = """
+import sys, torch
+where, num_steps = sys.argv[1], int(sys.argv[2])
+torch.set_num_threads(2)
+run = torch._inductor.aoti_load_package(where + "/network.pt2")
+x, *states = torch.load(where + "/arguments.pt")
+first, *states = run(x[:3], *states)
+second, *states = run(x[3:], *states)
+torch.save([torch.cat([first, second]), *states], where + "/results.pt")
+assert not [name for name in sys.modules if name.startswith("flexsn")]
+"""
+
+
+def test_by_torchs_own_loader(package: Path) -> None:
+    """In two pieces, the state handed on, with numbers of steps that it was not compiled for."""
+    folder = package.parent
+    torch.save([inputs(11), *initial()], folder / "arguments.pt")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", ALONE, str(folder), "11"], cwd=folder, env=alone, check=True)
+    for got, want in zip(torch.load(folder / "results.pt"), wanted(11), strict=True):
+        assert torch.equal(got, want)
+
+
+PROGRAM = """
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/inductor/aoti_package/model_package_loader.h>
+
+#include <cstdio>
+
+// Takes network.pt2, a file with the input's bytes, and one to write the results' bytes to, one after the other.
+int main(int, char** arguments) {
+    torch::inductor::AOTIModelPackageLoader network(arguments[1]);
+    const int64_t steps = 9, batch = 3;
+    at::Tensor x = at::empty({steps, batch, 1, 4, 4});
+    std::FILE* file = std::fopen(arguments[2], "rb");
+    if (std::fread(x.data_ptr(), 4, x.numel(), file) != size_t(x.numel())) return 1;
+    std::fclose(file);
+    std::vector<at::Tensor> given{x};
+    for (int i = 0; i < 3; ++i) given.push_back(at::zeros({batch, 3, 4, 4}));
+    file = std::fopen(arguments[3], "wb");
+    for (const at::Tensor& result : network.run(given)) {
+        at::Tensor dense = result.contiguous();
+        std::fwrite(dense.data_ptr(), 4, dense.numel(), file);
+    }
+    return std::fclose(file);
+}
+"""
+
+
+def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
+    source, program = tmp_path / "program.cpp", tmp_path / "program"
+    source.write_text(PROGRAM)
+    library = Path(torch.__file__).parent / "lib"
+    command = [cpp_extension.get_cxx_compiler(), "-std=c++20", "-O0", "-w", str(source), "-o", str(program)]
+    command += [f"-I{folder}" for folder in cpp_extension.include_paths()]
+    command += [f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command += [f"-L{library}", f"-Wl,-rpath,{library}", "-ltorch", "-ltorch_cpu", "-lc10"]
+    command += ["-ltorch_cuda", "-lc10_cuda"] if torch.cuda.is_available() else []
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    (tmp_path / "input").write_bytes(inputs(9).numpy().tobytes())
+    arguments = [str(package), str(tmp_path / "input"), str(tmp_path / "results")]
+    ran = subprocess.run([str(program), *arguments], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    results = (tmp_path / "results").read_bytes()
+    assert results == b"".join(want.numpy().tobytes() for want in wanted(9))
+
+
+def test_frame_by_frame(tmp_path: Path) -> None:
+    """A step of a neuron is nothing but torch's operators: an exported program needs no kernel and no project."""
+    network = ThreeStates("s")
+    frames = inputs(5)
+    torch.export.save(torch.export.export(network, (frames[0], *initial())), tmp_path / "frame.pt2")
+    code = (
+        "import sys, torch\n"
+        "run = torch.export.load('frame.pt2').module()\n"
+        "frames, *states = torch.load('arguments.pt')\n"
+        "outputs = []\n"
+        "for frame in frames:\n"
+        "    output, *states = run(frame, *states)\n"
+        "    outputs.append(output.detach())\n"
+        "torch.save([torch.stack(outputs), *[s.detach() for s in states]], 'results.pt')\n"
+        "assert not [name for name in sys.modules if name.startswith('flexsn')]\n"
+    )
+    torch.save([frames, *initial()], tmp_path / "arguments.pt")
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=alone, check=True)
+    for got, want in zip(torch.load(tmp_path / "results.pt"), wanted(5), strict=True):
+        assert torch.equal(got, want)
