@@ -27,7 +27,7 @@ INPUTS, HIDDEN, OUTPUTS = 128, 256, 64
 Frame = Callable[[Tensor], Tensor]
 
 
-def network(kind: type[FlexSN], backend: str) -> nn.Sequential:
+def network(kind: Callable[..., FlexSN], backend: str) -> nn.Sequential:
     """Two layers, each a linear one and a neuron."""
     torch.manual_seed(0)
     return nn.Sequential(
@@ -65,7 +65,7 @@ def main(path: Path, threads: int, frames: int) -> None:
         beyond = [us["ours"][i] - us["linear"][i] for i in range(2)]
         loops = us["loop"][0] - us["linear"][0]
         figures = [us["linear"][0], us["ours"][0], *beyond, loops]
-        rows.append([kind.__name__, *(f"{figure:.0f}" for figure in figures)])
+        rows.append([type(ours[1]).__name__, *(f"{figure:.0f}" for figure in figures)])
     head = ("neuron", "linear layers", "network", "beyond the layers", "the least", "the loop, beyond them")
     lines = [
         "# A network of two layers, frame by frame",

@@ -53,8 +53,31 @@ def test_the_choice_of_auto(compiler: None) -> None:
     layer.step_mode = "s"
     layer.reset()
     layer(ones(3))
-    single = "torch: single steps have no loop to compile" if HAS_GPU else expected[0]
-    assert layer.explain().splitlines()[0] == single
+    assert layer.explain().splitlines()[0] == expected[0]
+
+
+def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_backends, "why_unavailable", lambda device, target: None)
+    for device in ("cpu", "cuda"):
+        runs = {"cpu": "cpp", "cuda": "triton"}[device]
+        assert _backends.choose("auto", "s", torch.device(device), False).backend == runs
+        inside = _backends.choose("auto", "s", torch.device(device), True)
+        assert inside.backend == "torch"
+        assert inside.reason == "a compiler fuses a single step with what is around it"
+
+
+def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
+    """What kernels refuse is a loop there, as it is on the CPU."""
+    monkeypatch.setattr(_flexsn, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
+    monkeypatch.setattr(_flexsn, "written_in", lambda backend: "triton")
+    one, loop = LIF(step_mode="s"), LIF(step_mode="s", backend="torch")
+    other = FlexSN(lambda x, v: (x - x.mean(), v + x), 1, 1, 1, step_mode="s")
+    for _ in range(3):
+        x = torch.rand(3, 5) * 3
+        assert torch.equal(one(x), loop(x))
+        assert torch.equal(other(x), x - x.mean())
+    assert "LIF" in one.explain() or "dynamics_forward" in one.explain(), "kernels ran"
+    assert "mean" in other.explain()
 
 
 # Dynamo makes one of each autograd.Function that it traces.

@@ -22,8 +22,6 @@ BLOCK = 1024
 _MAX_INTERPRETED_BLOCK = 1 << 16
 # In C++ a program is a loop over so many elements, short enough for what it keeps to stay in the nearest cache.
 CPP_BLOCK = 4096
-# Fewer elements take less time than waking a thread.
-_MIN_PER_THREAD = 1 << 14
 
 
 def interpreted() -> bool:
@@ -77,9 +75,8 @@ def launch(
         numbers: its integer arguments, the first of them `numel`.
     """
     if isinstance(kernel, CppKernel):
-        threads = min(-(-numel // CPP_BLOCK), numel // _MIN_PER_THREAD, torch.get_num_threads())
-        run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK)
-        run([*[t.data_ptr() for t in tensors], *numbers, max(1, threads)])
+        run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=fast_math)
+        run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
         return
     if interpreted():
         block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)

@@ -87,10 +87,8 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
         return _with_kernels(target, f"asked for as backend={backend!r}", compiling)
     if why is not None:
         return _without_kernels(f"compiled kernels cannot run: {why}", step_mode, compiling)
-    if target == "cpp" and step_mode == "s" and compiling:
+    if step_mode == "s" and compiling:
         return _without_kernels("a compiler fuses a single step with what is around it", step_mode, compiling)
-    if target == "triton" and step_mode == "s":
-        return _without_kernels("single steps have no loop to compile", step_mode, compiling)
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 

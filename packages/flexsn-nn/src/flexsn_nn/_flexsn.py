@@ -39,6 +39,7 @@ from flexsn_runtime import (
     UnsupportedCoreError,
     prepare,
     scan,
+    single_step,
     transform_at_work,
     why_refused,
 )
@@ -492,8 +493,11 @@ class FlexSN(nn.Module):
                 )
 
     def _asks_kernels(self, backend: str) -> bool:
-        """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse: on the CPU."""
-        return backend == "cpp"
+        """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
+
+        On a GPU, sequences of such a core are refused; for single steps the loop is no worse than itself.
+        """
+        return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
         """Whether kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
@@ -545,13 +549,17 @@ class FlexSN(nn.Module):
         compiling: bool,
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
+        if backend in COMPILED and affine is None:
+            run_step = run_step_between_graphs if compiling else single_step
+            results = run_step(self._get_program(), inputs, states)
+            return results[: self.num_outputs], results[self.num_outputs :]
         primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:
             run = run_between_graphs if compiling else run_kernels
-            results = run(self._get_program(affine), primals, False, affine)
+            found = run(self._get_program(affine), primals, False, affine)
         else:
-            results = self._run_core("torch", primals, keep=False, at_zero=False, affine=affine)
-        return [output.squeeze(0) for output in results[: self.num_outputs]], list(results[self.num_outputs :])
+            found = self._run_core("torch", primals, keep=False, at_zero=False, affine=affine)
+        return [output.squeeze(0) for output in found[: self.num_outputs]], list(found[self.num_outputs :])
 
     def _masked(self, primals: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """Inputs and states, detached where `requires_grad` says so. (Kernels do it by themselves.)"""
@@ -717,10 +725,9 @@ def run_kernels(
     return scan(step, arguments, state_seqs=state_seqs)
 
 
-run_between_graphs = torch.compiler.disable(
-    run_kernels,
-    reason="compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'",
-)
+_BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
+run_between_graphs = torch.compiler.disable(run_kernels, reason=_BETWEEN)
+run_step_between_graphs = torch.compiler.disable(single_step, reason=_BETWEEN)
 
 
 def _specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[_Spec] | None:

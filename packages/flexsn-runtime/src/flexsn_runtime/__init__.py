@@ -36,6 +36,7 @@ from flexsn_runtime._ops import (
 from flexsn_runtime._program import ScanProgram, Specialization
 from flexsn_runtime._refusal import why_refused
 from flexsn_runtime._scan_lowering import KernelLowering
+from flexsn_runtime._single_step import single_step
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime._wrappers import (
@@ -113,6 +114,7 @@ __all__ = [
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
     "scan",
+    "single_step",
     "transform_at_work",
     "triton_interpreted",
     "tune",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -30,7 +32,7 @@ def tune(program: ScanProgram, flat_args: Sequence[Tensor], *, timer: Timer | No
     Args:
         program: the step.
         flat_args: `[*input_seqs, *init_states, *lifted]`, as for `prepare`.
-        timer: from a launch to how long it takes; `None`: Triton's `do_bench`, in milliseconds.
+        timer: from a launch to how long it takes; `None`: Triton's `do_bench`, in milliseconds, or on the CPU a clock.
 
     Returns:
         The best plan.
@@ -44,7 +46,7 @@ def tune(program: ScanProgram, flat_args: Sequence[Tensor], *, timer: Timer | No
     """
     with torch.no_grad():
         step, arguments = prepare(program, flat_args)
-        plan = _best(step, arguments, timer or _do_bench)
+        plan = _best(step, arguments, timer or (_by_clock if step.device.type == "cpu" else _do_bench))
     step.keep_plan(math.prod(step.trace.step_shape), plan)
     program.forget_plans()
     return plan
@@ -116,3 +118,12 @@ def _do_bench(run: Run) -> float:
     from triton.testing import do_bench
 
     return float(do_bench(run, warmup=5, rep=20, return_mode="median"))
+
+
+def _by_clock(run: Run) -> float:
+    def once() -> float:
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+
+    return statistics.median(once() for _ in range(9))

@@ -81,6 +81,7 @@ class ForwardScan:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)
         if training:
             self._written += _described(step.kept(residuals), kept_shape, kept_strides)
+        self._allocated = [(shape, strides, dtype) for _, shape, strides, dtype in self._written]
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
         self._first_state = trace.num_inputs
@@ -140,12 +141,25 @@ class ForwardScan:
             tuple(written[finals:]),
         )
 
+    def run_single(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
+        """The same of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
+        outputs = self._ends[0]
+        steps = [(shape[1:], strides[1:], dtype) for shape, strides, dtype in self._allocated[:outputs]]
+        return self._run(arguments, [*steps, *self._allocated[outputs:]])
+
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
         """The same, to `[*output_seqs, *state_seqs or *final_states, *checkpoints or *residuals]`."""
+        return self._run(arguments, self._allocated)
+
+    def _run(
+        self,
+        arguments: Sequence[Tensor | None],
+        allocated: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]],
+    ) -> list[Tensor]:
         device = self._device
         written = [
             torch.empty_strided(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
-            for _, shape, strides, dtype in self._written
+            for shape, strides, dtype in allocated
         ]
         if self._launch is not None:
             tensors = [*arguments, *written]

@@ -39,11 +39,10 @@ from flexsn_graph import (
 )
 from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
-from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, one_chunk, size_class
-from flexsn_runtime._cpu_plan import cpu_plan, cpu_size_class
+from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, one_chunk
 from flexsn_runtime._layout import broadcast_shape
 from flexsn_runtime._order import ScanFormat
+from flexsn_runtime._plans import PLANNERS
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
 from flexsn_runtime._targets import TARGETS, TargetName, target_on
@@ -98,7 +97,7 @@ class Specialization:
         takes_numbers: bool = False,
     ) -> None:
         self.trace = trace
-        self._is_cpp = target == "cpp"
+        self._planner = PLANNERS[target]
         self._target = TARGETS[target]
         self._takes_numbers = takes_numbers
         # Where nothing is approximate in the source itself, the compiler's options still are.
@@ -124,13 +123,11 @@ class Specialization:
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        limit = cpu_size_class(ncl) if self._is_cpp else size_class(ncl)
+        limit = self._planner.size_class(ncl)
         plan = self._plans.get(limit)
-        if plan is None and self._is_cpp:
-            carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            plan = self._plans[limit] = cpu_plan(limit, carried, self.cost.num_ops, self.cost.backward_ops)
         if plan is None:
-            usual = launch_plan(limit, self.cost, interpreted=triton_interpreted())
+            carried = sum(dtype.itemsize for dtype in self.state_dtypes)
+            usual = self._planner.plan(limit, self.cost, carried)
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 
@@ -153,7 +150,7 @@ class Specialization:
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
-        limit = size_class(ncl)
+        limit = self._planner.size_class(ncl)
         tuned.save(self._plan_key(limit), plan)
 
     def forget_plans(self) -> None:
@@ -165,7 +162,8 @@ class Specialization:
 
     def _plan_key(self, limit: int) -> dict[str, str | int]:
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
-        return tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
+        key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
+        return {**key, "language": self._target.name}
 
     def captured_now(self) -> tuple[Tensor, ...] | None:
         """The captured tensors as they are now; `None`: the step has to be traced again."""
@@ -425,6 +423,8 @@ class ScanProgram:
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
         self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
+        # By the layout of single steps, what runs them: see `_single_step.py`.
+        self.single_steps: Recent[Any] = Recent()
         self._latest: Specialization | None = None
         self._lock = threading.RLock()
 
@@ -539,6 +539,7 @@ class ScanProgram:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
             self.calls.clear()
+            self.single_steps.clear()
             for step in self.specializations:
                 step.forget_plans()
 
@@ -548,6 +549,7 @@ class ScanProgram:
             self._specializations.clear()
             self._differentiated.clear()
             self.calls.clear()
+            self.single_steps.clear()
             if self._latest is not None:
                 self._latest.close()
 

@@ -20,13 +20,13 @@ import flexsn_codegen
 import flexsn_graph
 import flexsn_runtime
 from flexsn_graph import StepValue, TraceError
-from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._backward import BackwardScan, split_cotangents
-from flexsn_runtime._buckets import StepCost, launch_plan
-from flexsn_runtime._cpu_plan import cpu_plan, cpu_size_class
+from flexsn_runtime._buckets import StepCost
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime._operands import Arguments
+from flexsn_runtime._plans import PLANNERS
 from flexsn_runtime._symbols import Size
 from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint
@@ -81,10 +81,10 @@ class KernelLowering:
     Example:
         >>> from flexsn_runtime import KernelLowering
         >>> KernelLowering().name
-        'triton'
+        'flexsn_runtime'
     """
 
-    name = "triton"
+    name = "flexsn_runtime"
 
     def __init__(self, on_cpu: TargetName = "cpp") -> None:
         self._on_cpu = on_cpu
@@ -108,9 +108,8 @@ class KernelLowering:
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
         cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
-        if target_on(primals[0].device, self._on_cpu) == "cpp":
-            return cpu_plan(cpu_size_class(largest), 0, cost.num_ops, cost.backward_ops).backward.chunk
-        return launch_plan(largest, cost, interpreted=triton_interpreted()).backward.chunk
+        planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
+        return planner.plan(largest, cost, carried=0).backward.chunk
 
     def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.

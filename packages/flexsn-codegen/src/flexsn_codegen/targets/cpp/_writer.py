@@ -286,12 +286,13 @@ class CppWriter(KernelWriter):
         ]
         signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in self._sizes), "int64_t threads"])
         elements = self._elements
+        work = f"{elements} * T" if "T" in self._sizes else elements
         return f"""// {doc}
 template <int64_t BLOCK, {types}>
 static void {name}(
     {signature}) {{
     const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
-    const int64_t team = dev::team(threads, programs, {elements} * T);
+    const int64_t team = dev::team(threads, programs, {work});
     #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{
         const int64_t begin = program * BLOCK;

@@ -1,0 +1,112 @@
+"""`single_step`: equal to the loop, by what was prepared as long as nothing has changed, and anew when it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_runtime import ScanProgram, TargetName, TransformError, _single_step, prepare, single_step
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+class Decay(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(0.1, 0.9, 5), requires_grad=False)
+        self.threshold = 1.0
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * self.w + x
+        s = torch.relu(h - self.threshold)
+        return s, h - s
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """An entry for each call that had to be prepared."""
+    found: list[int] = []
+
+    def counted(program: ScanProgram, flat_args: tuple[Tensor, ...]) -> object:
+        found.append(len(flat_args))
+        return prepare(program, flat_args)
+
+    monkeypatch.setattr(_single_step, "prepare", counted)
+    return found
+
+
+def check(program: ScanProgram, core: nn.Module, x: Tensor, v: Tensor) -> None:
+    s, new = single_step(program, (x,), (v,))
+    expected_s, expected = core(x, v)
+    assert torch.equal(s, expected_s)
+    assert torch.equal(new, expected)
+    assert s.stride() == expected_s.stride()
+    assert new.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("target", ["cpp", "triton"])
+def test_what_is_prepared_once_serves_until_something_changes(
+    prepared: list[int], target: TargetName, interpreted: None
+) -> None:
+    core = Decay()
+    program = ScanProgram(core, 1, 1, 1, on_cpu=target)
+    x, v = torch.randn(3, 5), torch.randn(3, 5)
+    for _ in range(4):
+        check(program, core, torch.randn(3, 5), v)
+    assert len(prepared) == 1
+    core.w.copy_(torch.linspace(0.9, 0.1, 5))  # in place: it is read at each step
+    check(program, core, x, v)
+    assert len(prepared) == 1
+    core.threshold = 0.5
+    check(program, core, x, v)
+    core.w = nn.Parameter(torch.rand(10)[::2], requires_grad=False)  # of other strides
+    check(program, core, x, v)
+    check(program, core, torch.randn(5, 3).t(), torch.randn(5, 3).t())
+    check(program, core, torch.randn(4, 5), torch.randn(4, 5))
+    before = len(prepared)
+    assert before > 4
+    for _ in range(3):
+        check(program, core, x, v)
+    assert len(prepared) <= before + 1
+
+
+def test_gradients_come_where_they_are_asked_for(prepared: list[int]) -> None:
+    core = Decay()
+    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    x, v = torch.randn(3, 5), torch.randn(3, 5)
+    check(program, core, x, v)
+    core.w.requires_grad_()
+    s, new = single_step(program, (x,), (v,))
+    (gradient,) = torch.autograd.grad((s + 2.0 * new).sum(), core.w)
+    s, new = core(x, v)
+    (expected,) = torch.autograd.grad((s + 2.0 * new).sum(), core.w)
+    torch.testing.assert_close(gradient, expected)
+    with torch.no_grad():
+        for _ in range(2):
+            s, _ = single_step(program, (x,), (v,))
+            assert not s.requires_grad
+
+
+def test_a_transform_is_refused_after_a_call_without(prepared: list[int]) -> None:
+    core = Decay()
+    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    x, v = torch.randn(3, 5), torch.randn(3, 5)
+    check(program, core, x, v)
+    with pytest.raises(TransformError):
+        torch.func.vmap(lambda x: single_step(program, (x,), (v[0],))[0])(x)
+
+
+def test_autocast_is_seen(prepared: list[int]) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.exp(x), v
+
+    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    x, v = torch.randn(3, 5).bfloat16(), torch.randn(3, 5)
+    for _ in range(2):
+        assert single_step(program, (x,), (v,))[0].dtype == core(x, v)[0].dtype == torch.bfloat16
+        with torch.autocast("cpu"):
+            assert single_step(program, (x,), (v,))[0].dtype == core(x, v)[0].dtype
+    assert len(prepared) == 2
