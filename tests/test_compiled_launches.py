@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("compiled_launches")
+
 SCRIPT = Path(__file__).with_name("compiled_launches.py")
 
 

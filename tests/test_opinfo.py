@@ -10,7 +10,7 @@ import pytest
 from opinfo import DIFFERENTIABLE, DTYPES, Outcome, check, is_differentiable, variant_name, variants
 
 PARTS = 4
-pytestmark = pytest.mark.long(all_but=["0"])
+pytestmark = [pytest.mark.xdist_group("opinfo"), pytest.mark.long(all_but=["0"])]
 Outcomes = dict[str, dict[str, Outcome]]
 
 

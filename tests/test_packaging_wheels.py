@@ -36,7 +36,7 @@ QUICK = {
     "flexsn-runtime": "test_runtime_handles.py",
 }
 
-pytestmark = pytest.mark.wheels
+pytestmark = [pytest.mark.wheels, pytest.mark.xdist_group("wheels")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,10 @@ from torch import Tensor
 
 from flexsn_nn.functional import reset_net
 
-pytestmark = pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="torch without gloo")
+pytestmark = [
+    pytest.mark.skipif(not dist.is_available() or sys.platform == "win32", reason="torch without gloo"),
+    pytest.mark.xdist_group("distributed"),
+]
 
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -566,7 +566,6 @@ def test_an_op_without_a_rule_names_op_and_line() -> None:
     assert torch.equal(tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)
 
 
-@pytest.mark.long(all_but=["eager-*", "float32-cpp"])
 @backends
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_another_core_is_assigned(backend: str, precision: str) -> None:

@@ -56,7 +56,6 @@ def test_numbers_of_a_neuron(case: Case) -> None:
         assert len(kernels_of(made, "backward")) <= 2
 
 
-@pytest.mark.long(all_but=["ATan", "Sigmoid", "LeakyKReLU", "Rect", "PiecewiseExp"])
 @pytest.mark.parametrize("made", SURROGATES, ids=[type(made).__name__ for made in SURROGATES])
 def test_width_of_a_surrogate(made: Surrogate) -> None:
     """Another one, of another width, is assigned."""

@@ -100,7 +100,6 @@ def kernels(program: ScanProgram, direction: str) -> list[str]:
     return sorted(name for name in names if f"_{direction}_" in name)
 
 
-@pytest.mark.long(all_but=["triton-torch.float64-save", "cpp-torch.float32-save", "cpp-torch.bfloat16-recompute"])
 @pytest.mark.parametrize(
     ("language", "dtype", "residuals"),
     [
@@ -164,7 +163,6 @@ def test_numbers_that_are_equal_at_first() -> None:
     assert len(kernels(program, "backward")) == 2
 
 
-@pytest.mark.long(all_but=["*bfloat16"])
 @DTYPES
 def test_many_values(dtype: torch.dtype) -> None:
     core = Neuron().to(DEVICE)

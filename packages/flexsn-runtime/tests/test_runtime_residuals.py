@@ -114,7 +114,6 @@ def choice(program: ScanProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype
     return None if residuals is None else residuals.dtypes
 
 
-@pytest.mark.long(all_but=["*-True"])
 @pytest.mark.parametrize("state_seqs", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
 def test_gradients_do_not_depend_on_what_is_kept(

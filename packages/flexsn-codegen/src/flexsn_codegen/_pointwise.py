@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._core import emit_core
+from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._launch import launch, target_on
 from flexsn_codegen._layout import Plan, plan_layout
 from flexsn_codegen._numerics import Numerics, Precision
@@ -17,7 +18,16 @@ from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, Role, gradient_of, trace_pointwise
+from flexsn_graph import (
+    MAX_DIMENSIONS,
+    ArgumentType,
+    NothingCutError,
+    PointwiseGraph,
+    Role,
+    TorchError,
+    gradient_of,
+    trace_pointwise,
+)
 
 _MAX_PLANS = 1024
 
@@ -82,11 +92,17 @@ class Pointwise:
         self._cores: dict[tuple[Any, ...], _Core] = {}
         self._built: dict[tuple[Any, ...], _Built] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._cut = CutFunction(self._fn, self._name, numerics)
+        self._cuts: set[tuple[Any, ...]] = set()
 
     def __call__(self, *inputs: Tensor) -> Any:
         """Runs the kernel: a tensor or a tuple of them, as the function returns."""
         _check(inputs, self._name)
         wants = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        if wants and self._autograd and self._is_cut(inputs, _flags(inputs, True)):
+            return self._cut(*inputs)
+        if not wants and self._is_cut(inputs, _flags(inputs, False)):
+            return self._cut.run(inputs, _flags(inputs, False))
         if not wants:
             return self._run(inputs, _flags(inputs, False))
         if not self._autograd:
@@ -110,6 +126,39 @@ class Pointwise:
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for such arguments."""
         return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd), TRITON).core.traced
+
+    def _is_cut(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...], target: Target | None = None) -> bool:
+        """Whether the function cuts arguments into pieces: it is then another kind of kernel.
+
+        Raises:
+            The reason why it is a kernel of neither kind.
+        """
+        kinds = (requires_grad, target, tuple((t.dtype, t.dim()) for t in inputs))
+        if kinds in self._cuts:
+            return True
+        target = target or target_on(inputs[0].device, self._name)
+        try:
+            self._build(inputs, self._plan(inputs), requires_grad, target)
+            return False
+        except Exception as error:
+            if self._gradient:
+                raise
+            self._try_to_cut(inputs, requires_grad, target, error)
+        if _broadcast(inputs):  # else it is found out as fast by looking at the shapes
+            self._cuts.add(kinds)
+        return True
+
+    def _try_to_cut(
+        self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...], target: Target, error: Exception
+    ) -> None:
+        try:
+            self._cut.trace(inputs, requires_grad, target)
+        except NothingCutError:
+            raise error from None
+        except TorchError as second:
+            if isinstance(error, ArgumentError):
+                raise error from second
+            raise second from None  # it speaks of the arguments' own shapes
 
     def _plan(self, inputs: Sequence[Tensor]) -> Plan:
         key = tuple((t.shape, t.stride()) for t in inputs)
@@ -232,6 +281,14 @@ class _Autograd(torch.autograd.Function):
             next(found).sum_to_size(t.shape).to(t.dtype) if want else None
             for t, want in zip(inputs, wanted, strict=True)
         )
+
+
+def _broadcast(inputs: Sequence[Tensor]) -> bool:
+    try:
+        torch.broadcast_shapes(*(t.shape for t in inputs))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _flags(inputs: Sequence[Tensor], follow: bool) -> tuple[bool, ...]:

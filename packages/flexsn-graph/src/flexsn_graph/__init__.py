@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flexsn_graph._cell_trace import CellGraph, CellStep, cells_gradient_of, trace_cells
+from flexsn_graph._cells import Axis, CellResult, Cells, Part
 from flexsn_graph._continuity import continuous_nodes
 from flexsn_graph._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph._info import FlexSNInfo, extract_info
@@ -24,6 +26,7 @@ from flexsn_graph.errors import (
     GraphArityError,
     MutationError,
     NonPointwiseError,
+    NothingCutError,
     RandomOpError,
     RequiresGradError,
     StatefulCoreError,
@@ -40,7 +43,12 @@ __version__ = "0.1.0"
 __all__ = [
     "MAX_DIMENSIONS",
     "ArgumentType",
+    "Axis",
     "CaptureError",
+    "CellGraph",
+    "CellResult",
+    "CellStep",
+    "Cells",
     "ComplexDtypeError",
     "CoreArityError",
     "CoreReturnError",
@@ -52,7 +60,9 @@ __all__ = [
     "LiftedLayout",
     "MutationError",
     "NonPointwiseError",
+    "NothingCutError",
     "OpFacts",
+    "Part",
     "PointwiseGraph",
     "Port",
     "Presence",
@@ -72,6 +82,7 @@ __all__ = [
     "UnsupportedCoreError",
     "UnsupportedOpError",
     "__version__",
+    "cells_gradient_of",
     "continuous_nodes",
     "extract_info",
     "facts_of",
@@ -83,6 +94,7 @@ __all__ = [
     "location_of",
     "ports",
     "register_facts",
+    "trace_cells",
     "trace_pointwise",
     "trace_step",
     "without_cotangents",

@@ -90,6 +90,20 @@ def _signbit(x: Tensor) -> Tensor:
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    return (value * torch.sigmoid(gate)).to(x.dtype)
+
+
+def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    slope, share = _widened(grad), torch.sigmoid(gate)
+    if x.device.type == "cpu":  # where eager mode keeps it in the gradient's memory
+        share = _widened(share.to(x.dtype))
+    return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
+
+
 def _logit(x: Tensor, eps: float | None = None) -> Tensor:
     """Half values are rounded once, at the end; torch's table rounds them after each op."""
     wide = _widened(x)
@@ -205,6 +219,8 @@ TO_PRIMS: Table = {
     **LEFT,
     **_OF_NUMBERS,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    _aten.glu.default: _glu,
+    _aten.glu_backward.default: _glu_backward,
     _aten.hardshrink_backward.default: _shrink_backward,
     _aten.logit.default: _logit,
     _aten.logit_backward.default: _logit_backward,

@@ -9,6 +9,10 @@ class TraceError(ValueError):
     """The step function could not be turned into a graph."""
 
 
+class NothingCutError(TraceError):
+    """A function was to be traced as one that cuts dimensions, and does not."""
+
+
 class TorchError(TraceError, RuntimeError):
     """Torch raised an error while a function ran on tensors without data."""
 

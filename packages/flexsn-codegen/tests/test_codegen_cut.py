@@ -1,0 +1,208 @@
+"""Functions that cut dimensions into pieces and join them, against eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import ArgumentError, UnsupportedOpError, pointwise
+from flexsn_codegen.targets.cpp import CPP, why_no_compiler
+from flexsn_graph import trace_cells
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark: list[pytest.MarkDecorator] = [] if DEVICE == "cpu" else [pytest.mark.gpu]
+Function = Callable[..., Any]
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + len(shape) + sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype).to(DEVICE)
+
+
+def swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return functional.silu(gate) * up
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    one, two = x.chunk(2, -1)
+    return x * cos + torch.cat((-two, one), -1) * sin
+
+
+def interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    even, odd = x[..., ::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def of_a_part(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return torch.cat((rotary(x[..., :8], cos, sin), x[..., 8:]), -1)
+
+
+def lstm(gates: Tensor, bias: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = (gates + bias).chunk(4, 1)
+    new = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(new), new
+
+
+def unequal(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    one, two = x.split([3, 6], 1)
+    return two * y, one - 1.0
+
+
+def quaternions(p: Tensor, q: Tensor) -> Tensor:
+    a, b = p[..., 0], p[..., 1:].unbind(-1)
+    c, d = q[..., 0], q[..., 1:].unbind(-1)
+    return torch.stack((a * c - b[0] * d[0] - b[1] * d[1] - b[2] * d[2], a * d[0] + b[0] * c, b[1] * c, a * d[2]), -1)
+
+
+def views(x: Tensor, y: Tensor) -> Tensor:
+    heads = x.view(x.shape[0], 3, 2, 4).transpose(1, 2)
+    return (heads[:, 0] * y + heads[:, 1].neg()).permute(0, 2, 1)
+
+
+def in_place(x: Tensor) -> Tensor:
+    out = torch.zeros_like(x)
+    out[..., : x.shape[-1] // 2] = x[..., x.shape[-1] // 2 :] * 2.0
+    return out + x
+
+
+def colours(image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    r, g, b = image.unbind(-3)
+    grey = 0.3 * r + 0.6 * g + 0.1 * b
+    return grey * weight, torch.stack((r - grey, g, b), -3)
+
+
+CASES: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
+    "swiglu": (swiglu, [(5, 14)]),
+    "glu": (lambda x: functional.glu(x, 1), [(3, 10, 7)]),
+    "rotary": (rotary, [(2, 3, 5, 8), (5, 8), (5, 8)]),
+    "interleaved": (interleaved, [(2, 5, 3, 8), (5, 1, 4), (5, 1, 4)]),
+    "of_a_part": (of_a_part, [(2, 5, 12), (5, 8), (5, 8)]),
+    "lstm": (lstm, [(5, 24), (24,), (5, 6)]),
+    "unequal": (unequal, [(5, 9), (5, 6)]),
+    "quaternions": (quaternions, [(5, 4), (1, 4)]),
+    "views": (views, [(5, 24), (3, 4)]),
+    "in_place": (in_place, [(5, 6)]),
+    "colours": (colours, [(2, 3, 4, 5), (4, 5)]),
+    "outer": (lambda x, y: x[:, None] * y, [(5,), (7,)]),
+    "two": (lambda q, k, w: (swiglu(q) * w, swiglu(k)), [(2, 3, 8), (2, 5, 8), (4,)]),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> tuple[Function, list[tuple[int, ...]]]:
+    return CASES[request.param]
+
+
+def as_tuple(value: Any) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+@pytest.mark.long(all_but=["*-float32", "glu-*", "lstm-*"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int, ...]]], dtype: torch.dtype) -> None:
+    function, shapes = case
+    tensors = [tensor(*s, dtype=dtype, seed=i).requires_grad_() for i, s in enumerate(shapes)]
+    fused = pointwise(function, autograd=True)
+    expected, actual = as_tuple(function(*tensors)), as_tuple(fused(*tensors))
+    weights = [tensor(*e.shape, dtype=dtype) for e in expected]
+    pairs = [*zip(actual, expected, strict=True)]
+    gradients = (torch.autograd.grad(r, tensors, weights) for r in (actual, expected))
+    pairs += [*zip(*gradients, strict=True)]
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", ["rotary", "lstm", "in_place"])
+def test_gradients_of_gradients(name: str) -> None:
+    function, shapes = CASES[name]
+    tensors = [tensor(*s, seed=i).requires_grad_() for i, s in enumerate(shapes)]
+    fused = pointwise(function, autograd=True)
+    torch.autograd.gradcheck(fused, tensors, fast_mode=True)
+    torch.autograd.gradgradcheck(fused, tensors, fast_mode=True)
+
+
+def test_arguments_may_be_strided_and_are_not_copied() -> None:
+    x, cos, sin = tensor(2, 5, 3, 16)[..., ::2].transpose(1, 2), tensor(5, 8), tensor(8, 5).t()
+    assert torch.equal(pointwise(rotary)(x, cos, sin), rotary(x, cos, sin))
+
+
+def test_one_trace_serves_all_sizes_of_what_is_not_cut() -> None:
+    traced = []
+
+    def counted(x: Tensor, bias: Tensor) -> Tensor:
+        traced.append(x.shape)
+        return swiglu(x + bias)
+
+    fused = pointwise(counted)
+    bias = tensor(16)
+    fused(tensor(5, 16), bias)
+    before = len(traced)
+    for rows in (1, 2, 300, 0):
+        x = tensor(rows, 16)
+        torch.testing.assert_close(fused(x, bias), swiglu(x + bias))
+    assert len([s for s in traced[before:] if s[0] not in (1,)]) == 0
+    torch.testing.assert_close(fused(tensor(5, 18), tensor(18)), swiglu(tensor(5, 18) + tensor(18)))
+
+
+def test_a_size_that_is_read_is_no_constant_of_other_sizes() -> None:
+    def mean_of_rows(x: Tensor) -> Tensor:
+        one, two = x.chunk(2, -1)
+        return one * two / x.shape[0]
+
+    fused = pointwise(mean_of_rows)
+    for rows in (4, 5):
+        torch.testing.assert_close(fused(tensor(rows, 6)), mean_of_rows(tensor(rows, 6)))
+
+
+def test_a_kernel_counts_the_elements_of_one_piece() -> None:
+    # Two operands for one argument, and two stores.
+    (step,) = trace_cells(rotary, [torch.empty(s) for s in CASES["rotary"][1]], [False] * 3, "rotary").steps
+    assert step.sizes == (2, 3, 5, 4)
+    assert [part.tensor for part in step.inputs] == [0, 0, 1, 1, 2, 2]
+    assert len(step.outputs) == 2
+
+
+def moved(x: Tensor) -> Tensor:
+    return torch.cat((x, x.t()), 0)
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "match"),
+    [
+        (moved, (70, 70), "mixes elements"),
+        (lambda x: x[1:] - x[:-1], (1000,), "into 1000 pieces, and 64 are possible(.|\n)*test_codegen_cut"),
+        (lambda x: x.chunk(2)[0].sum(-1), (4, 100), "sum.dim_IntList sums over elements"),
+        (lambda x: x.chunk(2)[0].softmax(-1), (4, 100), "_softmax.default does not work element by element"),
+        (lambda x: x.cumsum(0)[:2], (4, 100), "cumsum.default does not work element by element"),
+    ],
+)
+def test_what_mixes_elements_is_refused(function: Function, shape: tuple[int, ...], match: str) -> None:
+    with pytest.raises(UnsupportedOpError, match=match):
+        pointwise(function)(tensor(*shape))
+
+
+def test_errors_speak_of_the_callers_shapes() -> None:
+    with pytest.raises(ArgumentError, match=r"\[5, 12\], \[5, 7\] do not broadcast") as found:
+        pointwise(lambda x, y: x.chunk(2, -1)[0] * y)(tensor(5, 12), tensor(5, 7))
+    assert "a dimension of length" in str(found.value.__cause__) or "size of tensor" in str(found.value.__cause__)
+    with pytest.raises(ValueError, match=r"dimension 1 is size 7(.|\n)*test_codegen_cut"):
+        pointwise(lambda x: functional.glu(x))(tensor(3, 7))
+    with pytest.raises(ArgumentError, match=r"\[3\], \[4\] do not broadcast"):
+        pointwise(torch.mul)(tensor(3), tensor(4))
+
+
+@pytest.mark.skipif(why_no_compiler() is not None or DEVICE != "cpu", reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", ["lstm", "interleaved"])
+def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flexsn_codegen._cut.target_on", lambda device, name: CPP)
+    monkeypatch.setattr("flexsn_codegen._pointwise.target_on", lambda device, name: CPP)
+    function, shapes = CASES[name]
+    tensors = [tensor(*s, seed=i, dtype=torch.float32) for i, s in enumerate(shapes)]
+    for actual, expected in zip(as_tuple(pointwise(function)(*tensors)), as_tuple(function(*tensors)), strict=True):
+        torch.testing.assert_close(actual, expected)
