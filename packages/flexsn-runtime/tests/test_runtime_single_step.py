@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ class Decay(nn.Module):
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """An entry for each call that had to be prepared."""
     found: list[int] = []
 
