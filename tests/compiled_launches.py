@@ -44,6 +44,8 @@ class Driver:
 
 
 class Here(KernelLowering):
+    name = "here"
+
     def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
         return None
 
@@ -179,7 +181,7 @@ def inexact() -> dict[str, int]:
 
 def main() -> None:
     triton.runtime.driver.set_active(Driver())
-    register_scan_lowering(Here(on_cpu="triton"))
+    register_scan_lowering(Here(on_cpu="triton"), before=KernelLowering.name)
     with (
         mock.patch.object(AsyncCompile, "triton", lambda self, name, source, device_str: Launch(name)),
         mock.patch.object(flexsn_runtime._launch, "_single_device", return_value=True),

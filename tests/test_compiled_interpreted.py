@@ -20,6 +20,7 @@ from flexsn_hop import (
     eager_scan_final_state,
     flex_sn_scan,
     flex_sn_scan_final_state,
+    register_scan_lowering,
 )
 from flexsn_runtime import KernelLowering, UnsupportedScanError
 from flexsn_runtime._graph_step import GraphSpecialization
@@ -76,7 +77,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
 
     monkeypatch.setattr(operator, "forward_loop", forward)
     monkeypatch.setattr(operator, "backward_loop", backward)
-    monkeypatch.setattr("flexsn_hop._lowering._registered", [lowering])
+    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+    register_scan_lowering(lowering)
     torch._dynamo.reset()
     yield seen
     torch._dynamo.reset()

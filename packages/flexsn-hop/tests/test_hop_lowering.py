@@ -21,6 +21,7 @@ from flexsn_hop import (
     flex_sn_scan,
     flex_sn_scan_final_state,
     register_scan_lowering,
+    scan_lowerings,
 )
 from flexsn_hop._loop import backward_loop, forward_loop
 
@@ -104,10 +105,10 @@ def test_a_constant_inside_the_core() -> None:
 class Unrolled:
     """A lowering that needs no GPU: the loops themselves, traced into Inductor's graph."""
 
-    name = "unrolled"
     version = "1"
 
-    def __init__(self, interval: int = 1, why: str | None = None) -> None:
+    def __init__(self, interval: int = 1, why: str | None = None, name: str = "unrolled") -> None:
+        self.name = name
         self.interval = interval
         self.why = why
         self.traced: list[ScanLayout | BackwardLayout] = []
@@ -141,7 +142,8 @@ class Unrolled:
 @pytest.fixture
 def register() -> Iterator[Callable[[ScanLowering], None]]:
     undo: list[Callable[[], None]] = []
-    yield lambda lowering: undo.append(register_scan_lowering(lowering))
+    # In front of the kernels, which another test may have brought.
+    yield lambda lowering: undo.append(register_scan_lowering(lowering, before="triton"))
     for function in undo:
         function()
 
@@ -245,6 +247,76 @@ def test_auto_falls_back_to_the_loop_and_kernel_does_not(
         kernel(*arguments)
 
 
+class Refusing(Unrolled):
+    """Finds something in each core that it cannot have; or in each backward."""
+
+    def __init__(self, name: str, words: str, *, only_backward: bool = False) -> None:
+        super().__init__(name=name)
+        self.words = words
+        self.only_backward = only_backward
+
+    def forward(self, *args: Any) -> Sequence[torch.Tensor]:
+        if not self.only_backward:
+            raise NotImplementedError(self.words)
+        return super().forward(*args)
+
+    def backward(self, *args: Any) -> Sequence[torch.Tensor]:
+        raise NotImplementedError(self.words)
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is registered but by the test."""
+    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_first_that_can_takes_the_scan() -> None:
+    away, picky, taker = Unrolled(why="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
+    half = Refusing("half", "no gradient", only_backward=True)
+    for lowering in (away, picky, half, taker):
+        register_scan_lowering(lowering)
+    arguments = CASES[5].arguments(3)
+    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
+    assert_same(run, network(eager_scan), arguments)
+    assert [type(layout) for layout in half.traced] == [ScanLayout]
+    assert [type(layout) for layout in taker.traced] == [BackwardLayout]
+    assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
+
+
+@pytest.mark.usefixtures("alone")
+def test_when_none_can_each_reason_is_told() -> None:
+    register_scan_lowering(Unrolled(why="it is away", name="away"))
+    register_scan_lowering(Refusing("picky", "not this core"))
+    arguments = CASES[5].arguments(3, requires_grad=False)
+    with pytest.warns(UserWarning, match="as a loop, without kernels: away: it is away; picky: not this core"):
+        results = torch.compile(network(flex_sn_scan), fullgraph=True)(*arguments)
+    torch.testing.assert_close(results, network(eager_scan)(*arguments))
+    torch._dynamo.reset()
+    kernel = torch.compile(network(flex_sn_scan, lowering="kernel"), fullgraph=True)
+    with pytest.raises(Exception, match="'kernel' cannot have this core: away: it is away; picky: not this core"):
+        kernel(*arguments)
+    by_name = torch.compile(network(flex_sn_scan, lowering="away"), fullgraph=True)
+    with pytest.raises(errors.LoweringError, match="the lowering 'away' is not available: it is away"):
+        by_name(*arguments)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_order_is_not_that_of_imports() -> None:
+    """Nobody comes before the kernels without naming them, whoever is imported first."""
+    for name, before in (("mine", None), ("front", "triton"), ("yours", None), ("ahead", "front"), ("lost", "nobody")):
+        register_scan_lowering(Unrolled(name=name), before=before)
+    assert list(scan_lowerings()) == ["mine", "yours", "ahead", "front", "lost"]
+    undo = register_scan_lowering(Unrolled(name="triton"))
+    assert list(scan_lowerings()) == ["ahead", "front", "triton", "mine", "yours", "lost"]
+    undo()
+    undo()
+    assert "triton" not in scan_lowerings()
+    for taken in ("mine", "loop"):
+        with pytest.raises(errors.LoweringError, match=f"there is a lowering '{taken}'"):
+            register_scan_lowering(Unrolled(name=taken))
+
+
 def test_loop_is_the_loop_with_a_lowering_registered(
     register: Callable[[ScanLowering], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -269,7 +341,7 @@ def test_a_constant_inside_the_core_is_left_to_the_loop(
     assert lowering.traced == []
     torch._dynamo.reset()
     kernel = functools.partial(flex_sn_scan, constant_core, 1, 1, 1, lowering="kernel")
-    with pytest.raises(Exception, match="constant tensor, which the lowering 'kernel' cannot have"):
+    with pytest.raises(Exception, match="'kernel' cannot have this core: the core makes a constant tensor"):
         torch.compile(kernel, fullgraph=True)(*arguments)
 
 

@@ -15,7 +15,7 @@ from ._lowerable import (
     lowerable_while_loop_scan,
     lowerable_while_loop_scan_final_state,
 )
-from ._lowering import ScanLowering, register_scan_lowering
+from ._lowering import ScanLowering, register_scan_lowering, scan_lowerings
 from ._operator import FlexSNScan, flex_sn_scan, flex_sn_scan_final_state
 from ._scan import scan
 
@@ -40,6 +40,7 @@ __all__ = [
     "lowerable_while_loop_scan_final_state",
     "register_scan_lowering",
     "scan",
+    "scan_lowerings",
     "why_dynamo_hop_unavailable",
 ]
 

@@ -12,7 +12,7 @@ import torch
 from ._arguments import StepFunction
 from ._layout import BackwardLayout, ScanLayout
 from ._loop import backward_samples, forward_samples
-from ._lowering import choose_lowering
+from ._lowering import find_lowerings
 from ._operator import flex_sn_scan, flex_sn_scan_backward
 from ._torch_private import below_autograd, outside_of_tracing, trace_step
 from ._vjp import Activity, find_activity, step_vjp
@@ -72,9 +72,9 @@ def _autograd(
     layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, zero_states=zeros)
     with outside_of_tracing(flat_args) as fakes:
         activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
-    chosen = choose_lowering(lowering, flat_args)
-    if chosen is not None:
-        interval = chosen.checkpoint_interval(core, flat_args[: num_inputs + num_states])
+    lowerings = find_lowerings(lowering, flat_args).lowerings
+    if lowerings:
+        interval = lowerings[0].checkpoint_interval(core, flat_args[: num_inputs + num_states])
     else:
         interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
     spare = SPARE_CHECKPOINTS if interval and isinstance(flat_args[0].shape[0], torch.SymInt) else 0

@@ -12,7 +12,7 @@ from ._eager import check_step, empty_scan, plain_scan
 from ._inspect import inspect_step
 from ._layout import ScanLayout
 from ._lowerable import through_scan, through_while_loop
-from ._lowering import choose_lowering, code_version, requested_lowering
+from ._lowering import code_version, find_lowerings, requested_lowering
 from ._torch_private import (
     CapturedCall,
     CaptureHooks,
@@ -74,7 +74,7 @@ def node_options(
 ) -> dict[str, Any]:
     """The keyword arguments of the operator's node; a lowering that cannot be had is refused here."""
     lowering = requested_lowering(lowering)
-    choose_lowering(lowering, flat_args)
+    find_lowerings(lowering, flat_args)
     return {
         "final_state": final_state,
         "checkpoints": (0, 0),

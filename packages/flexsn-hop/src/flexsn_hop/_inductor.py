@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._layout import BackwardLayout, ScanLayout
-from ._lowering import choose_lowering, requested_lowering
+from ._lowering import ScanLowering, find_lowerings, reasons, requested_lowering
 from ._opaque import encode_program, run_scan
 from ._torch_private import InductorCall
 from .errors import LoweringError
@@ -21,32 +21,38 @@ def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
     """Lower one call of an operator; ``name`` is the lowering that was asked for."""
-    asked = requested_lowering(name)
-    lowering = choose_lowering(asked, call.examples[:num_flat_args])
-    if lowering is not None and any(graph.graph.find_nodes(op="get_attr") for graph in call.graphs):
-        if asked == "kernel":
-            raise LoweringError(
-                "the core makes a constant tensor, which the lowering 'kernel' cannot have: make it "
-                "outside of the core, or use 'auto' or 'loop'"
-            )
-        lowering = None
-    if lowering is None:
-        return _lower_to_loop(call, layout)
+    found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
+    refused = dict(found.refused)
+    for lowering in found.lowerings:
+        try:
+            return _lower_with(lowering, call, layout)
+        except NotImplementedError as error:
+            refused[lowering.name] = str(error)
+    if not found.may_be_the_loop:
+        raise LoweringError(
+            f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+        )
+    if found.lowerings and not _makes_a_constant(call):
+        warnings.warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}", stacklevel=2)
+    return _lower_to_loop(call, layout)
+
+
+def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+    if _makes_a_constant(call):
+        raise NotImplementedError(
+            "the core makes a constant tensor, which only the loop can have: make it outside of the core."
+        )
 
     def run(*args: Any) -> Sequence[torch.Tensor]:
         if isinstance(layout, BackwardLayout):
             return tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
         return tuple(lowering.forward(call.graphs[0], layout, args))
 
-    try:
-        return call.inline(run, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
-    except NotImplementedError as error:
-        if asked == "kernel":
-            raise LoweringError(
-                f"the lowering 'kernel' cannot have this core: {error} Use 'auto' or 'loop' instead"
-            ) from error
-        warnings.warn(f"a compiled scan runs as a loop, without kernels: {error}", stacklevel=2)
-        return _lower_to_loop(call, layout)
+    return call.inline(run, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
+
+
+def _makes_a_constant(call: InductorCall) -> bool:
+    return any(graph.graph.find_nodes(op="get_attr") for graph in call.graphs)
 
 
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:

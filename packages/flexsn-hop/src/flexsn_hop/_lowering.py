@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,15 +14,21 @@ from .errors import LoweringError
 
 __all__ = [
     "LOWERING_VARIABLE",
+    "Candidates",
     "ScanLowering",
-    "choose_lowering",
     "code_version",
+    "find_lowerings",
+    "reasons",
     "register_scan_lowering",
     "requested_lowering",
+    "scan_lowerings",
 ]
 
 LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
+
+KERNELS = "triton"
+"""The lowering that is asked first. It is named here so that the order of imports decides nothing."""
 
 CODE_VERSION = 3
 """Raised whenever the code that the loop lowering generates changes.
@@ -40,8 +47,11 @@ class ScanLowering(Protocol):
     number of steps being a plain int: it may be symbolic. Strides are those that the tensors will
     have. They may look at the shape and dtype alone of an initial state that ``layout.zero_states``
     says to be zeros: nobody has written it. A ``NotImplementedError`` says that there can be no
-    kernels for this core: the scan then becomes the loop, with a warning, or is refused, if
-    ``"kernel"`` was asked for.
+    kernels for this core: the next lowering is asked. If none is left, the scan becomes the loop, with
+    a warning that has the reasons of all, or is refused, if ``"kernel"`` was asked for.
+
+    The two are asked for one by one. So a backward may get checkpoints at the interval that another
+    lowering chose, which was asked first and could not have the core.
     """
 
     @property
@@ -91,11 +101,29 @@ class ScanLowering(Protocol):
         ...
 
 
-_registered: list[ScanLowering] = []
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    lowering: ScanLowering
+    before: str | None
 
 
-def register_scan_lowering(lowering: ScanLowering) -> Callable[[], None]:
-    """Offer a lowering for compiled scans; the one registered last is used. Returns the undo.
+_registered: list[_Registration] = []
+
+
+def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
+    """Offer a lowering for compiled scans, behind those that are there. Returns the undo.
+
+    A scan becomes what the first lowering makes of it that can. They are asked in this order,
+    whatever is imported first: ``"triton"``, the kernels of flexsn-runtime; then the others, as they
+    were registered; and in front of one of these, those that name it as ``before``.
+    :func:`scan_lowerings` tells the order, and why each cannot have a scan.
+
+    Args:
+        lowering: The lowering; its name is its own.
+        before: The name of a lowering, here or yet to come, that this one goes in front of.
+
+    Raises:
+        LoweringError: There is a lowering of that name (a ``ValueError``).
 
     Example:
         >>> from flexsn_hop import register_scan_lowering
@@ -110,13 +138,53 @@ def register_scan_lowering(lowering: ScanLowering) -> Callable[[], None]:
         >>> undo = register_scan_lowering(Nowhere())
         >>> undo()
     """
-    _registered.append(lowering)
+    if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered)):
+        raise LoweringError(
+            f"there is a lowering {lowering.name!r}: give yours another name, or undo the registration of the other"
+        )
+    entry = _Registration(lowering, before)
+    _registered.append(entry)
 
     def undo() -> None:
-        if lowering in _registered:
-            _registered.remove(lowering)
+        if entry in _registered:
+            _registered.remove(entry)
 
     return undo
+
+
+def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
+    """The registered lowerings in the order in which they are asked, and why each cannot have a scan.
+
+    Args:
+        *flat_args: What the scan would take: ``[*input_seqs, *init_states, *lifted]``. Without any, the
+            reasons are None.
+
+    Returns:
+        For each lowering by name, why it cannot lower a scan of tensors like these; None: it can, unless
+        it finds something in the core.
+
+    Example:
+        >>> from flexsn_hop import scan_lowerings
+        >>> isinstance(scan_lowerings(), dict)
+        True
+    """
+    return {
+        lowering.name: lowering.why_unavailable(flat_args) if flat_args else None for lowering in _in_order()
+    }
+
+
+def _in_order() -> list[ScanLowering]:
+    """The registered lowerings, the one to be asked first in front."""
+    order = [entry.lowering for entry in _registered if entry.before is None]
+    order.sort(key=lambda lowering: lowering.name != KERNELS)  # stable
+    waiting = [entry for entry in _registered if entry.before is not None]
+    while waiting:
+        names = [lowering.name for lowering in order]
+        entry = next((entry for entry in waiting if entry.before in names), waiting[0])
+        waiting.remove(entry)
+        place = names.index(entry.before) if entry.before in names else len(order)
+        order.insert(place, entry.lowering)
+    return order
 
 
 def requested_lowering(argument: str | None) -> str:
@@ -127,40 +195,66 @@ def requested_lowering(argument: str | None) -> str:
     """
     origin = "the argument lowering" if argument else f"the environment's {LOWERING_VARIABLE}"
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
-    if name not in LOWERINGS:
-        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(LOWERINGS)}")
+    known = (*LOWERINGS, *(lowering.name for lowering in _in_order()))
+    if name not in known:
+        raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(known)}")
     return name
 
 
-def choose_lowering(name: str, flat_args: Sequence[Any]) -> ScanLowering | None:
-    """The registered lowering to use for ``name`` (``auto``, ``kernel``, ``loop``); None: the loop.
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The registered lowerings that can have a scan, the first one first, and why the others cannot.
+
+    Attributes:
+        asked: What was asked for: ``"auto"``, ``"kernel"``, ``"loop"`` or a lowering by its name.
+        lowerings: Those that can; none means the loop.
+        refused: Why, by name, for those that cannot.
+    """
+
+    asked: str
+    lowerings: Sequence[ScanLowering]
+    refused: dict[str, str]
+
+    @property
+    def may_be_the_loop(self) -> bool:
+        """Whether the loop may take the place of what was asked for."""
+        return self.asked in ("auto", "loop")
+
+
+def reasons(refused: dict[str, str]) -> str:
+    """Why lowerings cannot have a scan, in words; of one alone without its name."""
+    if len(refused) == 1:
+        return next(iter(refused.values()))
+    return "; ".join(f"{name}: {why}" for name, why in refused.items())
+
+
+def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
+    """The registered lowerings to use for ``name``.
 
     Raises:
-        LoweringError: ``kernel`` was asked for and there is none for arguments like these.
+        LoweringError: One was asked for, and none can have arguments like these.
     """
-    if name == "loop":
-        return None
-    if name not in ("auto", "kernel"):
+    if name in ("scan", "while_loop"):
         raise LoweringError(
-            f"the lowering {name!r} takes the place of the operator when Dynamo captures it; a graph "
-            "that already holds the operator can have auto, kernel or loop"
+            f"the lowering {name!r} takes the place of flex_sn_scan when Dynamo captures it; a graph "
+            "that already holds the operator, and `scan`, can have auto, kernel or loop"
         )
-    lowering = _registered[-1] if _registered else None
-    why = (
-        "no package has registered one (flexsn_nn does, with flexsn_runtime)"
-        if lowering is None
-        else lowering.why_unavailable(flat_args)
-    )
-    if why is None:
-        return lowering
-    if name == "kernel":
-        raise LoweringError(f"the lowering 'kernel' is not available: {why}. Use 'auto' or 'loop' instead")
-    return None
+    able, refused = [], {}
+    for lowering in _in_order():
+        if name not in ("auto", "kernel", lowering.name):
+            continue
+        why = lowering.why_unavailable(flat_args)
+        if why is None:
+            able.append(lowering)
+        else:
+            refused[lowering.name] = why
+    found = Candidates(name, able, refused)
+    if not able and not found.may_be_the_loop:
+        why = reasons(refused) or "no package has registered one (flexsn_nn does, with flexsn_runtime)"
+        raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
+    return found
 
 
 def code_version() -> str:
     """What code generated for a scan depends on besides its graph."""
-    version = str(CODE_VERSION)
-    if _registered:
-        version += f"+{_registered[-1].name}:{_registered[-1].version}"
-    return version
+    return "+".join([str(CODE_VERSION), *(f"{lowering.name}:{lowering.version}" for lowering in _in_order())])
