@@ -182,6 +182,23 @@ def test_autocast(final_state: bool) -> None:
     assert {node.meta["val"].dtype for node in products} == {torch.bfloat16}
 
 
+def test_no_autocast_where_there_is_none() -> None:
+    """The step of the backward has the products of the forward's, in float32 (they were bfloat16, unasked)."""
+    weight = torch.randn(3, 3).requires_grad_()
+
+    def run(scan: Run) -> torch.Tensor:
+        return scan(lambda x, v: (torch.tanh(x + v @ weight),) * 2, 1, 1, 1, X, V)[0].square().sum()  # type: ignore[no-any-return]
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad(loss, weight)[0]
+
+    expected = gradient(run(eager_scan))
+    compiled = torch.compile(functools.partial(run, flex_sn_scan), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(gradient(compiled()), expected, rtol=1e-6, atol=1e-6)
+    traced = make_fx(lambda: gradient(run(flex_sn_scan)))()
+    torch.testing.assert_close(traced(), expected, rtol=1e-6, atol=1e-6)
+
+
 CACHED = """
 import torch
 from torch._dynamo.utils import counters

@@ -45,6 +45,7 @@ _materialize_as_graph = private(
 DispatchKey = private("torch._C", "DispatchKey", _NO_GRADIENT)
 _DispatchKeySet = private("torch._C", "DispatchKeySet", _NO_GRADIENT)
 _included_keys = private("torch._C", "_dispatch_tls_local_include_set", _NO_GRADIENT)
+_excluded_keys = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_GRADIENT)
 _peek_interpreter_stack = private("torch._C", "_functorch.peek_interpreter_stack", _NO_TRANSFORM_CHECK)
 
 
@@ -117,13 +118,17 @@ def watch_operators(
 
 def trace_step(function: Callable[..., Any], samples: Sequence[Any]) -> torch.fx.GraphModule:
     """The ATen graph of ``function``, which may differentiate, at values like ``samples``."""
-    # The keys that a fresh call would see: inside autograd's own implementation some are excluded.
-    nothing = _DispatchKeySet(DispatchKey.Undefined)
+    # The keys that a fresh call would see: inside autograd's own implementation some are excluded. Those of
+    # autocast are excluded wherever it is off.
+    autocast = _DispatchKeySet(DispatchKey.Undefined)
+    for name in dir(DispatchKey):
+        if name.startswith("Autocast"):
+            autocast = autocast | _DispatchKeySet(getattr(DispatchKey, name))
     graph: torch.fx.GraphModule = _materialize_as_graph(
         function,
         tuple(samples),
         include_key_set=_included_keys(),
-        exclude_key_set=nothing,
+        exclude_key_set=_excluded_keys() & autocast,
         force_enable_grad=True,
     )
     graph.graph.eliminate_dead_code()
