@@ -1,11 +1,11 @@
 """Random step functions with captured tensors, compiled against the loop: values, dtypes and gradients. A table.
 
-    python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--output FILE]
+    python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
 
-The cores and calls of `tests/gradient_cores.py`. On the CPU in Triton's interpreter. Each call is counted once: where
-the loop itself raises an error there is nothing to compare; else the compiled scan is equal to it, or is different, or
-is refused by an error of FlexSN's that names the core's line, or fails with any other error. Ends with status 1 if
-anything is different or fails.
+The cores and calls of `tests/gradient_cores.py`. On the CPU in Triton's interpreter, or in C++. Each call is counted
+once: where the loop itself raises an error there is nothing to compare; else the compiled scan is equal to it, or is
+different, or is refused by an error of FlexSN's that names the core's line, or fails with any other error. Ends with
+status 1 if anything is different or fails.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 from gradient_cores import Outcome, compare, random_core  # noqa: E402
 from measure import where  # noqa: E402
 
+from flexsn_runtime import TargetName  # noqa: E402
+
 COUNTED = ("equal to the loop", "different", "refused by name", "failed otherwise", "the loop itself fails")
 
 
-def outcome_of(seed: int, device: str) -> tuple[int, Outcome]:
+def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome]:
     torch.set_num_threads(1)
     # Half of them with what the forward keeps for the backward saved, half with it computed again.
     residuals = ("recompute", "save")[seed % 2]
     try:
-        return seed, compare(random_core(seed), device=device, residuals=residuals)
+        return seed, compare(random_core(seed), device=device, residuals=residuals, on_cpu=on_cpu)
     except Exception as error:
         return seed, Outcome(broken=[f"{type(error).__name__}: {error}"])
 
@@ -55,6 +57,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="FIRST:BEHIND_LAST, or some: 625,664")
     parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
     parser.add_argument("--device", default=DEVICE)
+    parser.add_argument("--on-cpu", choices=["triton", "cpp"], default="triton", help="the kernels' language there")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_gradients.md")
     options = parser.parse_args()
     seeds = [int(seed) for seed in re.split("[:,]", options.seeds)]
@@ -63,7 +66,7 @@ def main() -> int:
     counts: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     wrong: list[str] = []
-    run = functools.partial(outcome_of, device=options.device)
+    run = functools.partial(outcome_of, device=options.device, on_cpu=options.on_cpu)
     with multiprocessing.get_context("spawn").Pool(options.n, maxtasksperchild=50) as pool:
         for seed, outcome in pool.imap_unordered(run, seeds):
             counts["equal to the loop"] += outcome.same
@@ -80,7 +83,8 @@ def main() -> int:
     lines = [
         "# Random step functions: gradients of what they compute with captured tensors",
         "",
-        f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}`, on",
+        f"`python benchmarks/random_gradients.py --seeds {options.seeds} --device {options.device}"
+        f" --on-cpu {options.on_cpu}`, on",
         where(torch.device(options.device)),
         "",
         f"{len(seeds)} random step functions, two to four calls each: in-place operations and custom",

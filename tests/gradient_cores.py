@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flexsn_graph import UnsupportedOpError
 from flexsn_hop import eager_scan, eager_scan_final_state
-from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
 STEP = (3, 4)
 FULL = "full"
@@ -604,17 +604,24 @@ class Outcome:
     no_core: int = 0
 
 
-def compare(core: Core, *, dtype: torch.dtype = torch.float64, device: str = "cpu", residuals: str = "auto") -> Outcome:
+def compare(
+    core: Core,
+    *,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    residuals: str = "auto",
+    on_cpu: TargetName = "triton",
+) -> Outcome:
     """Makes the calls with the loop and compiled."""
     with _restored():
-        return _compare(core, dtype, device, residuals)
+        return _compare(core, dtype, device, residuals, on_cpu)
 
 
-def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str) -> Outcome:
+def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu: TargetName) -> Outcome:
     outcome = Outcome()
     built = build(core, dtype, device)
     function, parameters, namespace = built.function, built.parameters, built.namespace
-    program = ScanProgram(function, *core.counts, residuals=residuals)
+    program = ScanProgram(function, *core.counts, residuals=residuals, on_cpu=on_cpu)
     for number, call in enumerate(core.calls):
         namespace["k0"] = call.number
         if call.assigned is not None:
