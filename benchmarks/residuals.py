@@ -23,7 +23,7 @@ from torch import Tensor
 from flexsn_nn import FlexSN
 from flexsn_nn.neuron import LI, LIF
 from flexsn_nn.surrogate import Rect
-from flexsn_runtime import ScanProgram, prepare
+from flexsn_runtime import PointwiseProgram, prepare
 
 SHAPES = ("8x6400000", "128x524288", "512x32768", "1024x8192")
 HEADER = ["neuron", "T x NCL", "recompute, ms", "save, ms", "save / recompute", "auto"]
@@ -71,7 +71,7 @@ def row(name: str, shape: str, device: torch.device) -> list[str]:
         torch.testing.assert_close(a, b)
     work = work_of((name, shape, "auto"), device)
     neuron = work.neuron
-    program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
+    program = PointwiseProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
     step, arguments = prepare(program, work.inputs)
     saves = step.residuals(tuple(t is not None and t.requires_grad for t in arguments.all))
     chosen = "recompute" if saves is None else "save"

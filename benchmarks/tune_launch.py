@@ -17,7 +17,7 @@ import torch
 from measure import copy_floor, milliseconds
 from scan_models import MODELS, Model, Work
 
-from flexsn_runtime import LaunchConfig, ScanProgram, prepare
+from flexsn_runtime import LaunchConfig, PointwiseProgram, prepare
 from flexsn_runtime._autotune import time_of
 from flexsn_runtime._buckets import LaunchPlan
 
@@ -50,7 +50,7 @@ def main(model: Model, shapes: list[str], dtype: torch.dtype, device: torch.devi
         num_steps, ncl = map(int, shape.split("x"))
         work = Work(model, num_steps, ncl, device, dtype)
         neuron = work.neuron
-        program = ScanProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
+        program = PointwiseProgram(neuron.core, neuron.num_inputs, neuron.num_states, neuron.num_outputs)
         step, arguments = prepare(program, [x.detach() for x in work.inputs])
         plans = [LaunchPlan(config, config, config) for config in candidates(ncl, dtype.itemsize)]
         for name, streams in {"inference": forward, "forward": forward, "backward": training - forward}.items():

@@ -32,7 +32,7 @@ import flexsn_runtime._launch
 from flexsn_codegen import ForwardSpec, InputLayout
 from flexsn_codegen.targets.triton._standalone import standalone
 from flexsn_hop import flex_sn_scan_final_state, register_scan_lowering
-from flexsn_runtime import KernelLowering, ScanProgram
+from flexsn_runtime import KernelLowering, PointwiseProgram
 
 TARGET = GPUTarget("cuda", 90, 32)
 AMD = GPUTarget("hip", "gfx942", 64)
@@ -154,7 +154,7 @@ def inexact() -> dict[str, int]:
     Those of AMD's are not counted: there, that it compiles is all.
     """
     p = problem(CASES[9], 5, (3, 4))
-    step, _ = ScanProgram(p.core, *p.counts).specialize(p.inputs, p.states)
+    step, _ = PointwiseProgram(p.core, *p.counts).specialize(p.inputs, p.states)
     spec = ForwardSpec(
         inputs=(InputLayout(),),
         states=(-1, -1),

@@ -15,7 +15,8 @@ from torch import Tensor
 from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
 from flexsn_runtime import ScanProgram, _backward, _forward, prepare, scan
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, launch_plan
-from flexsn_runtime._program import CompiledKernel, Specialization
+from flexsn_runtime._program import Specialization
+from flexsn_runtime._specialization import CompiledKernel
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 # Every core by the launch plan of large steps; that of small ones unrolls as much in more stages, and takes several

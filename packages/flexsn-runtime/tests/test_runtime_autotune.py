@@ -12,7 +12,7 @@ import torch
 from runtime_cores import DEVICE, compiled, loop, random, soft_lif
 from torch import Tensor
 
-from flexsn_runtime import LaunchConfig, LaunchPlan, ScanProgram, prepare, tune
+from flexsn_runtime import LaunchConfig, LaunchPlan, PointwiseProgram, prepare, tune
 from flexsn_runtime import _autotune as autotune_module
 from flexsn_runtime._autotune import candidates
 from flexsn_runtime._buckets import fits
@@ -28,7 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(program: ScanProgram) -> LaunchPlan:
+def plan_of(program: PointwiseProgram) -> LaunchPlan:
     return prepare(program, (X, V))[0].plan(NCL)
 
 
@@ -45,7 +45,7 @@ class Timer:
 
 
 def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> None:
-    program = ScanProgram(soft_lif, 1, 1, 1)
+    program = PointwiseProgram(soft_lif, 1, 1, 1)
     usual = plan_of(program)
     timer = Timer(best=2)
     best = tune(program, (X, V), timer=timer)
@@ -54,32 +54,32 @@ def test_the_best_is_used_from_then_on_and_in_other_processes(folder: Path) -> N
     assert (best.forward, best.backward) == (usual.forward, usual.backward)
     assert 10 <= timer.count <= 21
     assert plan_of(program) == best
-    assert plan_of(ScanProgram(soft_lif, 1, 1, 1)) == best
+    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == best
     (file,) = folder.glob("launches_*.json")
     assert file.stat().st_mode & 0o777 == 0o600
     assert json.loads(file.read_text())["key"]["elements"] >= NCL
 
 
 def test_another_step_dtype_or_size_class_has_its_own() -> None:
-    step, _ = prepare(ScanProgram(soft_lif, 1, 1, 1), (X, V))
+    step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
     first = step.plan(NCL)
     step.keep_plan(NCL, replace(first, inference=replace(first.inference, block=256)))
 
     def other(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x + v, x - v
 
-    usual = plan_of(ScanProgram(other, 1, 1, 1))
-    assert usual.inference != plan_of(ScanProgram(soft_lif, 1, 1, 1)).inference
-    step, _ = prepare(ScanProgram(soft_lif, 1, 1, 1), (X.double(), V.double()))
+    usual = plan_of(PointwiseProgram(other, 1, 1, 1))
+    assert usual.inference != plan_of(PointwiseProgram(soft_lif, 1, 1, 1)).inference
+    step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X.double(), V.double()))
     assert step.plan(NCL) == usual
-    step, _ = prepare(ScanProgram(soft_lif, 1, 1, 1), (X, V))
+    step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
     assert step.plan(2**22) != step.plan(NCL)
 
 
 @pytest.mark.long(all_but=["17"])
 @pytest.mark.parametrize("best", [2, 12, 17])
 def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_way(best: int) -> None:
-    program = ScanProgram(soft_lif, 1, 1, 1)
+    program = PointwiseProgram(soft_lif, 1, 1, 1)
     x, v = random(9, 600).requires_grad_(), random(600, seed=1).requires_grad_()
     before = compiled(program, 1, [x], [v])[0]
     usual = prepare(program, (x, v))[0].plan(600)
@@ -97,7 +97,7 @@ def test_results_do_not_depend_on_the_plan_nor_do_backwards_that_are_on_their_wa
 def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
     real = autotune_module._launch
-    usual = plan_of(ScanProgram(soft_lif, 1, 1, 1))
+    usual = plan_of(PointwiseProgram(soft_lif, 1, 1, 1))
 
     def launch(step: object, arguments: object, plan: LaunchPlan, name: str) -> Callable[[], object]:
         if plan != usual:
@@ -108,7 +108,7 @@ def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mon
         return real(step, arguments, plan, name)  # type: ignore[arg-type]
 
     monkeypatch.setattr(autotune_module, "_launch", launch)
-    assert tune(ScanProgram(soft_lif, 1, 1, 1), (X, V), timer=Timer(best=100)) == usual
+    assert tune(PointwiseProgram(soft_lif, 1, 1, 1), (X, V), timer=Timer(best=100)) == usual
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mon
     ids=["cut off", "a list", "no power of two", "other checkpoints", "text", "another key", "other fields", "no key"],
 )
 def test_a_file_that_is_not_one_of_ours_is_not_used(change: Callable[[str], str], folder: Path) -> None:
-    step, _ = prepare(ScanProgram(soft_lif, 1, 1, 1), (X, V))
+    step, _ = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (X, V))
     usual = step.plan(NCL)
     better = replace(usual, inference=replace(usual.inference, block=256))
     step.keep_plan(NCL, better)
-    assert plan_of(ScanProgram(soft_lif, 1, 1, 1)) == better
+    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == better
     (file,) = folder.glob("launches_*.json")
     changed = change(file.read_text())
     assert changed != file.read_text()
     file.write_text(changed)
-    assert plan_of(ScanProgram(soft_lif, 1, 1, 1)) == usual
+    assert plan_of(PointwiseProgram(soft_lif, 1, 1, 1)) == usual
 
 
 def test_candidates_are_a_handful_that_kernels_can_be_made_of() -> None:
@@ -149,7 +149,7 @@ def test_candidates_are_a_handful_that_kernels_can_be_made_of() -> None:
 
 @pytest.mark.gpu
 def test_a_plan_is_measured_on_the_gpu() -> None:
-    program, x = ScanProgram(soft_lif, 1, 1, 1), torch.randn(64, 2**15, device=DEVICE)
+    program, x = PointwiseProgram(soft_lif, 1, 1, 1), torch.randn(64, 2**15, device=DEVICE)
     plan = tune(program, (x,))
     step, _ = prepare(program, (x,))
     assert step.plan(2**15) == plan

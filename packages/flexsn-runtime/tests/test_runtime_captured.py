@@ -12,7 +12,7 @@ import torch
 from runtime_cores import DEVICE, STEP, Core, assert_like_the_loop, compiled, loop, random
 from torch import Tensor, nn
 
-from flexsn_runtime import CapturedTensorError, ScanProgram, Specialization, prepare
+from flexsn_runtime import CapturedTensorError, PointwiseProgram, Specialization, prepare
 
 X, V = random(3, *STEP), random(*STEP, seed=1)
 
@@ -34,7 +34,7 @@ class Decay(nn.Module):
         return (self.act(h) if self.training else h), h
 
 
-def assert_follows(program: ScanProgram, core: Core) -> None:
+def assert_follows(program: PointwiseProgram, core: Core) -> None:
     """The program computes what the core computes now."""
     got, expected = compiled(program, 1, [X], [V]), loop(core, 1, [X], [V])
     for a, b in zip(got, expected, strict=True):
@@ -42,13 +42,13 @@ def assert_follows(program: ScanProgram, core: Core) -> None:
         assert torch.equal(a, b)
 
 
-def specialization(program: ScanProgram) -> Specialization:
+def specialization(program: PointwiseProgram) -> Specialization:
     return prepare(program, (X, V))[0]
 
 
 def test_module_updates() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     traced = specialization(program)
     with torch.no_grad():
@@ -65,7 +65,7 @@ def test_module_updates() -> None:
 
 def test_module_changes_that_need_another_trace() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     changes: list[tuple[str, Any]] = [
         ("offset", 0.5),
         ("training", False),
@@ -92,7 +92,7 @@ def test_module_changes_that_need_another_trace() -> None:
 
 def test_to_dtype_replaces_parameters_and_buffers() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     core.to(torch.float64)
     x, v = X.double(), V.double()
@@ -105,7 +105,7 @@ def test_to_dtype_replaces_parameters_and_buffers() -> None:
 
 def test_gradients_reach_what_is_captured_now() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     compiled(program, 1, [X], [V])
     old, core.gain = core.gain, nn.Parameter(random(STEP[1], seed=7))
     compiled(program, 1, [X], [V])[0].sum().backward()
@@ -119,7 +119,7 @@ def test_gradients_reach_what_is_captured_now() -> None:
 
 def test_a_change_between_forward_and_backward_is_refused() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1, residuals="recompute")
+    program = PointwiseProgram(core, 1, 1, 1, residuals="recompute")
     _, state = compiled(program, 1, [X], [V])
     core.offset = 7.0
     with pytest.raises(CapturedTensorError, match=r"something else now.*Call backward\(\) before"):
@@ -133,7 +133,7 @@ def test_a_change_between_forward_and_backward_is_refused() -> None:
 
 def test_what_is_kept_for_the_backward_is_of_what_was_computed() -> None:
     core = Decay().to(DEVICE)
-    output, _ = compiled(ScanProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
+    output, _ = compiled(PointwiseProgram(core, 1, 1, 1, residuals="save"), 1, [X], [V])
     expected, _ = loop(core, 1, [X], [V])
     core.offset = 7.0
     (got,) = torch.autograd.grad(output.sum(), [core.gain])
@@ -148,7 +148,7 @@ def test_closure_variables() -> None:
         h = v * tau + x
         return h, h
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for value in (tau, random(STEP[1], seed=3), random(*STEP, seed=4), 0.5, 0.75, 1, 1.0, True, random(1)):
         tau = value
         assert_follows(program, core)
@@ -156,7 +156,7 @@ def test_closure_variables() -> None:
 
 def test_what_is_gone_is_missed_by_the_core_itself() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     del core.decay
     with pytest.raises(AttributeError, match="'Decay' object has no attribute 'decay'"):
@@ -173,7 +173,7 @@ def test_two_names_of_one_tensor_that_part() -> None:
         h = v * a + x * b
         return h, h
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     b = random(STEP[1], seed=3)
     assert_follows(program, core)
@@ -202,7 +202,7 @@ def test_containers_partials_methods_and_slots() -> None:
 
     neuron = Neuron()
     core = partial(neuron.step, random(STEP[1], seed=4))
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     neuron.config.tau = random(STEP[1], seed=5)
     assert_follows(program, core)
@@ -234,7 +234,7 @@ def scaled(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = ScanProgram(scaled, 1, 1, 1)
+    program = PointwiseProgram(scaled, 1, 1, 1)
     for slope in (2.0, 3.0):
         monkeypatch.setattr(Scale, "slope", slope)
         grads = []
@@ -247,7 +247,7 @@ def test_a_constant_of_the_backward_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("residuals", ["recompute", "save"])
 def test_a_constant_of_the_backward_that_changes_before_it(monkeypatch: pytest.MonkeyPatch, residuals: str) -> None:
-    program = ScanProgram(scaled, 1, 1, 1, residuals=residuals)
+    program = PointwiseProgram(scaled, 1, 1, 1, residuals=residuals)
     x = X.clone().requires_grad_()
     for _ in range(2):  # traced for the first time, and before
         monkeypatch.setattr(Scale, "slope", 2.0)
@@ -269,7 +269,7 @@ def uses_helper(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = ScanProgram(uses_helper, 1, 1, 1)
+    program = PointwiseProgram(uses_helper, 1, 1, 1)
     assert_follows(program, uses_helper)
     traced = specialization(program)
     assert specialization(program) is traced
@@ -279,7 +279,7 @@ def test_a_global_function_that_is_defined_again(monkeypatch: pytest.MonkeyPatch
 
 def test_what_the_core_does_not_read_changes_nothing() -> None:
     core = Decay().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     traced = specialization(program)
     core.calls = 3  # type: ignore[assignment]
@@ -294,7 +294,7 @@ def test_data_of_a_parameter_follows_it() -> None:
         h = v * w.data + x
         return h, h
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     assert_follows(program, core)
     w.data = random(STEP[1], seed=3)
     assert_follows(program, core)
@@ -312,7 +312,7 @@ def test_each_dtype_has_its_own_captured_tensors() -> None:
         h = v * (double.to(v.dtype) if x.dtype == torch.float64 else single) + x
         return h, h
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for dtype in (torch.float32, torch.float64, torch.float32, torch.float64):
         x, v = X.to(dtype), V.to(dtype)
         got, expected = compiled(program, 1, [x], [v]), loop(core, 1, [x], [v])

@@ -11,8 +11,8 @@ import torch
 from runtime_cores import soft_lif
 
 from flexsn_runtime import (
+    PointwiseProgram,
     ScanKernel,
-    ScanProgram,
     UnknownHandleError,
     attach_flexsn_handle_finalizer,
     build_training_kernels,
@@ -201,7 +201,7 @@ def test_a_finalizer_may_run_while_the_lock_is_held() -> None:
 
 def test_closing_a_kernel_leaves_the_program_usable() -> None:
     x = torch.zeros(1)
-    program = ScanProgram(soft_lif, 1, 1, 1)
+    program = PointwiseProgram(soft_lif, 1, 1, 1)
     step = program.specialize_examples((x, x))
     ScanKernel(program, state_seqs=True).close()
     again = program.specialize_examples((x, x))

@@ -16,7 +16,7 @@ from runtime_cores import STEP, assert_like_the_loop, random, soft_lif
 
 from flexsn_runtime import (
     BackendUnavailableError,
-    ScanProgram,
+    PointwiseProgram,
     Specialization,
     flexsn_backward_ncl_bucket,
     prepare,
@@ -73,7 +73,7 @@ def test_a_compilers_symbol_guards_its_size_class_alone() -> None:
     symbol = env.create_symbol(5000, ConstantSource("ncl"))
     ncl = env.create_symintnode(symbol, hint=5000)
     x = torch.zeros(1)
-    step = ScanProgram(soft_lif, 1, 1, 1).specialize_examples((x, x))
+    step = PointwiseProgram(soft_lif, 1, 1, 1).specialize_examples((x, x))
     assert isinstance(ncl, torch.SymInt)
     assert step.plan(ncl) == step.plan(5000)  # type: ignore[arg-type]
     assert not ncl.node.expr.is_number, "the size itself has not become a constant"
@@ -99,14 +99,14 @@ def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_unavailable_kernels_are_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arguments_module, "why_unavailable", lambda device, target: f"no {device.type} today.")
     with pytest.raises(BackendUnavailableError, match=r"compiled kernels cannot run: no cpu today\."):
-        prepare(ScanProgram(soft_lif, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
+        prepare(PointwiseProgram(soft_lif, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))
 
 
 def test_cpu_tensors_without_the_interpreter() -> None:
     code = (
         "import torch, flexsn_runtime as r\n"
         "def core(x, v):\n    return x + v, x + v\n"
-        "try:\n    r.prepare(r.ScanProgram(core, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))\n"
+        "try:\n    r.prepare(r.PointwiseProgram(core, 1, 1, 1), (torch.zeros(2, 3), torch.zeros(3)))\n"
         "except r.BackendUnavailableError as error:\n    print(error)\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -161,7 +161,7 @@ def sources_of_training(steps: int) -> list[str]:
     x = random(steps, *STEP).requires_grad_()
     v = random(*STEP, seed=1).requires_grad_()
     assert_like_the_loop(soft_lif, 1, [x], [v])
-    step, arguments = prepare(ScanProgram(soft_lif, 1, 1, 1), (x, v))
+    step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (x, v))
     scan(step, arguments, state_seqs=False)[0].sum().backward()
     return [inspect.getsource(kernel.function.fn) for kernel in step._kernels.values()]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flexsn_codegen.targets.cpp import why_no_compiler
 from flexsn_runtime import (
     CapturedTensorError,
-    ScanProgram,
+    PointwiseProgram,
     build_training_kernels,
     flexsn_backward,
     flexsn_forward,
@@ -83,7 +83,7 @@ def gradients(run: Callable[[Tensor, Tensor], tuple[Tensor, ...]], dtype: torch.
     return (output.detach(), state.detach(), *found)
 
 
-def assert_alike(core: Core, program: ScanProgram, dtype: torch.dtype) -> None:
+def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> None:
     got = gradients(lambda x, v: compiled(program, 1, [x], [v]), dtype)
     expected = gradients(lambda x, v: loop(core, 1, [x], [v]), dtype)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
@@ -94,7 +94,7 @@ def assert_alike(core: Core, program: ScanProgram, dtype: torch.dtype) -> None:
             torch.testing.assert_close(a, b)
 
 
-def kernels(program: ScanProgram, direction: str) -> list[str]:
+def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     """Names of those made so far. A name says what a kernel does."""
     names = {kernel.function.__name__ for kernel in program._kernels.values()}
     return sorted(name for name in names if f"_{direction}_" in name)
@@ -114,7 +114,7 @@ def kernels(program: ScanProgram, direction: str) -> list[str]:
 )
 def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dtype, residuals: str) -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1, residuals=residuals, on_cpu=language)
+    program = PointwiseProgram(core, 1, 1, 1, residuals=residuals, on_cpu=language)
     for value in values(4):
         core.value = value
         core.slope = 2.0 * value
@@ -125,7 +125,7 @@ def test_two_kernels_a_direction_serve_all_values(language: Any, dtype: torch.dt
 
 def test_a_slope_alone_changes_the_backward_alone() -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for value in values(4):
         core.slope = value
         assert_alike(core, program, torch.float32)
@@ -136,7 +136,7 @@ def test_a_slope_alone_changes_the_backward_alone() -> None:
 def test_numbers_that_begin_to_change_one_after_the_other() -> None:
     """The second one has become an argument together with the first."""
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for value in values(3):
         core.value = value
         assert_alike(core, program, torch.float32)
@@ -154,7 +154,7 @@ def test_numbers_that_are_equal_at_first() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x - a) * (x - b), v * a + x * b
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for a in values(6):  # noqa: B007
         assert_alike(core, program, torch.float32)
     for b in values(4):  # noqa: B007
@@ -166,7 +166,7 @@ def test_numbers_that_are_equal_at_first() -> None:
 @DTYPES
 def test_many_values(dtype: torch.dtype) -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(dtype, 3), data(dtype)
     names = set()
     for value in values(25):
@@ -189,10 +189,10 @@ def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.where(x > value, x * value + v, value - x), (x + value) / value
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     compiled(program, 1, [data(dtype, 3)], [data(dtype)])
     for value in EXTREMES:
-        literal = ScanProgram(core, 1, 1, 1)  # has the number in its source
+        literal = PointwiseProgram(core, 1, 1, 1)  # has the number in its source
         for a, b in zip(
             compiled(program, 1, [data(dtype, 3)], [data(dtype)]),
             compiled(literal, 1, [data(dtype, 3)], [data(dtype)]),
@@ -211,7 +211,7 @@ def test_bits_of_extreme_values_in_cpp(dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return torch.where(x > value, x * value + v, value - x), (x + value) / value
 
-    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    program = PointwiseProgram(core, 1, 1, 1, on_cpu="cpp")
     x, v = data(dtype, 3), data(dtype)
     compiled(program, 1, [x], [v])
     for value in [number for number in EXTREMES if number is not True]:  # which torch subtracts nothing from
@@ -240,7 +240,7 @@ def test_integers(language: Any, dtype: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return (x * value + v) ^ value, torch.where(x > value, x, v + value)
 
-    program = ScanProgram(core, 1, 1, 1, on_cpu=language)
+    program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
     x, v = (torch.arange(n, device=DEVICE).reshape(*s, *SHAPE).to(dtype) for n, s in ((18, (3,)), (6, ())))
     limits = torch.iinfo(dtype)
     for value in (7, *(i for i in INTEGERS if limits.min <= i <= limits.max)):
@@ -255,7 +255,7 @@ def test_flags() -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x & flag, (v ^ flag) | (x == bool(number % 2))
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     x = torch.arange(18, device=DEVICE).reshape(3, *SHAPE) % 3 == 0
     v = torch.arange(6, device=DEVICE).reshape(SHAPE) > 2
     for flag, number in ((True, 1), (False, 1), (True, 2), (False, 3), (False, 4)):
@@ -271,7 +271,7 @@ def test_exponents(exponents: list[float]) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return x.abs() ** exponent, v
 
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for exponent in (2.25, *exponents):  # noqa: B007
         x = data(torch.float32, 3)
         got, expected = compiled(program, 1, [x], [x[0]]), loop(core, 1, [x], [x[0]])
@@ -288,7 +288,7 @@ def test_a_number_that_decides_a_branch_or_a_count() -> None:
             x = x * core.value
         return core(x, v) if core.value > 0.5 else (v, x)
 
-    program = ScanProgram(branching, 1, 1, 1)
+    program = PointwiseProgram(branching, 1, 1, 1)
     for value in (0.75, 1.25, 0.25, 2.0, 0.75, 2.25, 1.0, 0.125):
         core.value = value
         assert_alike(branching, program, torch.float32)
@@ -297,7 +297,7 @@ def test_a_number_that_decides_a_branch_or_a_count() -> None:
 
 def test_a_flag_leaves_the_numbers_in_the_source() -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(lambda x, v: core(x if core.training else -x, v), 1, 1, 1)
+    program = PointwiseProgram(lambda x, v: core(x if core.training else -x, v), 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)
     for mode in (True, False, True):
         core.train(mode)
@@ -316,7 +316,7 @@ def test_a_backward_has_the_numbers_of_its_forward() -> None:
         h = v * 0.5 + x * value
         return h * h, h
 
-    program = ScanProgram(core, 1, 1, 1, residuals="save")
+    program = PointwiseProgram(core, 1, 1, 1, residuals="save")
     pairs = []
     for value in (0.25, 0.75, 1.25):  # noqa: B007
         x = data(torch.float32, 3).requires_grad_()
@@ -329,7 +329,7 @@ def test_a_backward_has_the_numbers_of_its_forward() -> None:
 
 def test_a_slope_that_changes_between_forward_and_backward_is_refused() -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for value in values(3):
         core.slope = value
         x = data(torch.float32, 3).requires_grad_()
@@ -397,7 +397,7 @@ def test_functions_without_autograd_refuse_a_change_before_the_backward() -> Non
 
 def test_what_is_again_what_it_was_is_not_traced_again() -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)
     steps: dict[float, Any] = {}
     for value in (0.5, 1.5, 0.5, 1.5, 0.5):
@@ -419,7 +419,7 @@ def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
 
     monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", hook)
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     for value in [1.0, 16.0, 0.0625, 2.0**-126, 2.0**-149, *values(20)]:
         core.value = value
         core.slope = 2.0 * value
@@ -431,7 +431,7 @@ def test_compilations_on_a_gpu(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
 @pytest.mark.gpu
 def test_a_captured_graph_keeps_the_number_of_its_capture() -> None:
     core = Neuron().to(DEVICE)
-    program = ScanProgram(core, 1, 1, 1)
+    program = PointwiseProgram(core, 1, 1, 1)
     x, v = data(torch.float32, 3), data(torch.float32)
 
     def run() -> Tensor:

@@ -16,7 +16,7 @@ from flexsn_codegen import TRITON, KernelSource, PrecisionError, compile_options
 from flexsn_runtime import LaunchConfig, ScanProgram, _backward, _forward, _launch
 from flexsn_runtime._launch import Launch
 from flexsn_runtime._launches import launch
-from flexsn_runtime._program import CompiledKernel
+from flexsn_runtime._specialization import CompiledKernel
 
 
 def divided(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from runtime_cores import DEVICE, STEP, hard_lif, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_graph import Role
-from flexsn_runtime import ResidualsError, ScanProgram, Specialization, prepare, scan
+from flexsn_runtime import PointwiseProgram, ResidualsError, Specialization, prepare, scan
 
 STEPS = 9
 GAIN = random(STEP[1], seed=11).requires_grad_()
@@ -72,8 +72,8 @@ CASES: list[Case] = [
 ]
 
 
-def program_of(core: Callable[..., Any], counts: tuple[int, int, int], residuals: str) -> ScanProgram:
-    return ScanProgram(core, *counts, residuals=residuals)
+def program_of(core: Callable[..., Any], counts: tuple[int, int, int], residuals: str) -> PointwiseProgram:
+    return PointwiseProgram(core, *counts, residuals=residuals)
 
 
 def arguments(core: Callable[..., Any], inputs: int, states: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -84,7 +84,7 @@ def arguments(core: Callable[..., Any], inputs: int, states: int, dtype: torch.d
     return [t.requires_grad_(t.is_floating_point()) for t in tensors]
 
 
-def run(program: ScanProgram, tensors: Sequence[Tensor], *, state_seqs: bool = True) -> tuple[Tensor, ...]:
+def run(program: PointwiseProgram, tensors: Sequence[Tensor], *, state_seqs: bool = True) -> tuple[Tensor, ...]:
     step, prepared = prepare(program, tensors)
     return scan(step, prepared, state_seqs=state_seqs)
 
@@ -107,7 +107,7 @@ def assert_same_gradients(found: Sequence[Tensor], expected: Sequence[Tensor]) -
             torch.testing.assert_close(a, b)
 
 
-def choice(program: ScanProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
+def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.dtype, ...] | None:
     """The dtypes that are kept for all gradients; `None`: checkpoints."""
     step, prepared = prepare(program, tensors)
     residuals = step.residuals(tuple(t is not None and t.is_floating_point() for t in prepared.all))
@@ -143,8 +143,8 @@ def test_any_subset_of_gradients_may_come(present: tuple[int, ...]) -> None:
     tensors = arguments(learned, 2, 2)
     masks = [bool(p) for p in present]
     leaves = [*tensors, GAIN]
-    saved = gradients(run(ScanProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
-    again = gradients(run(ScanProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
+    saved = gradients(run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors), leaves, masks)
+    again = gradients(run(PointwiseProgram(learned, 2, 2, 2, residuals="recompute"), tensors), leaves, masks)
     expected = gradients(loop(learned, 2, tensors[:2], tensors[2:]), leaves, masks)
     for a, b, c in zip(saved, again, expected, strict=True):
         torch.testing.assert_close(a, b)
@@ -158,7 +158,7 @@ def test_gradient_that_did_not_come_is_not_multiplied() -> None:
 
     x, v = torch.zeros(STEPS, *STEP, device=DEVICE).requires_grad_(), random(*STEP).requires_grad_()
     for residuals in ("save", "recompute"):
-        results = run(ScanProgram(core, 1, 1, 2, residuals=residuals), [x, v])
+        results = run(PointwiseProgram(core, 1, 1, 2, residuals=residuals), [x, v])
         (found,) = torch.autograd.grad(results[1].sum(), [x])
         assert found.isfinite().all()
 
@@ -167,7 +167,7 @@ def test_any_subset_of_gradients_may_be_asked_for() -> None:
     tensors = arguments(learned, 2, 2)
     leaves = [*tensors, GAIN]
     for leaf in leaves:
-        results = run(ScanProgram(learned, 2, 2, 2, residuals="save"), tensors)
+        results = run(PointwiseProgram(learned, 2, 2, 2, residuals="save"), tensors)
         expected = loop(learned, 2, tensors[:2], tensors[2:])
         (found,), (wanted,) = gradients(results, [leaf]), gradients(expected, [leaf])
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
@@ -195,7 +195,7 @@ def test_gradcheck(case: Case) -> None:
 def test_what_moves_fewer_bytes_is_chosen() -> None:
     def chosen(core: Callable[..., Any], *counts: int) -> tuple[torch.dtype, ...] | None:
         inputs, states, outputs = counts
-        return choice(ScanProgram(core, inputs, states, outputs), arguments(core, inputs, states))
+        return choice(PointwiseProgram(core, inputs, states, outputs), arguments(core, inputs, states))
 
     assert chosen(soft_lif, 1, 1, 1) is None  # x again, instead of h twice
     assert chosen(four_dendrites, 4, 1, 1) == (torch.float32,)  # h twice, instead of four inputs again
@@ -206,7 +206,7 @@ def test_what_moves_fewer_bytes_is_chosen() -> None:
 @pytest.mark.parametrize("residuals", ["save", "recompute"])
 def test_choice_can_be_made(residuals: str) -> None:
     tensors = arguments(soft_lif, 1, 1)
-    program = ScanProgram(soft_lif, 1, 1, 1, residuals=residuals)
+    program = PointwiseProgram(soft_lif, 1, 1, 1, residuals=residuals)
     assert choice(program, tensors) == ((torch.float32,) if residuals == "save" else None)
     assert choice(copy.deepcopy(program), tensors) == choice(program, tensors)
 
@@ -223,7 +223,7 @@ def test_gradient_that_depends_on_nothing_reads_nothing(residuals: str) -> None:
 
 def test_unknown_choice() -> None:
     with pytest.raises(ResidualsError, match=r"residuals='keep'.*'auto', 'recompute', 'save'"):
-        ScanProgram(soft_lif, 1, 1, 1, residuals="keep")
+        PointwiseProgram(soft_lif, 1, 1, 1, residuals="keep")
 
 
 def test_bytes_between_forward_and_backward() -> None:
@@ -235,7 +235,7 @@ def test_bytes_between_forward_and_backward() -> None:
         return t
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        run(ScanProgram(rectangular_if, 1, 1, 1, residuals="save"), tensors)
+        run(PointwiseProgram(rectangular_if, 1, 1, 1, residuals="save"), tensors)
     assert [(t.dtype, t.shape) for t in kept[2:]] == [(torch.bool, tensors[0].shape)]
 
 
@@ -245,7 +245,7 @@ def test_half_precision(precision: Literal["eager", "float32"]) -> None:
     tensors = arguments(learned, 2, 2, torch.bfloat16)
     found = []
     for residuals in ("save", "recompute"):
-        program = ScanProgram(learned, 2, 2, 2, precision=precision, residuals=residuals)
+        program = PointwiseProgram(learned, 2, 2, 2, precision=precision, residuals=residuals)
         results = run(program, tensors)
         found.append((results, gradients(results, [*tensors, GAIN])))
     assert all(torch.equal(a, b) for a, b in zip(found[0][0], found[1][0], strict=True))
@@ -256,7 +256,7 @@ def test_half_precision(precision: Literal["eager", "float32"]) -> None:
 def test_nothing_to_scan(shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape, device=DEVICE).requires_grad_()
     v = torch.ones(shape[1:], device=DEVICE).requires_grad_()
-    results = run(ScanProgram(soft_lif, 1, 1, 1, residuals="save"), [x, v], state_seqs=False)
+    results = run(PointwiseProgram(soft_lif, 1, 1, 1, residuals="save"), [x, v], state_seqs=False)
     of_input, of_state = torch.autograd.grad(results[1].sum(), [x, v], allow_unused=True)
     # Without a step, nothing is computed of the input.
     assert of_input is None if shape[0] == 0 else of_input.shape == x.shape
@@ -270,7 +270,7 @@ def test_a_step_without_a_gradient_runs() -> None:
     step: Specialization
     x, v = arguments(core, 1, 1)
     for residuals in ("auto", "save"):
-        step, prepared = prepare(ScanProgram(core, 1, 1, 1, residuals=residuals), [x, v])
+        step, prepared = prepare(PointwiseProgram(core, 1, 1, 1, residuals=residuals), [x, v])
         spikes, _ = scan(step, prepared, state_seqs=False)
         assert not spikes.requires_grad
         assert torch.equal(spikes, (x > v).to(x.dtype))

@@ -13,8 +13,10 @@ from flexsn_graph._ops import OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph._pointwise import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, gradient_of, trace_pointwise
 from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._presence import Flag, Presence
+from flexsn_graph._recurrent import RecurrentTrace, trace_core
 from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangents
-from flexsn_graph._step import StepTrace, StepValue, trace_step
+from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, View
+from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
 from flexsn_graph.errors import (
     CaptureError,
@@ -52,6 +54,7 @@ __all__ = [
     "ComplexDtypeError",
     "CoreArityError",
     "CoreReturnError",
+    "CoreTrace",
     "DataDependentError",
     "ExampleError",
     "Flag",
@@ -63,24 +66,31 @@ __all__ = [
     "NothingCutError",
     "OpFacts",
     "Part",
+    "Phase",
     "PointwiseGraph",
     "Port",
     "Presence",
+    "Product",
     "RandomOpError",
+    "RecurrentTrace",
     "RequiresGradError",
     "Residuals",
     "Role",
     "SourceLocation",
+    "Stage",
+    "StagedStep",
     "StateMismatchError",
     "StatefulCoreError",
     "StepGraph",
     "StepTrace",
     "StepValue",
+    "Term",
     "TorchError",
     "TraceError",
     "TwoLayoutsError",
     "UnsupportedCoreError",
     "UnsupportedOpError",
+    "View",
     "__version__",
     "cells_gradient_of",
     "continuous_nodes",
@@ -95,6 +105,7 @@ __all__ = [
     "ports",
     "register_facts",
     "trace_cells",
+    "trace_core",
     "trace_pointwise",
     "trace_step",
     "without_cotangents",

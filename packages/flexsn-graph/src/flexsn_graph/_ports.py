@@ -29,6 +29,10 @@ class Role(StrEnum):
     GRAD_INPUT = "grad_input"  # [T, *step], written; or, summed over the step's elements of a program, [T, programs]
     GRAD_STATE = "grad_state"  # [*step], written: the gradient of the initial state
     GRAD_LIFTED = "grad_lifted"  # [*step], written: summed over time, not yet over the step; or [programs]
+    # Of a step with products (`StagedStep`), values of one step, of any shape:
+    OPERAND = "operand"  # a pointwise function of the step's values, written for a product to read
+    PRODUCT = "product"  # a product with a matrix
+    MATRIX = "matrix"  # made of captured tensors alone, before the loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,8 @@ class StepValue:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
 
-class StepTrace:
-    """A traced step function, made by `trace_step`.
+class CoreTrace:
+    """A traced step function.
 
     Attributes:
         core, num_inputs, num_states, num_outputs: as given (a compiled core unwrapped).
@@ -58,7 +58,6 @@ class StepTrace:
         lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
         step_shape: the shape of every output and new state.
         differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
-        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
         reads: what the core read besides its arguments: where the captured tensors are, and what became a constant.
     """
 
@@ -92,9 +91,13 @@ class StepTrace:
         self.aliases = self._tracer.aliases(self.captured)
         self.captured_values = tuple(StepValue.of(t) for t in self.captured)
         self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.lifted_values)
-        self.forward = self._trace_forward()
+        self._trace()
         self.reads.settle()
         self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
+
+    def _trace(self) -> None:
+        """Makes the graph of the forward."""
+        raise NotImplementedError
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -135,6 +138,42 @@ class StepTrace:
         """
         return self._prologue(captured)
 
+    def _check_masks(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> None:
+        expected = (len(self.differentiable), len(self._tracer.primals))
+        if (len(cotangents), len(wanted)) != expected:
+            raise RequiresGradError(
+                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
+                f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
+            )
+
+    def _primal_values(self) -> tuple[StepValue, ...]:
+        return (*self.inputs, *self.states, *self.lifted_values)
+
+    @property
+    def _primals(self) -> tuple[Port, ...]:
+        counts = {
+            Role.INPUT: self.num_inputs,
+            Role.STATE: self.num_states,
+            Role.LIFTED: len(self.lifted_values),
+        }
+        return tuple(port for role, count in counts.items() for port in ports(role, count))
+
+
+class StepTrace(CoreTrace):
+    """A traced pointwise step function, made by `trace_step`.
+
+    Attributes:
+        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+    """
+
+    forward: StepGraph
+
+    def _trace(self) -> None:
+        lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
+        graph = normalize(lowered, [port.name for port in self._primals])
+        results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
+        self.forward = StepGraph(graph, self._primals, results, layouts)
+
     def _is_differentiated_alike(self) -> bool:
         """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
         if self._tracer.is_plain:
@@ -161,12 +200,7 @@ class StepTrace:
             RequiresGradError: the masks do not fit the step.
             UnsupportedCoreError: a backward formula does what a scan kernel cannot honour.
         """
-        expected = (len(self.differentiable), len(self._tracer.primals))
-        if (len(cotangents), len(wanted)) != expected:
-            raise RequiresGradError(
-                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
-                f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
-            )
+        self._check_masks(cotangents, wanted)
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
@@ -178,24 +212,6 @@ class StepTrace:
             graph = normalize(lowered, [port.name for port in arguments])
         results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
         return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
-
-    def _primal_values(self) -> tuple[StepValue, ...]:
-        return (*self.inputs, *self.states, *self.lifted_values)
-
-    def _trace_forward(self) -> StepGraph:
-        lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
-        graph = normalize(lowered, [port.name for port in self._primals])
-        results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
-        return StepGraph(graph, self._primals, results, layouts)
-
-    @property
-    def _primals(self) -> tuple[Port, ...]:
-        counts = {
-            Role.INPUT: self.num_inputs,
-            Role.STATE: self.num_states,
-            Role.LIFTED: len(self.lifted_values),
-        }
-        return tuple(port for role, count in counts.items() for port in ports(role, count))
 
 
 def trace_step(

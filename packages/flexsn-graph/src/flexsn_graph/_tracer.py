@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,7 +15,7 @@ from flexsn_graph._calls import CoreCalls
 from flexsn_graph._capture import CaptureMode
 from flexsn_graph._captures import Captures
 from flexsn_graph._core import check_examples
-from flexsn_graph._decompositions import AS_RECORDED
+from flexsn_graph._decompositions import AS_RECORDED, TO_PRIMS
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import raised_at, told_by_torch
 from flexsn_graph._lowering import lower
@@ -220,8 +220,7 @@ class Tracer:
             known: the layouts in the forward graph.
             sums_allowed: as for `check_positions`.
         """
-        with _explained():
-            lowered = lower(recorded, self.mode)
+        lowered = self.lowered(recorded)
         count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
         others = count - len(self.primals)
         lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
@@ -233,6 +232,12 @@ class Tracer:
             lowered.graph, step_shape, roles, [*first, *gradient_of], known or {}, sums_allowed=sums_allowed
         )
         return lowered, layouts
+
+    def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
+        """A recorded graph without mutation, decomposed, but for the ops that are kept."""
+        table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
+        with _explained():
+            return lower(recorded, self.mode, table)
 
     def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         leaves = [t.detach() for t in tensors]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_runtime import ScanProgram, Specialization
+from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Specialization
 
 
 def kernels(program: ScanProgram) -> list[str]:
@@ -17,6 +17,31 @@ def kernels(program: ScanProgram) -> list[str]:
         for step in program.specializations
         if step.kernel_names
     ]
+
+
+_PHASES = {
+    Phase.BEFORE: "one product for all steps, before the loop: it depends on inputs alone",
+    Phase.LOOP: "a library's product at every step",
+    Phase.AFTER: "one product for all steps, after the loop: no later step needs it",
+}
+
+
+def products(program: ScanProgram) -> list[str]:
+    """What became of each product with a matrix: a line for each, for each set of shapes and dtypes."""
+    lines = []
+    for step in program.specializations:
+        if isinstance(step, RecurrentSpecialization):
+            staged = step.trace.forward
+            count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
+            lines.append(
+                f"products in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, but "
+                f"launches step by step ({count} of kernels), because one element needs others of the step before"
+            )
+            for product in staged.products:
+                where = "" if product.location is None else f", {product.location}"
+                sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)
+                lines.append(f"  {product.name} {sizes}: {_PHASES[product.phase]}{where}")
+    return lines
 
 
 def constants(program: ScanProgram) -> list[str]:
@@ -48,6 +73,9 @@ def traffic(
         step, captured = program.specialize(inputs, states)
     except (NotImplementedError, ValueError, TypeError) as error:
         return [f"not triton: {error}"]
+    if isinstance(step, RecurrentSpecialization):
+        return _staged_traffic(step, inputs)
+    assert isinstance(step, Specialization)
     trace, num_steps = step.trace, inputs[0].shape[0]
     size = math.prod(trace.step_shape)
     read = {f"input {i}": _size_in_memory(x) for i, x in enumerate(inputs)}
@@ -78,6 +106,21 @@ def traffic(
         f"gradients: {_streams(outputs + gradients + moved, stream)} more",
         f"  memory format: {_format(step, inputs, states)}",
         f"  copies for layout: {_copies(inputs, captured)}",
+    ]
+
+
+def _staged_traffic(step: RecurrentSpecialization, inputs: Sequence[Tensor]) -> list[str]:
+    """What a step with products keeps for its backward."""
+    trace, num_steps = step.trace, inputs[0].shape[0]
+    values = (*trace.inputs, *trace.states, *trace.lifted_values)
+    kept = step.kept(tuple(value.dtype.is_floating_point for value in values))
+    sizes = {
+        f"{port.role.value} {port.index}": num_steps * math.prod(shape) * dtype.itemsize
+        for port, (shape, dtype) in sorted(kept.items(), key=lambda item: item[0].name)
+    }
+    return [
+        f"launches over {num_steps} steps of {math.prod(trace.step_shape)} elements:",
+        f"  training keeps at every step, for the backward: {_list(sizes) or 'nothing'}",
     ]
 
 

@@ -25,7 +25,7 @@ from flexsn_nn._backends import (
     written_in,
 )
 from flexsn_nn._checks import check_name
-from flexsn_nn._explain import constants, kernels, traffic
+from flexsn_nn._explain import constants, kernels, products, traffic
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
@@ -33,6 +33,7 @@ from flexsn_nn._torch_private import is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
 from flexsn_runtime import (
+    RecurrentSpecialization,
     ScanProgram,
     ShapeError,
     TraceError,
@@ -332,7 +333,7 @@ class FlexSN(nn.Module):
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
         program = self._get_program(absorbed)
-        lines += [*kernels(program), *constants(program)]
+        lines += [*kernels(program), *products(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
             states = None if self._kernels_start_alike(given) else self._initial(given)
@@ -432,6 +433,11 @@ class FlexSN(nn.Module):
             raise PlacementError(
                 f"a step runs on parts of it only if it works element by element: {error}"
             ) from error
+        if isinstance(step, RecurrentSpecialization):
+            raise PlacementError(
+                "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
+                "a matrix. Gather the inputs first."
+            )
         known = {id(tensor) for tensor in local}
         foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
         if foreign:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from flexsn_graph import TraceError, UnsupportedCoreError
+from flexsn_graph import Phase, TraceError, UnsupportedCoreError
 from flexsn_runtime._arguments import prepare
-from flexsn_runtime._autograd import scan
 from flexsn_runtime._autotune import tune
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
@@ -33,10 +32,12 @@ from flexsn_runtime._ops import (
     flexsn_inductor_training,
     flexsn_inductor_training_final_state,
 )
-from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._program import PointwiseProgram, ScanProgram, Specialization
 from flexsn_runtime._refusal import why_refused
 from flexsn_runtime._scan_lowering import KernelLowering
 from flexsn_runtime._single_step import single_step
+from flexsn_runtime._staged import RecurrentSpecialization
+from flexsn_runtime._staged_autograd import scan
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime._wrappers import (
@@ -76,6 +77,9 @@ __all__ = [
     "LaunchConfig",
     "LaunchPlan",
     "LayoutError",
+    "Phase",
+    "PointwiseProgram",
+    "RecurrentSpecialization",
     "ResidualsError",
     "ScanKernel",
     "ScanProgram",

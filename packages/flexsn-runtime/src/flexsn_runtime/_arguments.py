@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -12,8 +12,9 @@ from flexsn_graph import StepValue
 from flexsn_runtime._autocast import autocast_now
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._operands import Arguments, layout_key
-from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._program import PointwiseProgram, ScanProgram, Specialization
 from flexsn_runtime._recent import Recent
+from flexsn_runtime._specialization import CoreSpecialization
 from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.errors import (
@@ -24,16 +25,33 @@ from flexsn_runtime.errors import (
     ShapeError,
     TensorCountError,
     TransformError,
+    UnsupportedScanError,
 )
 
 
+@overload
+def prepare(
+    program: PointwiseProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[Specialization, Arguments]: ...
+@overload
 def prepare(
     program: ScanProgram,
     flat_args: Sequence[Tensor],
     *,
     autocast: bool = True,
     instead: Mapping[int, Tensor] | None = None,
-) -> tuple[Specialization, Arguments]:
+) -> tuple[CoreSpecialization, Arguments]: ...
+def prepare(
+    program: ScanProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[CoreSpecialization, Arguments]:
     """Checks `[*input_seqs, *init_states, *lifted]` and specialises the step on them.
 
     Initial states may be left out, all of them: they start at zero. Lifted tensors may be left out, all of
@@ -70,7 +88,7 @@ def prepare(
         step, first_lifted, scans = known
         captured = step.captured()
         if captured is not None:
-            lifted = flat_args[first_lifted:] or _exchanged(captured, instead)
+            lifted = flat_args[first_lifted:] or _exchanged(step, captured, instead)
             layout = layout_key(lifted)
             prepared = scans.get(layout)
             if prepared is None:
@@ -86,7 +104,7 @@ def prepare(
     step, captured = program.specialize(inputs, given, autocast=autocast)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
-    captured = _exchanged(captured, instead)
+    captured = _exchanged(step, captured, instead)
     if lifted:
         check_lifted(step, lifted)
     else:
@@ -99,8 +117,18 @@ def prepare(
     return step, arguments
 
 
-def _exchanged(captured: tuple[Tensor, ...], instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...]:
-    return captured if instead is None else tuple([instead.get(id(tensor), tensor) for tensor in captured])
+def _exchanged(
+    step: CoreSpecialization, captured: tuple[Tensor, ...], instead: Mapping[int, Tensor] | None
+) -> tuple[Tensor, ...]:
+    if instead is None:
+        return captured
+    read = {id(tensor) for tensor in captured}
+    if any(id(tensor) in instead and id(tensor) not in read for tensor in step.trace.captured):
+        raise UnsupportedScanError(
+            "the step computes something of a captured tensor before the loop, which this call was to read another "
+            "tensor in the place of. Do the affine part before the neuron."
+        )
+    return tuple([instead.get(id(tensor), tensor) for tensor in captured])
 
 
 def _arguments(
@@ -166,7 +194,7 @@ def check_tensors(tensors: Sequence[object], what: str = "argument") -> None:
         raise LayoutError(f"{what} {i} is a {kind}; kernels read dense memory. {remedy}")
 
 
-def check_lifted(step: Specialization, lifted: Sequence[Tensor]) -> None:
+def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
     """Raises unless each lifted tensor has the shape and dtype that the step was traced with."""
     for i, (tensor, value) in enumerate(zip(lifted, step.trace.lifted_values, strict=True)):
         given = StepValue.of(tensor)

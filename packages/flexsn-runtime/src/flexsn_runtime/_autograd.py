@@ -15,11 +15,12 @@ from flexsn_runtime._ahead import compiling_backward
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._program import Specialization
 from flexsn_runtime._scan import backward_scan, forward_scan
+from flexsn_runtime._specialization import CoreSpecialization
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.errors import DoubleBackwardError, TransformError
 
 
-def scan(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
+def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
     tensors = arguments.all
     if torch.is_grad_enabled():
@@ -77,7 +78,7 @@ class _Scan(SingleLevelFunction):
 
 
 def not_differentiable(
-    step: Specialization, results: Sequence[Tensor], num_steps: int, *, state_seqs: bool
+    step: CoreSpecialization, results: Sequence[Tensor], num_steps: int, *, state_seqs: bool
 ) -> list[Tensor]:
     """Those of the results that no gradient flows through. Without a step, final states are the initial ones."""
     differentiable = step.trace.differentiable

@@ -16,13 +16,13 @@ from flexsn_runtime._backward import BackwardScan, split_cotangents
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, fits
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._operands import Arguments
-from flexsn_runtime._program import ScanProgram, Specialization
+from flexsn_runtime._program import PointwiseProgram, Specialization
 
 Run = Callable[[], object]
 Timer = Callable[[Run], float]
 
 
-def tune(program: ScanProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
+def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
     """Measures a handful of launch configurations on these tensors, and keeps the best in the cache folder.
 
     They are used from then on, in this process and in those to come: for this step on tensors of these dtypes, on GPUs
@@ -41,7 +41,7 @@ def tune(program: ScanProgram, flat_args: Sequence[Tensor], *, timer: Timer | No
         The errors of `prepare`.
 
     Example:
-        >>> program = ScanProgram(lambda x, v: (x + v, x + v), 1, 1, 1)
+        >>> program = PointwiseProgram(lambda x, v: (x + v, x + v), 1, 1, 1)
         >>> plan = tune(program, (torch.rand(64, 2**17, device="cuda"),))  # doctest: +SKIP
     """
     with torch.no_grad():

@@ -10,7 +10,7 @@ from torch import Tensor
 from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_runtime._buckets import LaunchConfig
 from flexsn_runtime._huge_pages import in_huge_pages
-from flexsn_runtime._program import CompiledKernel
+from flexsn_runtime._specialization import CompiledKernel
 
 # Bytes of a result from which on its memory is asked for in huge pages.
 _MIN_HUGE = 2**23
@@ -62,3 +62,16 @@ class CppLaunch:
             self.compile(tensors)
             assert self._run is not None
         launch_program(self._run, tensors, self._function.first_written, self._numbers)
+
+    def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
+        """What launches for one of several sets of tensors, by its number.
+
+        Args:
+            example: one of the sets.
+            addresses: of all of them.
+        """
+        self.compile(example)
+        run = self._run
+        assert run is not None
+        behind = (*self._numbers, torch.get_num_threads())
+        return lambda number: run((*addresses[number], *behind))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flexsn_graph import FlexSNInfo, StateMismatchError, extract_info
 from flexsn_runtime._availability import kernel_device
-from flexsn_runtime._program import ScanProgram
+from flexsn_runtime._program import PointwiseProgram
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class ScanKernel:
         state_seqs: whether state sequences are written, or final states alone.
     """
 
-    program: ScanProgram
+    program: PointwiseProgram
     state_seqs: bool
 
     def close(self) -> None:
@@ -53,7 +53,7 @@ def build_inference_kernel(
         ValueError: wrong numbers of examples, arguments or results; both numbers are named.
         NotImplementedError: the core does what a scan cannot honour, or an op has no rule.
     """
-    program = ScanProgram(core_fn, num_inputs, num_states, num_outputs)
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=True), describe(program, example_inputs)
 
 
@@ -65,7 +65,7 @@ def build_inference_final_state_kernel(
     example_inputs: Sequence[Tensor] | None = None,
 ) -> tuple[ScanKernel, FlexSNInfo]:
     """Like `build_inference_kernel`, returning final states: no state sequence is ever written."""
-    program = ScanProgram(core_fn, num_inputs, num_states, num_outputs)
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
     return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
 
 
@@ -85,12 +85,12 @@ def build_training_kernels(
     Returns:
         `(forward, backward, info)`, for `flexsn_forward` and `flexsn_backward`.
     """
-    program = ScanProgram(core_fn, num_inputs, num_states, num_outputs, requires_grad)
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs, requires_grad)
     info = describe(program, example_inputs)
     return ScanKernel(program, state_seqs=True), ScanKernel(program, state_seqs=True), info
 
 
-def describe(program: ScanProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
+def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
     """Traces and writes the step once, so that its errors come now and not at the first call."""
     expected = program.num_inputs + program.num_states
     one = torch.zeros(1, device=kernel_device())

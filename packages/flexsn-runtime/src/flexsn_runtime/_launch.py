@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._buckets import LaunchConfig
-from flexsn_runtime._program import CompiledKernel
+from flexsn_runtime._specialization import CompiledKernel
 from flexsn_runtime._triton_private import launcher
 
 # Triton's interpreter keeps the number of the running program in a global.

@@ -13,7 +13,7 @@ from flexsn_runtime._buckets import LaunchConfig
 from flexsn_runtime._cpp_launch import CppLaunch
 from flexsn_runtime._cpp_op import RecordedCpp, RecordedCppLaunch
 from flexsn_runtime._launch import Launch as TritonLaunch
-from flexsn_runtime._program import CompiledKernel
+from flexsn_runtime._specialization import CompiledKernel
 
 
 class Launch(Protocol):

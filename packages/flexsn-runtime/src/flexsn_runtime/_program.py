@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,18 +15,15 @@ from flexsn_codegen import (
     BackwardSpec,
     CoreSource,
     ForwardSpec,
-    KernelSource,
     Numerics,
     Precision,
-    Target,
     backward_source,
-    compile_options,
-    emit_core,
     forward_source,
 )
 from flexsn_graph import (
     Port,
     Presence,
+    RecurrentTrace,
     Residuals,
     Role,
     StateMismatchError,
@@ -34,6 +31,7 @@ from flexsn_graph import (
     StepTrace,
     StepValue,
     ports,
+    trace_core,
     trace_step,
     without_cotangents,
 )
@@ -41,29 +39,19 @@ from flexsn_runtime import _tuned as tuned
 from flexsn_runtime._autocast import autocast_now, under_autocast
 from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, StepCost, one_chunk
 from flexsn_runtime._layout import broadcast_shape
-from flexsn_runtime._order import ScanFormat
-from flexsn_runtime._plans import PLANNERS
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._residuals import Policy, check_policy, choose_residuals
-from flexsn_runtime._targets import TARGETS, TargetName, target_on
+from flexsn_runtime._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime._staged import RecurrentSpecialization
+from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import as_outside
-from flexsn_runtime.errors import CapturedTensorError, DtypeError, ShapeError, TensorCountError
+from flexsn_runtime.errors import CapturedTensorError, ShapeError, TensorCountError
 
 Core = Callable[..., Any]
 
 _EXACT = Numerics()
 # So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
 _MOST_TRACES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledKernel:
-    """A kernel, its calling convention, and the compiler's options that it is made for."""
-
-    function: Any  # a `CppKernel`, or a `triton.JITFunction`, or what stands for that in the interpreter
-    params: tuple[Port, ...]
-    sizes: tuple[str, ...]
-    options: Mapping[str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +64,15 @@ class Signature:
     states: tuple[StepValue, ...]
 
 
-class Specialization:
-    """A traced step, and the kernels made of it so far.
+class Specialization(CoreSpecialization):
+    """A traced pointwise step, and the kernels made of it so far.
 
     Args:
         kernels: those that there are for the step with other numbers, and those to come.
         takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
     """
+
+    trace: StepTrace
 
     def __init__(
         self,
@@ -96,30 +86,25 @@ class Specialization:
         *,
         takes_numbers: bool = False,
     ) -> None:
-        self.trace = trace
-        self._planner = PLANNERS[target]
-        self._target = TARGETS[target]
+        super().__init__(trace, name, device, numerics, target, kernels)
         self._takes_numbers = takes_numbers
-        # Where nothing is approximate in the source itself, the compiler's options still are.
-        self.name = f"{name}_fast" if numerics.fast_math else name
-        self.device = device
-        self.numerics = numerics
-        self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
-        self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
-        self.state_dtypes = _dtypes("state", trace.states, self._target)
-        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self._target)
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
-        self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
-        self._kernel_names: dict[str, None] = {}
-        self._lock = threading.RLock()
         self._plans: dict[int, LaunchPlan] = {}  # by size class
         # Prepared launches by the layout of their arguments: see `_scan.py`.
         self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
         self.backward_scans: Recent[Any] = Recent()
+
+    def check(self, *, training: bool) -> None:
+        """Raises what the kernels' makers raise of the step, and compiles nothing."""
+        self.core()
+        if training:
+            trace = self.trace
+            values = (*trace.inputs, *trace.states, *trace.lifted_values)
+            self.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values))
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
@@ -165,31 +150,6 @@ class Specialization:
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self._target.name}
 
-    def captured_now(self) -> tuple[Tensor, ...] | None:
-        """The captured tensors as they are now; `None`: the step has to be traced again."""
-        return self.trace.reads.fetch()
-
-    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
-        """How the results of a scan over these sequences and initial states lie in memory."""
-        return ScanFormat.of(self.trace.step_shape, inputs, states)
-
-    def captured(self) -> tuple[Tensor, ...] | None:
-        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
-        fetched = self.trace.reads.fetch()
-        if fetched is None or not (fetched or self.trace.lifted_values):
-            return fetched
-        for tensor, trained in zip(fetched, self.trained, strict=True):
-            if tensor.requires_grad != trained:
-                return None
-        tensors = fetched[: len(self.trace.captured)]
-        for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
-            if tensor.dtype != value.dtype or tensor.shape != value.shape:
-                return None
-        for (i, _), alias in zip(self.trace.aliases, fetched[len(tensors) :], strict=True):
-            if alias.data_ptr() != tensors[i].data_ptr() or alias.stride() != tensors[i].stride():
-                return None
-        return self.trace.lift(tensors) if self.trace.fits(tensors) else None
-
     def core(self, residuals: Residuals | None = None) -> CoreSource:
         """The source of the step, which returns the residuals as well."""
         with self._lock:
@@ -202,20 +162,6 @@ class Specialization:
         """The source of the step with its numbers."""
         return self._emit_graph(trace.forward, "step")
 
-    def _emit_graph(
-        self, graph: StepGraph, role: str, *, fast_division: bool = False, takes_numbers: bool = False
-    ) -> CoreSource:
-        return emit_core(
-            graph,
-            f"{self.name}_{role}",
-            prune=True,
-            precision=self.numerics.precision,
-            fast_math=self.numerics.fast_math,
-            fast_division=fast_division,
-            target=self._target,
-            numbers=role if takes_numbers else None,
-        )
-
     def vjp(
         self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
     ) -> tuple[StepGraph, CoreSource | None]:
@@ -226,25 +172,6 @@ class Specialization:
         self._renew_trace()
         with as_outside():
             return self.trace.vjp(cotangents, wanted)
-
-    def check_backward(self) -> None:
-        """Raises unless the backward formulas would read what they read when they were traced."""
-        changed = self.trace.reads.changed_for_backward()
-        if changed:
-            raise _changed_between(", ".join(changed))
-
-    def check_unchanged(self) -> None:
-        """Raises unless the core reads what it read when the step was traced, captured tensors aside."""
-        changed = self.trace.reads.changed()
-        others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
-        if others:
-            raise _changed_between(", ".join(others))
-
-    def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
-        """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
-        first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
-        carried = (value.dtype.is_floating_point for value in self.trace.states)
-        return (*wanted[:first], *carried, *wanted[behind:])
 
     def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
         """What the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
@@ -303,6 +230,7 @@ class Specialization:
             return
         counts = (old.num_inputs, old.num_states, old.num_outputs)
         new = _trace(old.core, counts, (*old.inputs, *old.states), self.device)
+        assert isinstance(new, StepTrace)
         same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
         if now is None or not same or self._emit(new).name != self._emit(old).name:
             raise CapturedTensorError(
@@ -321,38 +249,19 @@ class Specialization:
             (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
         )
 
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        """The kernels that it has used so far."""
-        with self._lock:
-            return tuple(self._kernel_names)
-
     def close(self) -> None:
-        """Drops the compiled kernels."""
+        """Drops the compiled kernels, and what is prepared with them."""
         with self._lock:
-            self._kernels.clear()
-            self._kernel_names.clear()
+            super().close()
             self.forward_scans.clear()
             self.backward_scans.clear()
-
-    def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
-        key = (self._target.name, key)  # a step's name does not tell
-        with self._lock:
-            kernel = self._kernels.get(key)
-            if kernel is None:
-                source = write()
-                kernel = CompiledKernel(self._function(source), source.params, source.sizes, self._options)
-                self._kernels[key] = kernel
-            self._kernel_names[kernel.function.__name__] = None
-            return kernel
-
-    def _function(self, source: KernelSource) -> Any:
-        """What is called to launch a kernel."""
-        return source.target.compile(source)
 
 
 class ScanProgram:
     """A step function to be scanned over time, specialised on demand.
+
+    Where it multiplies values of the step by captured matrices, `scan` launches its kernels step by step, with a
+    library's products between them.
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`.
@@ -373,6 +282,8 @@ class ScanProgram:
         PrecisionError: an unknown precision.
         ResidualsError: unknown residuals.
     """
+
+    takes_products = True
 
     def __init__(
         self,
@@ -415,17 +326,17 @@ class ScanProgram:
         self.residuals = check_policy(residuals)
         self.on_cpu: TargetName = on_cpu
         # By signature, the one that was used last first.
-        self._specializations: Recent[list[Specialization]] = Recent()
+        self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
         self._takes_numbers = False  # from the first change of one on
         # By shapes and dtypes, the step whose forward ran last to be differentiated.
-        self._differentiated: Recent[Specialization] = Recent()
+        self._differentiated: Recent[CoreSpecialization] = Recent()
         # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
         # begin, and the forward scans by the layout of these.
-        self.calls: Recent[tuple[Specialization, int, Recent[dict[Hashable, Any]]]] = Recent()
+        self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
         # By the layout of single steps, what runs them: see `_single_step.py`.
         self.single_steps: Recent[Any] = Recent()
-        self._latest: Specialization | None = None
+        self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -433,7 +344,7 @@ class ScanProgram:
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
         make = partial(
-            ScanProgram, precision=precision, fast_math=fast_math, residuals=self.residuals, on_cpu=self.on_cpu
+            type(self), precision=precision, fast_math=fast_math, residuals=self.residuals, on_cpu=self.on_cpu
         )
         return make, arguments
 
@@ -444,7 +355,7 @@ class ScanProgram:
 
     def specialize(
         self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
-    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+    ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
         """The step for these shapes and dtypes, and the tensors that it captures now.
 
         Args:
@@ -461,7 +372,7 @@ class ScanProgram:
         device = inputs[0].device
         return self._specialize(device, step_inputs, step_states, autocast_now(device) if autocast else None)
 
-    def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
+    def specialize_examples(self, examples: Sequence[Tensor]) -> CoreSpecialization:
         """The step for the shapes and dtypes of one step's inputs and states."""
         expected = self.num_inputs + self.num_states
         if isinstance(examples, Tensor):
@@ -488,7 +399,7 @@ class ScanProgram:
 
     def specialize_like(
         self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
-    ) -> Specialization:
+    ) -> CoreSpecialization:
         """The step for tensors of these dtypes whose sizes are not known: it has those of the last trace.
 
         Args:
@@ -513,18 +424,18 @@ class ScanProgram:
         )
         return step
 
-    def will_be_differentiated(self, step: Specialization) -> None:
+    def will_be_differentiated(self, step: CoreSpecialization) -> None:
         """Notes that a forward has run whose backward is told the program alone."""
         self._differentiated[step.trace.inputs, step.trace.states] = step
 
-    def check_differentiated(self, step: Specialization) -> None:
+    def check_differentiated(self, step: CoreSpecialization) -> None:
         """Raises if the core has changed since the last such forward, which ran another step then."""
         before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
         if before is not step:
             before.check_unchanged()
 
     @property
-    def specializations(self) -> tuple[Specialization, ...]:
+    def specializations(self) -> tuple[CoreSpecialization, ...]:
         """Those made so far."""
         with self._lock:
             return tuple(step for steps in self._specializations.values() for step in steps)
@@ -559,7 +470,7 @@ class ScanProgram:
         inputs: tuple[StepValue, ...],
         states: tuple[StepValue, ...],
         autocast: torch.dtype | None = None,
-    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+    ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
         signature = Signature(device.type, autocast, inputs, states)
         known = self._known(signature)
         if known is not None:
@@ -574,7 +485,7 @@ class ScanProgram:
                 known = step, step.captured() or step.trace.lift(step.trace.captured)
             return known
 
-    def _known(self, signature: Signature) -> tuple[Specialization, tuple[Tensor, ...]] | None:
+    def _known(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
         steps = self._specializations.get(signature, [])
         for step in steps:
             captured = step.captured()
@@ -586,11 +497,11 @@ class ScanProgram:
             return step, captured
         return None
 
-    def _trace(self, signature: Signature, device: torch.device) -> Specialization:
+    def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
         try:
-            trace = _trace(core, counts, (*signature.inputs, *signature.states), device)
+            trace = _trace(core, counts, (*signature.inputs, *signature.states), device, products=self.takes_products)
         except StateMismatchError as error:
             if signature.autocast is None:
                 raise
@@ -605,39 +516,62 @@ class ScanProgram:
                     "initialise it with the step's shape."
                 )
         name = getattr(self.core, "__name__", type(self.core).__name__)
+        target = target_on(device, self.on_cpu)
+        if isinstance(trace, RecurrentTrace):
+            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels)
         return Specialization(
             trace,
             name,
             device,
             self.numerics,
             self.residuals,
-            target_on(device, self.on_cpu),
+            target,
             self._kernels,
             takes_numbers=self._takes_numbers,
         )
 
 
+class PointwiseProgram(ScanProgram):
+    """A program of pointwise steps alone: one kernel for all steps is made of them, and nothing else.
+
+    For what takes such kernels only: custom ops, plain wrappers, the tuner. The arguments are those of `ScanProgram`.
+    """
+
+    takes_products = False
+
+    def specialize(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
+    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+        step, captured = super().specialize(inputs, states, autocast=autocast)
+        return _pointwise(step), captured
+
+    def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
+        return _pointwise(super().specialize_examples(examples))
+
+    def specialize_like(
+        self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
+    ) -> Specialization:
+        return _pointwise(super().specialize_like(inputs, states))
+
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        return tuple(map(_pointwise, super().specializations))
+
+
+def _pointwise(step: CoreSpecialization) -> Specialization:
+    assert isinstance(step, Specialization)
+    return step
+
+
 def _trace(
-    core: Core, counts: tuple[int, int, int], values: Sequence[StepValue], device: torch.device
-) -> StepTrace:
+    core: Core,
+    counts: tuple[int, int, int],
+    values: Sequence[StepValue],
+    device: torch.device,
+    *,
+    products: bool = False,
+) -> StepTrace | RecurrentTrace:
     # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
     examples = [torch.empty((), dtype=v.dtype, device=device).expand(v.shape) for v in values]
     with as_outside():
-        return trace_step(core, *counts, examples)
-
-
-def _changed_between(what: str) -> CapturedTensorError:
-    return CapturedTensorError(
-        f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
-    )
-
-
-def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
-    """The dtypes of values, which kernels have to have."""
-    for i, value in enumerate(values):
-        if not target.supports(value.dtype):
-            raise DtypeError(
-                f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
-                "backend='torch'."
-            )
-    return tuple(value.dtype for value in values)
+        return (trace_core if products else trace_step)(core, *counts, examples)

@@ -25,7 +25,7 @@ def why_refused(
     """
     if transform_at_work() is not None:
         return None  # the tensors are not what they look like
-    aside = ScanProgram(
+    aside = type(program)(
         program.core,
         program.num_inputs,
         program.num_states,
@@ -37,11 +37,7 @@ def why_refused(
     )
     try:
         step, _ = aside.specialize(inputs, states)
-        step.core()
-        if training:
-            trace = step.trace
-            values = (*trace.inputs, *trace.states, *trace.lifted_values)
-            step.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values))
+        step.check(training=training)
     except Exception as error:  # the core is the user's: it may raise anything on tensors without data
         return f"{type(error).__name__}: {error}"  # not itself: its traceback holds tensors
     return None

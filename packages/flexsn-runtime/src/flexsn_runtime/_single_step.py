@@ -10,11 +10,11 @@ from torch import Tensor
 
 from flexsn_runtime._arguments import prepare
 from flexsn_runtime._autocast import autocast_now
-from flexsn_runtime._autograd import scan
 from flexsn_runtime._forward import ForwardScan
 from flexsn_runtime._operands import layout_key
 from flexsn_runtime._program import ScanProgram, Specialization
 from flexsn_runtime._scan import forward_scan
+from flexsn_runtime._staged_autograd import scan
 from flexsn_runtime._torch_private import transform_at_work
 
 
@@ -52,7 +52,9 @@ def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence
                 return known.scan.run_single((*given, *lifted))
     step, arguments = prepare(program, (*[x.unsqueeze(0) for x in inputs], *states))
     results = scan(step, arguments, state_seqs=False)
-    if key is not None and not _is_differentiated(given, arguments.lifted) and not any(t.is_neg() for t in given):
+    plain = isinstance(step, Specialization) and not any(t.is_neg() for t in given)
+    if key is not None and plain and not _is_differentiated(given, arguments.lifted):
+        assert isinstance(step, Specialization)
         found = forward_scan(step, arguments, state_seqs=False, training=False)
         program.single_steps[key] = PreparedStep(step, found, layout_key(arguments.lifted))
     outputs = step.trace.num_outputs

@@ -11,7 +11,7 @@ from flexsn_runtime._arguments import check_lifted, prepare
 from flexsn_runtime._backward import split_cotangents
 from flexsn_runtime._kernels import ScanKernel
 from flexsn_runtime._operands import Arguments
-from flexsn_runtime._program import ScanProgram
+from flexsn_runtime._program import PointwiseProgram
 from flexsn_runtime._scan import run_backward, run_forward
 from flexsn_runtime.errors import TemplateNeededError, TensorCountError
 
@@ -121,7 +121,7 @@ def _split_last(tensors: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ..
 
 
 def _wanted(
-    program: ScanProgram,
+    program: PointwiseProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor | None],
     lifted: Sequence[Tensor],
@@ -136,7 +136,7 @@ def _wanted(
 
 
 def _without_saved(
-    program: ScanProgram,
+    program: PointwiseProgram,
     grads: Sequence[Tensor | None],
     input_templates: Sequence[Tensor] | None,
     state_templates: Sequence[Tensor] | None,

@@ -1,0 +1,273 @@
+"""A scan over a step with matrix products, with gradients: the memory of its values, and one `autograd.Function`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep
+from flexsn_runtime._autograd import not_differentiable, refuse_double_backward, scan_pointwise
+from flexsn_runtime._backward import _input_gradient
+from flexsn_runtime._operands import Arguments
+from flexsn_runtime._order import strides_like
+from flexsn_runtime._program import Specialization
+from flexsn_runtime._specialization import CoreSpecialization
+from flexsn_runtime._staged import RecurrentSpecialization, Rows, StagedScan
+from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
+from flexsn_runtime.errors import TransformError
+
+_WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
+
+
+def scan(step: CoreSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    if isinstance(step, RecurrentSpecialization):
+        return scan_staged(step, arguments, state_seqs=state_seqs)
+    assert isinstance(step, Specialization)
+    return scan_pointwise(step, arguments, state_seqs=state_seqs)
+
+
+def scan_staged(step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    tensors = arguments.all
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        results: tuple[Tensor, ...] = _StagedScan.apply(step, state_seqs, arguments, *tensors)
+        return results
+    with torch.no_grad(), _without_autocast(arguments.device):
+        return _forward(step, arguments, state_seqs=state_seqs, kept=frozenset())[0]
+
+
+class _StagedScan(SingleLevelFunction):
+    @staticmethod
+    def forward(
+        ctx: Any, step: RecurrentSpecialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        wanted = step.carrying(ctx.needs_input_grad[3:])
+        kept = frozenset(step.kept(wanted))
+        with _without_autocast(arguments.device):
+            returned, memory = _forward(step, arguments, state_seqs=state_seqs, kept=kept)
+        ctx.ports = tuple(memory)
+        ctx.save_for_backward(*tensors, *memory.values())
+        ctx.step, ctx.state_seqs, ctx.kept = step, state_seqs, kept
+        ctx.set_materialize_grads(False)
+        fixed = not_differentiable(step, returned, arguments.num_steps, state_seqs=state_seqs)
+        if fixed:
+            ctx.mark_non_differentiable(*fixed)
+        return returned
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        step: RecurrentSpecialization = ctx.step
+        step.check_backward()
+        if any(map(is_batched, grads)):
+            raise TransformError(
+                "the backward of a compiled scan takes one gradient at a time, and several came at once "
+                "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
+                "vectorize=False, or use backend='torch'."
+            )
+        trace, saved = step.trace, ctx.saved_tensors
+        count = trace.num_inputs + trace.num_states + len(trace.lifted_values)
+        arguments = Arguments.of(saved[:count], trace.num_inputs, trace.num_states, len(trace.lifted_values))
+        memory = dict(zip(ctx.ports, saved[count:], strict=True))
+        needed = ctx.needs_input_grad[3:]
+        with torch.no_grad(), _without_autocast(arguments.device):
+            gradients = _backward(step, arguments, memory, ctx.kept, grads, needed, state_seqs=ctx.state_seqs)
+        if torch.is_grad_enabled():  # `create_graph`
+            gradients = refuse_double_backward(gradients, (*saved, *grads))
+        return None, None, None, *gradients
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Conversions are in the graph."""
+    kind = device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _sequences(staged: StagedStep) -> set[Port]:
+    """The values of which each step needs memory of its own, because they are read when the loop is over."""
+    found = {view.source for term in staged.terms for view in term.values}
+    for part in staged.parts:
+        if part.phase is not Phase.LOOP:
+            found |= {view.source for view in part.reads}
+            found |= {view.source for view in _writes_of(part)}
+    return found
+
+
+def _writes_of(part: Stage | Product) -> Sequence[Any]:
+    return part.writes if isinstance(part, Stage) else (part.result,)
+
+
+def _intermediates(
+    staged: StagedStep, num_steps: int, sequences: set[Port] | frozenset[Port], device: torch.device
+) -> dict[Port, Rows]:
+    """Memory for operands and products."""
+    found = {}
+    for port, (shape, dtype) in staged.values.items():
+        if port.role in _WRITTEN:
+            rows = num_steps if port in sequences else 1
+            make = torch.zeros if port in staged.assembled else torch.empty
+            found[port] = Rows(make((rows, *shape), dtype=dtype, device=device), 0, num_steps)
+    return found
+
+
+def _forward(
+    step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool, kept: frozenset[Port]
+) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
+    """The results, and the memory of what is kept."""
+    trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
+    staged, shape = trace.forward, trace.step_shape
+    form = step.format(arguments.inputs, arguments.states)
+    outputs = [
+        torch.empty_strided((num_steps, *shape), form.sequence, dtype=v.dtype, device=device) for v in trace.outputs
+    ]
+    sequences = _sequences(staged) | kept
+    states: list[Tensor] = []
+    for i, (initial, value) in enumerate(zip(arguments.states, trace.states, strict=True)):
+        whole = state_seqs or Port(Role.STATE, i) in sequences
+        memory = torch.empty((num_steps + 1 if whole else 2, *shape), dtype=value.dtype, device=device)
+        if initial is None:
+            memory[0].zero_()
+        else:
+            memory[0].copy_(initial)
+        states.append(memory)
+    between = _intermediates(staged, num_steps, sequences, device)
+    if num_steps and 0 not in shape:
+        inputs = {Port(Role.INPUT, i): Rows(x.detach(), 0, num_steps) for i, x in enumerate(arguments.inputs)}
+        before = {Port(Role.STATE, i): Rows(m, 0, num_steps) for i, m in enumerate(states)}
+        behind = {Port(Role.STATE, i): Rows(m, 1, num_steps) for i, m in enumerate(states)}
+        written = {Port(Role.OUTPUT, i): Rows(y, 0, num_steps) for i, y in enumerate(outputs)}
+        StagedScan(
+            step,
+            staged,
+            num_steps,
+            reads={**inputs, **before, **between},
+            writes={**written, **behind, **between},
+            lifted=arguments.lifted,
+            backwards=False,
+        ).run()
+    keeping = {port: between[port].memory for port in kept if port in between}
+    keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
+    if state_seqs:
+        carried = [_copied(m[1:], form.sequence) for m in states]
+    else:
+        carried = [_copied(m[num_steps % m.shape[0]], form.step) for m in states]
+    return (*outputs, *carried), keeping
+
+
+def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
+    """In memory of its own: what is kept for the backward is nobody's to change."""
+    copy = torch.empty_strided(tensor.shape, tuple(strides), dtype=tensor.dtype, device=tensor.device)
+    return copy.copy_(tensor)
+
+
+def _backward(
+    step: RecurrentSpecialization,
+    arguments: Arguments,
+    memory: Mapping[Port, Tensor],
+    kept: frozenset[Port],
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    *,
+    state_seqs: bool,
+) -> list[Tensor | None]:
+    """The gradients of `[*inputs, *states, *lifted]`; `None` where none is needed, or none flows."""
+    trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
+    shape, num_outputs = trace.step_shape, trace.num_outputs
+    first_lifted = trace.num_inputs + trace.num_states
+    if num_steps == 0 or 0 in shape:
+        return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
+    of_outputs, of_states = grads[:num_outputs], grads[num_outputs:]
+    present = tuple(g is not None and d for g, d in zip(of_outputs, trace.differentiable, strict=False))
+    cotangents = (*present, *trace.differentiable[num_outputs:])
+    staged = step.vjp(cotangents, step.carrying(needed), kept)
+    sequences = _sequences(staged)
+    between = _intermediates(staged, num_steps, sequences, device)
+    reads: dict[Port, Rows] = dict(between)
+    writes: dict[Port, Rows] = dict(between)
+    for i, x in enumerate(arguments.inputs):
+        reads[Port(Role.INPUT, i)] = Rows(x.detach(), 0, num_steps)
+    for port, saved in memory.items():
+        if port.role is Role.STATE:
+            reads[port] = Rows(saved, 0, num_steps)
+    for i, port in enumerate(staged.saved):
+        reads[Port(Role.SAVED, i)] = Rows(memory[port], 0, num_steps)
+    for i, g in enumerate(of_outputs):
+        if g is not None:
+            reads[Port(Role.GRAD_OUTPUT, i)] = Rows(g.resolve_neg(), 0, num_steps)
+    carried: dict[int, Tensor] = {}
+    arriving: list[tuple[Tensor, Tensor]] = []
+    for i, value in enumerate(trace.states):
+        port = Port(Role.GRAD_STATE, i)
+        if not trace.differentiable[num_outputs + i] and port not in staged.results:
+            continue
+        # The gradient after step t is in row t + 1, that before it in row t.
+        rows = num_steps + 1 if port in sequences or state_seqs or port not in staged.results else 2
+        carried[i] = gradient = torch.zeros((rows, *shape), dtype=value.dtype, device=device)
+        g = of_states[i]
+        if g is not None and not state_seqs:
+            gradient[num_steps % rows].copy_(g)
+        elif g is not None:
+            arriving.append((gradient, g))
+        reads[port] = Rows(gradient, 1, num_steps)
+        writes[port] = Rows(gradient, 0, num_steps)
+    gradients: list[Tensor | None] = [None] * len(needed)
+    for i, x in enumerate(arguments.inputs):
+        port = Port(Role.GRAD_INPUT, i)
+        if port in staged.results:
+            like, dtype = staged.values[port]
+            full = (num_steps, *like)
+            if x.shape == full:
+                gradient = torch.empty_strided(full, strides_like(x), dtype=dtype, device=device)
+            else:
+                gradient = torch.empty(full, dtype=dtype, device=device)
+            writes[port] = Rows(gradient, 0, num_steps)
+            gradients[i] = gradient
+    scan = StagedScan(
+        step, staged, num_steps, reads=reads, writes=writes, lifted=arguments.lifted, backwards=True
+    )
+    scan.run(arriving)
+    for i, x in enumerate(arguments.inputs):
+        gradient_of = gradients[i]
+        if gradient_of is not None and gradient_of.shape != x.shape:
+            gradients[i] = _input_gradient(gradient_of, x, by_program=False)
+    for i, gradient in carried.items():
+        initial = arguments.states[i]
+        if needed[trace.num_inputs + i] and initial is not None and Port(Role.GRAD_STATE, i) in staged.results:
+            gradients[trace.num_inputs + i] = _copied(gradient[0], strides_like(initial))
+    for term in staged.terms:
+        place = first_lifted + term.lifted
+        if needed[place]:
+            part, before = scan.summed(term), gradients[place]
+            gradients[place] = part if before is None else before + part
+    for place, tensor in enumerate(arguments.lifted, first_lifted):
+        gradient_of = gradients[place]
+        if gradient_of is not None:
+            gradients[place] = gradient_of.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+    return gradients
+
+
+def _without_steps(
+    step: RecurrentSpecialization,
+    arguments: Arguments,
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    *,
+    state_seqs: bool,
+) -> list[Tensor | None]:
+    """Without a step, the final states are the initial ones, and so are their gradients."""
+    trace = step.trace
+    gradients: list[Tensor | None] = [None] * len(needed)
+    empty = math.prod(trace.step_shape) == 0 and arguments.num_steps > 0
+    for i, tensor in enumerate(arguments.all):
+        if empty and needed[i] and tensor is not None:
+            gradients[i] = torch.zeros_like(tensor)
+    if not state_seqs and not empty:
+        for i in range(trace.num_states):
+            if needed[trace.num_inputs + i]:
+                gradients[trace.num_inputs + i] = grads[trace.num_outputs + i]
+    return gradients
