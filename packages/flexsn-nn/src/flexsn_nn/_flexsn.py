@@ -39,6 +39,7 @@ from flexsn_runtime import (
     TraceError,
     UnsupportedCoreError,
     prepare,
+    repeated_step,
     scan,
     single_step,
     transform_at_work,
@@ -134,7 +135,9 @@ class FlexSN(nn.Module):
         # What compiled kernels would refuse of what the loop ran, by what that depends on.
         self._refusals: dict[Hashable, str | None] = {}
         self._told: set[str] = set()
-        self._ready_made: bool | None = None  # until an attribute is assigned
+        # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
+        self._ready_made: bool | None = None
+        self._repeats: ScanProgram | None = None
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
         # Of states that `init_states` made: the step's shape, and theirs.
@@ -186,7 +189,7 @@ class FlexSN(nn.Module):
         kept: Any = self._as_states(value) if name == "states" else value
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
-            self.__dict__["_ready_made"] = None
+            self.__dict__.update(_ready_made=None, _repeats=None)
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -235,6 +238,11 @@ class FlexSN(nn.Module):
             )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
+        if not compiling and self._repeats is not None and affine is None and self.states:
+            results = repeated_step(self._repeats, inputs, self.states)
+            if results is not None:
+                self.__dict__.update(states=results[self.num_outputs :], state_seqs=[])
+                return results[0] if self.num_outputs == 1 else results[: self.num_outputs]
         outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, affine=affine)
         if compiling and not exporting:
             self.states, self.state_seqs = states, state_seqs
@@ -556,8 +564,10 @@ class FlexSN(nn.Module):
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
         if backend in COMPILED and affine is None:
-            run_step = run_step_between_graphs if compiling else single_step
-            results = run_step(self._get_program(), inputs, states)
+            program = self._get_program()
+            results = (run_step_between_graphs if compiling else single_step)(program, inputs, states)
+            if not compiling and self._widening is None:
+                self.__dict__["_repeats"] = program
             return results[: self.num_outputs], results[self.num_outputs :]
         primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:
@@ -702,7 +712,7 @@ class FlexSN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_program"] = None
+        attributes["_program"] = attributes["_repeats"] = None
         attributes["_affine_programs"] = {}
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]

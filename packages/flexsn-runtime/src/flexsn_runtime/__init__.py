@@ -35,7 +35,7 @@ from flexsn_runtime._ops import (
 from flexsn_runtime._program import PointwiseProgram, ScanProgram, Specialization
 from flexsn_runtime._refusal import why_refused
 from flexsn_runtime._scan_lowering import KernelLowering
-from flexsn_runtime._single_step import single_step
+from flexsn_runtime._single_step import repeated_step, single_step
 from flexsn_runtime._staged import RecurrentSpecialization
 from flexsn_runtime._staged_autograd import scan
 from flexsn_runtime._targets import TargetName
@@ -115,6 +115,7 @@ __all__ = [
     "register_flexsn_kernel_handle",
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
+    "repeated_step",
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
     "scan",

@@ -83,6 +83,9 @@ class ForwardScan:
             self._written += _described(step.kept(residuals), kept_shape, kept_strides)
         self._allocated = [(shape, strides, dtype) for _, shape, strides, dtype in self._written]
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
+        num_outputs = len(trace.outputs)
+        steps = [(shape[1:], strides[1:], dtype) for shape, strides, dtype in self._allocated[:num_outputs]]
+        self._single = [*steps, *self._allocated[num_outputs:]]
         self._ends = [sum(counts[: i + 1]) for i in range(3)]
         self._first_state = trace.num_inputs
         self._launch: Launch | None = None
@@ -143,9 +146,7 @@ class ForwardScan:
 
     def run_single(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
         """The same of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
-        outputs = self._ends[0]
-        steps = [(shape[1:], strides[1:], dtype) for shape, strides, dtype in self._allocated[:outputs]]
-        return self._run(arguments, [*steps, *self._allocated[outputs:]])
+        return self._run(arguments, self._single)
 
     def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
         """The same, to `[*output_seqs, *state_seqs or *final_states, *checkpoints or *residuals]`."""
@@ -163,7 +164,8 @@ class ForwardScan:
         ]
         if self._launch is not None:
             tensors = [*arguments, *written]
-            self._operands.move(tensors)
+            if self._operands.moves:
+                self._operands.move(tensors)
             self._launch([tensors[place] for place in self._order])  # type: ignore[misc]
         else:
             _, sequences, finals = self._ends

@@ -113,6 +113,11 @@ class Operands:
         roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
         return tuple(Port(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
 
+    @property
+    def moves(self) -> bool:
+        """Whether `move` does anything."""
+        return bool(self._moved)
+
     def move(self, tensors: list[Tensor | None]) -> None:
         """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,32 +34,50 @@ class PreparedStep:
 def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
     """`(*outputs, *new_states)` of one step: as `prepare` and `scan` on sequences of one step, with their errors.
 
-    Without gradients, steps like earlier ones are launched as they are: what a scan of them would ask and allocate
-    takes longer than a kernel of one step.
-
     Args:
         inputs: `[*step]` each, or what broadcasts to it.
         states: `[*step]` each; none: zeros.
     """
-    given = (*inputs, *states)
-    key = None
-    if states and transform_at_work() is None:
-        key = (len(inputs), autocast_now(given[0].device), layout_key(given))
-        known: PreparedStep | None = program.single_steps.get(key)
-        if known is not None:
-            lifted = known.step.captured()
-            if lifted is not None and layout_key(lifted) == known.lifted and not _is_differentiated(given, lifted):
-                return known.scan.run_single((*given, *lifted))
+    results = repeated_step(program, inputs, states)
+    if results is not None:
+        return results
     step, arguments = prepare(program, (*[x.unsqueeze(0) for x in inputs], *states))
-    results = scan(step, arguments, state_seqs=False)
+    written = scan(step, arguments, state_seqs=False)
+    given = (*inputs, *states)
     plain = isinstance(step, Specialization) and not any(t.is_neg() for t in given)
-    if key is not None and plain and not _is_differentiated(given, arguments.lifted):
+    if states and plain and not _is_differentiated(given, arguments.lifted):
         assert isinstance(step, Specialization)
         found = forward_scan(step, arguments, state_seqs=False, training=False)
-        program.single_steps[key] = PreparedStep(step, found, layout_key(arguments.lifted))
+        program.single_steps[_key(inputs, given)] = PreparedStep(step, found, layout_key(arguments.lifted))
     outputs = step.trace.num_outputs
-    return [*[output.squeeze(0) for output in results[:outputs]], *results[outputs:]]
+    return [*[output.squeeze(0) for output in written[:outputs]], *written[outputs:]]
+
+
+def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor] | None:
+    """What `single_step` returns, if it has run a step like this one, without gradients; else `None`.
+
+    Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
+    """
+    given = (*inputs, *states)
+    try:
+        known: PreparedStep | None = program.single_steps.get(_key(inputs, given))
+    except (AttributeError, RuntimeError):  # no tensors, or without memory
+        return None
+    if known is None or transform_at_work() is not None:
+        return None
+    lifted = known.step.captured()
+    if lifted is None or layout_key(lifted) != known.lifted or _is_differentiated(given, lifted):
+        return None
+    return known.scan.run_single((*given, *lifted))
+
+
+def _key(inputs: Sequence[Tensor], given: Sequence[Tensor]) -> Hashable:
+    return len(inputs), autocast_now(given[0].device), layout_key(given)
 
 
 def _is_differentiated(given: Sequence[Tensor], lifted: Sequence[Tensor]) -> bool:
-    return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *lifted))
+    if torch.is_grad_enabled():
+        for tensor in (*given, *lifted):
+            if tensor.requires_grad:
+                return True
+    return False

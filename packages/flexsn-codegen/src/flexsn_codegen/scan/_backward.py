@@ -53,13 +53,18 @@ class _Backward:
             w.point(param, "chunks", chunk)
         if self._spec.rest and chunk > 1:
             w.integer("left", f"T % {chunk}")
-            with w.when("left > 0"):
-                self._chunk("chunks", partial=True)
+            if w.branches:
+                for left in range(1, chunk):
+                    with w.when(f"left == {left}"):
+                        self._chunk("chunks", left)
+            else:
+                with w.when("left > 0"):
+                    self._chunk("chunks", chunk, partial=True)
         with w.loop("i", "0", "chunks", self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
             w.integer("c", "chunks - 1 - i")
-            self._chunk("c", partial=False)
+            self._chunk("c", chunk)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
         for i, param in self._grad_lifted.items():
@@ -108,9 +113,8 @@ class _Backward:
             *self._grad_inputs.values(),
         ]
 
-    def _chunk(self, number: str, *, partial: bool) -> None:
-        """Walks back through the chunk that the pointers are at; `partial`: through its first `left` steps."""
-        steps = self._spec.chunk
+    def _chunk(self, number: str, steps: int, *, partial: bool = False) -> None:
+        """Walks back through so many steps from where the pointers are; `partial`: through the first `left` of them."""
         self._load_states(number)
         for k in range(steps):
             self._load_step(k, self._exists(k, partial))

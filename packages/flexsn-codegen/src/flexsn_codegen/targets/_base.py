@@ -189,7 +189,12 @@ class KernelWriter(ABC):
         target: what is written for.
         strided: layouts of operands that are declared without one, and are not dense.
         sizes: the first integer arguments; the last of them is the number of elements of a step.
+
+    Attributes:
+        branches: whether steps that do not exist are best left out by a branch; elsewhere they are masked.
     """
+
+    branches = False
 
     def __init__(self, target: Target, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> None:
         self.target = target

@@ -63,11 +63,14 @@ class CppWriter(KernelWriter):
     value that is read in another loop than the one that computes it is kept in an array of the block.
     """
 
+    branches = True
+
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
         self._body: list[str | _Lanes] = []
         self._lanes: _Lanes | None = None
         self._offsets: dict[Port, str] = {}  # within a step, as in `KernelWriter`
+        self._terms: dict[Port, Sequence[tuple[str, str, str]]] = {}  # what the offsets are sums of
         self._times: dict[Port, str] = {}
         self._written: set[Port] = set()
         self._first: dict[str, str] = {}  # what each value was computed by first: it has its type
@@ -121,8 +124,8 @@ class CppWriter(KernelWriter):
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
         self._times[port] = f"{port.name}_time" if strided_time else self._elements
         if terms is not None:
-            summands = (f"(begin + lane) / {inner} % {size} * {stride}" for inner, size, stride in terms)
-            self._offsets[port] = " + ".join(summands) or "0"
+            self._offsets[port] = f"{port.name}_offset_of[lane]" if terms else "0"
+            self._terms[port] = terms
 
     def number(self, number: Number) -> None:
         words = ", ".join(number.arguments)
@@ -245,6 +248,11 @@ class CppWriter(KernelWriter):
         kept = frozenset(self._summed).union(*(loop.needed(names) for loop in loops))
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
+        for port, terms in self._terms.items():  # of which each costs divisions
+            if terms:
+                lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
+            for inner, size, stride in terms:
+                lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
         # In the order in which they were computed first: the type of one may be that of another.
         arrays = [name for name in self._first if name in kept]
         lines += [f"dev::value_t<decltype({self._typed(name)})> {_array(name)}[BLOCK];" for name in arrays]

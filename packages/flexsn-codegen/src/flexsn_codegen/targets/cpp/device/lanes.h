@@ -63,6 +63,19 @@ static inline T number(int64_t low, int64_t high = 0) {
 // vectors, where the condition itself would keep a loop from becoming one over vectors.
 static inline int32_t lanes_if(bool condition, int64_t lanes) { return int32_t(lanes) & -int32_t(condition); }
 
+// Adds `i / inner % size * stride` for the elements `i` of a block: with two divisions, and not two for each.
+static inline void add_offsets(
+    int64_t* offsets, int64_t begin, int64_t lanes, int64_t inner, int64_t size, int64_t stride) {
+    const int64_t end = size * stride;
+    int64_t rest = begin % inner, offset = begin / inner % size * stride;
+    for (int64_t lane = 0; lane < lanes;) {
+        const int64_t next = lane + inner - rest < lanes ? lane + inner - rest : lanes;
+        for (; lane < next; ++lane) offsets[lane] += offset;
+        rest = 0;
+        offset = offset + stride == end ? 0 : offset + stride;
+    }
+}
+
 // Into how many threads a kernel's programs are shared out. Fewer elements, over all steps, take less time than waking
 // one.
 static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
