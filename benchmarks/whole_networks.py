@@ -3,8 +3,9 @@
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only SEW]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
-T·B frames, is the limit: a network whose neurons cost nothing. SpikingJelly's LIFNode (Triton) runs where it is
-installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph.
+T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
+their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`). SpikingJelly's LIFNode (Triton) runs
+where it is installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import gc
 import importlib
 import importlib.util
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,8 @@ from torch import Tensor, nn
 
 from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
+from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.memory import PackedSpikes
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +80,27 @@ def spikingjelly_lif() -> nn.Module:
     return node
 
 
-def activations() -> dict[str, Activation]:
-    found: dict[str, Activation] = {"ReLU": nn.ReLU, "FlexSN LIF": LIF}
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Which neurons, and how.
+
+    Attributes:
+        fused: whether norms are in the neurons' steps.
+        packed: whether spikes are kept as bits.
+    """
+
+    activation: Activation
+    fused: bool = False
+    packed: bool = False
+
+
+def variants(case: Case) -> dict[str, Variant]:
+    found = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
+    if len(case.formats) > 1:  # those with norms
+        found["the same, norms fused"] = Variant(LIF, fused=True)
+    found["the same, spikes as bits"] = Variant(LIF, fused=len(case.formats) > 1, packed=True)
     if importlib.util.find_spec("spikingjelly") is not None:
-        found["SpikingJelly LIFNode"] = spikingjelly_lif
+        found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
     return found
 
 
@@ -90,10 +111,14 @@ def reset(net: nn.Module) -> None:
             module.reset()  # type: ignore[operator]
 
 
-def training_step(case: Case, make: Activation, memory_format: torch.memory_format) -> Callable[[], None]:
-    device = torch.device("cuda")
+def training_step(
+    case: Case, variant: Variant, memory_format: torch.memory_format, device: torch.device
+) -> Callable[[], None]:
     torch.manual_seed(0)
-    net = case.make(make).to(device)
+    net = case.make(variant.activation).to(device)
+    if variant.fused:
+        fuse_norms(net)
+    packing = PackedSpikes(net) if variant.packed else nullcontext()
     frames = torch.rand(case.shape, device=device)
     if len(case.formats) > 1:
         net = net.to(memory_format=memory_format)
@@ -103,7 +128,7 @@ def training_step(case: Case, make: Activation, memory_format: torch.memory_form
 
     def step() -> None:
         reset(net)
-        with torch.autocast("cuda", dtype=case.dtype, enabled=case.dtype != torch.float32):
+        with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out: Tensor = net(frames)
             loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
         optimizer.zero_grad(set_to_none=True)
@@ -113,9 +138,10 @@ def training_step(case: Case, make: Activation, memory_format: torch.memory_form
     return step
 
 
-def measure(case: Case, make: Activation, memory_format: torch.memory_format) -> tuple[float, float, float, float]:
+def measure(case: Case, variant: Variant, memory_format: torch.memory_format) -> tuple[float, float, float, float]:
     """Of a step: wall time and kernels' time in ms, in a CUDA graph in ms, peak memory in MiB."""
-    step = training_step(case, make, memory_format)
+    device = torch.device("cuda")
+    step = training_step(case, variant, memory_format, device)
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -123,13 +149,12 @@ def measure(case: Case, make: Activation, memory_format: torch.memory_format) ->
     step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() / 2**20
-    device = torch.device("cuda")
     wall = milliseconds(step, device, warmup=50, rep=300)
     kernels, _ = kernel_time(step, 5)
     try:
         in_graph = milliseconds(graphed(step), device, warmup=50, rep=200)
     except RuntimeError:
-        in_graph = float("nan")  # SpikingJelly's neurons cannot be captured in every version
+        in_graph = float("nan")  # what waits for the device cannot be captured
     return wall, kernels / 1e3, in_graph, peak
 
 
@@ -143,8 +168,8 @@ def main() -> None:
     for case in (case for case in CASES if chosen.only in case.name):
         for memory_format in case.formats:
             limit: tuple[float, ...] = ()
-            for name, make in activations().items():
-                found = measure(case, make, memory_format)
+            for name, variant in variants(case).items():
+                found = measure(case, variant, memory_format)
                 gc.collect()
                 torch.cuda.empty_cache()
                 limit = limit or found

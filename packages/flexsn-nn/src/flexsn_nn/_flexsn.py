@@ -24,7 +24,7 @@ from flexsn_nn._backends import (
     takes_step_mode,
     written_in,
 )
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._explain import constants, kernels, products, traffic
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
@@ -130,6 +130,7 @@ class FlexSN(nn.Module):
         # Of the step behind an affine function of its input, by shape, dtype and device of its tensors.
         self._affine_programs: dict[Hashable, ScanProgram] = {}
         self._handover: Handover | None = None
+        self._spike_range: tuple[int, int] | None = None
         # By the device's type, and whether a compiler traces the call.
         self._choices: dict[tuple[str, bool], Choice] = {}
         # What compiled kernels would refuse of what the loop ran, by what that depends on.
@@ -174,6 +175,28 @@ class FlexSN(nn.Module):
     def supported_backends(self) -> tuple[str, ...]:
         """The backends that can be asked for in this step mode. (SpikingJelly's `set_backend` looks here.)"""
         return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
+
+    @property
+    def spike_range(self) -> tuple[int, int] | None:
+        """Between which whole numbers the (first) output is, both included: `(0, 1)` for spikes; `None`: anything.
+
+        Ready-made neurons know it. Set it of a step of your own that gives nothing else, and
+        `memory.PackedSpikes` keeps its output as bits.
+        """
+        return self._spike_range or self._own_spike_range()
+
+    @spike_range.setter
+    def spike_range(self, spike_range: tuple[int, int] | None) -> None:
+        if spike_range is not None:
+            low, high = spike_range
+            check_count("spike_range[0]", low, at_least=-(2**31))
+            check_count("spike_range[1]", high, at_least=low + 1)
+            spike_range = low, high
+        self._spike_range = spike_range
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        """What the step is known to give, whatever it is set to."""
+        return None
 
     @property
     def precision(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
-from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, with_strictness
+from flexsn_nn.neuron._reset import SIGMOID, SpikeFunction, spikes_of, with_strictness
 
 
 class GatedLIF(Neuron):
@@ -112,6 +112,9 @@ class GatedLIF(Neuron):
         h = charged - keep * v * gamma * s - (1 - gamma) * v_sub * s
         spike = self.surrogate_function(h - v_threshold)
         return spike, h, spike
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return spikes_of(self, self.surrogate_function)
 
 
 def _before_sigmoid(name: str, start: float, shape: tuple[int, ...]) -> Tensor:

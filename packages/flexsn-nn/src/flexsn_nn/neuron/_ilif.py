@@ -58,6 +58,9 @@ class ILIF(Neuron):
         subtracted = spikes.detach() if self.detach_reset else spikes
         return spikes, h - subtracted * threshold
 
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return (0, self.D) if type(self).dynamics is ILIF.dynamics else None
+
 
 class _Round(torch.autograd.Function):
     """Rounds forward; the identity backward."""

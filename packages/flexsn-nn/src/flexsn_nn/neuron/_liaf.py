@@ -52,3 +52,6 @@ class LIAF(LIF):
         h = self.charge(x, v)
         output = self.act(h - fit(self.v_threshold, h) if self.threshold_related else h)
         return output, self.after(h, self.fire(h))
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return None  # whatever `act` gives

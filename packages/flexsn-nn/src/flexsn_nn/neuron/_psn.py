@@ -12,7 +12,7 @@ from flexsn_nn._checks import check_count, check_number
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import ParameterError, StateError
-from flexsn_nn.neuron._reset import ATAN, SpikeFunction
+from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
 class PSN(nn.Module):
@@ -39,6 +39,11 @@ class PSN(nn.Module):
         self.weight = nn.Parameter(torch.empty(T, T))
         self.bias = nn.Parameter(torch.full((T, 1), -1.0))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    @property
+    def spike_range(self) -> tuple[int, int] | None:
+        """As of `FlexSN`."""
+        return of_surrogate(self.surrogate_function)
 
     def weights(self) -> Tensor:
         """What the input is multiplied with, `[T, T]`."""
@@ -158,6 +163,11 @@ class SlidingPSN(Stateful):
         if self.k > 1:
             self.states = [seen[-(self.k - 1) :]]
         return self.surrogate_function(h.view(x.shape))
+
+    @property
+    def spike_range(self) -> tuple[int, int] | None:
+        """As of `FlexSN`."""
+        return of_surrogate(self.surrogate_function)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])

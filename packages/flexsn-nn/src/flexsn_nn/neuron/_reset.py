@@ -118,6 +118,9 @@ class ImmediateReset(Neuron):
     def _start(self) -> float:
         return self.v_start
 
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return spikes_of(self, self.surrogate_function)
+
     def _threshold(self, h: Tensor, threshold: float | Tensor | None) -> float | Tensor:
         return fit(self.v_threshold, h) if threshold is None else threshold
 
@@ -188,6 +191,21 @@ class DelayedReset(Neuron):
             spike: this step's. Where `r` has reset already, it is not reset again.
         """
         return h if self.reset_delay else self.after(h, spike - r)
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return spikes_of(self, self.spike_grad)
+
+
+def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
+    """The range of a ready-made step's output, which is that of a surrogate; of a step of the user's, `None`."""
+    methods = (getattr(neuron, name, None) for name in ("dynamics", "fire"))
+    is_own = all(method is None or method.__module__.startswith("flexsn_nn.neuron.") for method in methods)
+    return of_surrogate(function) if is_own else None
+
+
+def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:
+    """`(0, 1)`; `None` for a function of the user's, which may give anything."""
+    return (0, 1) if isinstance(function, Surrogate) and type(function).__call__ is Surrogate.__call__ else None
 
 
 def with_strictness(name: str, function: SpikeFunction, strict: bool | None) -> SpikeFunction:

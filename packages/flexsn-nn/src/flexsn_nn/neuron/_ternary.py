@@ -41,6 +41,9 @@ class TernaryIF(IF):
         """One step: `(spike, v)`."""
         return fire_both_ways(self, v + x)
 
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return _both_ways(super()._own_spike_range())
+
 
 class TernaryLIF(LIF):
     """`h = v + (x - (v - v_reset)) / tau`; `s = step(h - v_threshold) - step(-h - v_threshold)`, -1, 0 or 1.
@@ -72,9 +75,16 @@ class TernaryLIF(LIF):
         """One step: `(spike, v)`."""
         return fire_both_ways(self, self.charge(x, v))
 
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return _both_ways(super()._own_spike_range())
+
 
 def fire_both_ways(neuron: ImmediateReset, h: Tensor) -> tuple[Tensor, Tensor]:
     """`(spike, v)` of a charged membrane with a threshold on each side."""
     up, down = neuron.fire(h), neuron.fire(-h)
     spike = up - down
     return spike, neuron.after(h, spike if neuron.v_reset is None else up + down)
+
+
+def _both_ways(spikes: tuple[int, int] | None) -> tuple[int, int] | None:
+    return None if spikes is None else (-spikes[1], spikes[1])

@@ -1,0 +1,7 @@
+"""What a network keeps between forward and backward."""
+
+from __future__ import annotations
+
+from flexsn_nn.memory._packed_spikes import KeptWhole, PackedSpikes
+
+__all__ = ["KeptWhole", "PackedSpikes"]

@@ -1,0 +1,180 @@
+"""Spikes kept as bits for the backward."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.memory._bits import Bits, bits_for
+from flexsn_nn.memory._ranges import Range, Unknown, mark, range_of
+
+# Below, there is nothing to gain.
+_FEWEST_BYTES = 256
+
+
+class KeptWhole(NamedTuple):
+    """Something made of spikes that was kept as it is.
+
+    Attributes:
+        shape, dtype: the tensor's.
+        reason: why.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}: {self.reason}"
+
+
+class PackedSpikes:
+    """Inside of the `with` block, spikes are kept for the backward as bits: 1/32 of float32, 1/16 of bfloat16.
+
+    What a layer keeps for the gradient of its weights is its input, which behind neurons is spikes. They are packed
+    when autograd keeps them, and unpacked when the backward asks for them, wherever that runs; results do not change.
+    What is packed is told from the graph, and nobody looks at values: outputs of neurons that have a `spike_range`, and
+    what is made of these by views, copies, max pooling, concatenation, additions and products among them. Sums, as in
+    SEW blocks, take 2, 4 or 8 bits for a number. What fits neither is kept whole: `kept_whole` says so.
+
+    Compiled graphs keep what they keep; neurons between them are seen, and those inside are not.
+
+    Args:
+        net: a network; the neurons in it are looked at.
+
+    Attributes:
+        bytes_whole: of what was packed, as it was.
+        bytes_packed: what is kept instead.
+        kept_whole: made of spikes, and not packed.
+
+    Raises:
+        ParameterError: no neuron of `net` has a `spike_range`.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> net = nn.Sequential(nn.Linear(8, 64), LIF(), nn.Linear(64, 5))
+        >>> with PackedSpikes(net) as packing:
+        ...     loss = net(torch.rand(4, 2, 8)).sum()
+        >>> loss.backward()
+        >>> packing.bytes_whole, packing.bytes_packed
+        (2048, 64)
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self.bytes_whole = 0
+        self.bytes_packed = 0
+        self.kept_whole: list[KeptWhole] = []
+        self._neurons = [module for module in net.modules() if getattr(module, "spike_range", None) is not None]
+        if not self._neurons:
+            raise ParameterError(
+                f"no neuron of {type(net).__name__} is known to give whole numbers: set neuron.spike_range = (0, 1) of "
+                "those that do."
+            )
+        self._hooks: list[Any] = []
+        self._saving: Any = None
+        # By the memory that was packed: which it is, and its bits, as long as somebody keeps them.
+        self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
+
+    def __enter__(self) -> Self:
+        if self._saving is not None:
+            raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
+        self._hooks = [neuron.register_forward_hook(_mark) for neuron in self._neurons]
+        self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._saving.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._saving.__exit__(kind, error, trace)
+        self._saving = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self._known.clear()
+
+    def __str__(self) -> str:
+        lines = [f"spikes of {self.bytes_whole} bytes are kept in {self.bytes_packed}"]
+        if self.kept_whole:
+            lines += ["kept whole:", *(f"  {one}" for one in dict.fromkeys(self.kept_whole))]
+        return "\n".join(lines)
+
+    def _pack(self, tensor: Tensor) -> Tensor | _Packed:
+        if tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point() or type(tensor) is not Tensor:
+            return tensor
+        found = range_of(tensor)
+        if isinstance(found, Unknown):
+            if found.reason:
+                self._keep_whole(tensor, found.reason)
+            return tensor
+        bits = bits_for(*found)
+        if bits is None or bits >= 8 * tensor.element_size():
+            self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
+            return tensor
+        flat = _flat(tensor)
+        if flat is None:
+            self._keep_whole(tensor, "it has holes in memory, or elements more than once")
+            return tensor
+        return _Packed(self._bits(flat, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
+
+    def _keep_whole(self, tensor: Tensor, reason: str) -> None:
+        self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
+
+    def _bits(self, flat: Tensor, found: Range, bits: int) -> Bits:
+        """The bits, once for all layers that read the same memory."""
+        storage = StorageWeakRef(flat.untyped_storage())
+        key = (storage.cdata, flat.storage_offset(), len(flat), flat.element_size(), flat._version, *found)
+        known = self._known.get(key)
+        before = None if known is None or known[0].expired() else known[1]()
+        if before is not None:
+            return before
+        self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
+        with torch.no_grad():
+            made = Bits.of(flat, found.low, bits)
+        self._known[key] = storage, weakref.ref(made)
+        self.bytes_whole += flat.nbytes
+        self.bytes_packed += made.packed.nbytes
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """What autograd keeps in the place of a tensor."""
+
+    bits: Bits
+    shape: torch.Size
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def _unpack(kept: Tensor | _Packed) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    return kept.bits.numbers(kept.dtype).as_strided(kept.shape, kept.strides)
+
+
+def _mark(neuron: Any, inputs: Any, output: Any) -> None:
+    """A forward hook: the (first) output consists of whole numbers."""
+    if torch.compiler.is_compiling():
+        return
+    first: Tensor = output if isinstance(output, Tensor) else output[0]
+    if neuron.spike_range is not None:
+        mark(first, *neuron.spike_range)
+
+
+def _flat(tensor: Tensor) -> Tensor | None:
+    """The same memory in one dimension; `None` if that is not what the tensor is, each element once."""
+    unit = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != unit:
+            return None
+        unit *= size
+    return tensor.detach().as_strided((tensor.numel(),), (1,))

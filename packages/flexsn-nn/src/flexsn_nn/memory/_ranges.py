@@ -1,0 +1,126 @@
+"""Which whole numbers a tensor is made of, told from the operations that made it out of spikes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+_KEY = "flexsn_nn.spikes"
+_MOST_NODES = 64
+
+
+class Range(NamedTuple):
+    """Whole numbers from `low` to `high`."""
+
+    low: int
+    high: int
+
+
+class Unknown(NamedTuple):
+    """Anything.
+
+    Attributes:
+        reason: what made it out of spikes; empty: it is not made of spikes alone.
+    """
+
+    reason: str = ""
+
+
+class _Mark(NamedTuple):
+    """At the node that made an output: what the output consists of, and when."""
+
+    range: Range
+    version: int
+    output: weakref.ref[Tensor]
+
+
+def mark(spikes: Tensor, low: int, high: int) -> None:
+    """Notes that a tensor that requires grad consists of whole numbers from `low` to `high`."""
+    node: Any = spikes.grad_fn
+    if node is not None:
+        marks = node.metadata.setdefault(_KEY, {})
+        marks[spikes.output_nr] = _Mark(Range(low, high), spikes._version, weakref.ref(spikes))
+
+
+def range_of(tensor: Tensor) -> Range | Unknown:
+    """What a tensor consists of, told from its graph, at the price of a few dictionary entries.
+
+    What was changed in place by operations that the graph has is followed. What was changed under `torch.no_grad` is
+    seen where it is a neuron's output, or a view of it.
+    """
+    node: Any = tensor.grad_fn
+    if node is None:
+        return Unknown()
+    return _of(node, tensor.output_nr, tensor._version, [_MOST_NODES])
+
+
+# By the operation's node: views of its input, and what has the values of its input in other places.
+_VIEWS = frozenset(
+    {
+        "View", "UnsafeView", "ReshapeAlias", "Alias", "Transpose", "T", "Permute", "Slice", "Select", "Unbind",
+        "Split", "SplitWithSizes", "Expand", "Squeeze", "Unsqueeze", "Unfold", "Diagonal", "AsStrided",
+    }
+)
+_SAME = _VIEWS | {
+    "Index", "IndexSelect", "Gather", "Take", "Repeat", "Flip", "Roll", "Clone", "ToCopy", "MaxPool2D",
+    "MaxPool2DWithIndices", "MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D",
+    "FractionalMaxPool2D", "FractionalMaxPool3D", "UpsampleNearest1D", "UpsampleNearest2D",
+    "UpsampleNearest3D", "UpsampleNearestExact1D", "UpsampleNearestExact2D", "UpsampleNearestExact3D",
+    "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "Relu",
+}
+_ONE_OF = frozenset({"Cat", "Stack", "Maximum", "Minimum"})
+# What is learned stands behind these, and nobody expects spikes from them.
+_LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
+
+
+def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range | Unknown:
+    """Of one output of a node.
+
+    Args:
+        version: of the tensor, while it is a view of the output; `None`: it is a copy.
+        left: how many more nodes may be looked at.
+    """
+    marks = node.metadata.get(_KEY)
+    if marks is not None:
+        return _marked(marks[output], version) if output in marks else Unknown()
+    left[0] -= 1
+    if left[0] < 0:
+        return Unknown("so many operations that they were not followed")
+    kind = node.name().rstrip("0123456789").removesuffix("Backward")
+    inputs = [
+        Unknown() if source is None else _of(source, number, version if kind in _VIEWS else None, left)
+        for source, number in node.next_functions
+    ] if kind in _SAME or kind in _ONE_OF or kind in ("Add", "Sub", "Mul") else None
+    if inputs is None:
+        sources = [] if kind in _LAYERS or not kind[:1].isupper() else node.next_functions
+        made = [_of(source, number, None, left) for source, number in sources if source is not None]
+        return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
+    unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
+    if unknown is not None or not inputs:
+        known = any(isinstance(one, Range) for one in inputs)
+        reason = unknown.reason if unknown is not None else ""
+        return Unknown(reason or (f"{kind} with something else" if known else ""))
+    return _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+
+
+def _marked(mark: _Mark, version: int | None) -> Range | Unknown:
+    output = mark.output()
+    changed = version not in (None, mark.version) or (output is not None and output._version != mark.version)
+    return Unknown("a change in place") if changed else mark.range
+
+
+def _combined(kind: str, node: Any, inputs: list[Range]) -> Range | Unknown:
+    if kind == "Relu":
+        return Range(max(inputs[0].low, 0), max(inputs[0].high, 0))
+    if kind in ("Add", "Sub"):
+        if node._saved_alpha != 1:
+            return Unknown(f"{kind} with alpha")
+        a, b = inputs
+        return Range(a.low + b.low, a.high + b.high) if kind == "Add" else Range(a.low - b.high, a.high - b.low)
+    if kind == "Mul":
+        a, b = inputs
+        products = [x * y for x in a for y in b]
+        return Range(min(products), max(products))
+    return Range(min(one.low for one in inputs), max(one.high for one in inputs))

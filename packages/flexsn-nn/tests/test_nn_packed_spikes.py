@@ -1,0 +1,275 @@
+"""Spikes as bits for the backward: the same gradients to the bit, and the bytes that are kept."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import (
+    IF,
+    ILIF,
+    LI,
+    LIAF,
+    LIF,
+    PSN,
+    FlexSN,
+    GatedLIF,
+    Leaky,
+    OverTime,
+    ParameterError,
+    StochasticLIF,
+    TernaryLIF,
+    functional,
+)
+from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.layer import SEWBlock
+from flexsn_nn.memory import PackedSpikes
+from flexsn_nn.memory._bits import Bits, bits_for
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
+@pytest.mark.parametrize(
+    ("low", "high", "bits"), [(0, 1, 1), (-1, 1, 2), (0, 3, 2), (0, 4, 4), (-7, 8, 4), (-99, 99, 8)]
+)
+def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
+    assert bits_for(low, high) == bits
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        numbers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
+        packed = Bits.of(numbers, low, bits)
+        assert packed.packed.nbytes == -(-count * bits // 8)
+        assert torch.equal(packed.numbers(dtype), numbers)
+    assert bits_for(0, 256) is None
+
+
+class Counted:
+    """Bytes that autograd keeps, each memory once; to be entered around a network, inside of `PackedSpikes` or not."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self._of_parameters = {p.untyped_storage().data_ptr() for p in net.parameters()}
+
+    def __call__(self, output: Tensor) -> int:
+        """What the graph of a tensor keeps."""
+        seen, bytes_of = set(), {}
+        waiting = [output.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += [source for source, _ in node.next_functions]
+            for name in dir(node):
+                if not name.startswith("_raw_saved") and name != "_raw_saved_tensors":
+                    continue
+                saved = getattr(node, name)
+                for one in saved if isinstance(saved, tuple | list) else [saved]:
+                    kept = one.data if hasattr(one, "data") else None
+                    memory = kept if isinstance(kept, Tensor) else getattr(getattr(kept, "bits", None), "packed", None)
+                    if memory is not None:
+                        storage = memory.untyped_storage()
+                        bytes_of[storage.data_ptr()] = storage.nbytes()
+        return sum(count for pointer, count in bytes_of.items() if pointer not in self._of_parameters)
+
+
+def convolutional() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        OverTime(nn.Conv2d(2, 8, 3, padding=1)),
+        LIF(v_threshold=0.1),
+        OverTime(nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)),
+        IF(v_threshold=0.5),
+        SEWBlock(8, 8, lambda: LIF(v_threshold=0.3)),
+        SEWBlock(8, 16, lambda: TernaryLIF(v_threshold=0.3), stride=2),
+        nn.Flatten(2),
+        nn.Linear(16 * 16, 10),
+        Leaky(0.9, threshold=0.1),
+        nn.Linear(10, 3),
+    )
+
+
+def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[Tensor]:
+    functional.reset_net(net)
+    if packing is None:
+        output = net(x)
+    else:
+        with packing:
+            output = net(x)
+    output.square().sum().backward()
+    found = [output.detach(), *(p.grad for p in net.parameters() if p.grad is not None)]
+    net.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.long(all_but=["False-memory_format1", "True-memory_format0"])
+def test_the_same_to_the_bit(autocast: bool, memory_format: torch.memory_format) -> None:
+    net = convolutional().to(memory_format=memory_format)
+    fuse_norms(net)
+    x = torch.rand(4, 3, 2, 16, 16)
+    packing = PackedSpikes(net)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        twin = copy.deepcopy(net)
+        wanted = gradients(twin, x, None)
+        got = gradients(net, x, packing)
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert any(gradient.abs().max() > 0 for gradient in got[1:3])
+    assert packing.bytes_packed * 7 < packing.bytes_whole
+    assert not packing.kept_whole
+
+
+def test_the_bytes_that_are_kept() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 512), LIF(), nn.Linear(512, 512), LIF(), nn.Linear(512, 4))
+    x = torch.rand(8, 32, 16)
+    counted = Counted(net)
+    whole = counted(net(x))
+    functional.reset_net(net)
+    packing = PackedSpikes(net)
+    with packing:
+        output = net(x)
+    sequence = 8 * 32 * 512 * 4
+    assert packing.bytes_whole == 2 * sequence
+    assert packing.bytes_packed == 2 * sequence // 32
+    assert counted(output) == whole - packing.bytes_whole + packing.bytes_packed
+
+
+def test_one_memory_is_packed_once() -> None:
+    torch.manual_seed(0)
+    neuron = LIF()
+    layers = nn.ModuleList([nn.Linear(64, 8) for _ in range(3)])
+    net = nn.ModuleList([neuron, layers])
+    with PackedSpikes(net) as packing:
+        spikes = neuron(4 * torch.randn(5, 4, 64, requires_grad=True))
+        total = sum(layer(spikes).sum() for layer in layers)
+    assert packing.bytes_whole == spikes.nbytes
+    assert isinstance(total, Tensor)
+    total.backward()
+
+
+def test_bits_go_when_the_graph_goes() -> None:
+    net = nn.Sequential(nn.Linear(4, 67), LIF(), nn.Linear(67, 4))
+    with PackedSpikes(net):
+        output = net(torch.rand(4, 8, 4))
+    found = [one for one in gc.get_objects() if type(one) is Bits]
+    (bits,) = [weakref.ref(one) for one in found if one.count == 4 * 8 * 67]
+    del found
+    assert bits() is not None
+    del output
+    functional.reset_net(net)
+    gc.collect()
+    assert bits() is None
+
+
+Make = Callable[[Tensor, Tensor], Tensor]
+MADE: dict[str, tuple[Make, int | None]] = {
+    "spikes": (lambda a, b: a, 1),
+    "a view": (lambda a, b: a.flatten(0, 1).unsqueeze(0), 1),
+    "a copy": (lambda a, b: a.transpose(0, 1).contiguous(), 1),
+    "another dtype": (lambda a, b: a.double(), 1),
+    "a sum": (lambda a, b: a + b, 2),
+    "a sum in place": (lambda a, b: a.clone().add_(b), 2),
+    "a sum of many": (lambda a, b: a + b + a + b + a, 4),
+    "a difference": (lambda a, b: a - b, 2),
+    "a product": (lambda a, b: a * b, 1),
+    "the larger": (lambda a, b: torch.maximum(a, b), 1),
+    "side by side": (lambda a, b: torch.cat([a, b + b], 1), 2),
+    "parts": (lambda a, b: a[1:, :, ::2].contiguous(), 1),
+    "pooled": (lambda a, b: nn.functional.max_pool1d(a, 2), 1),
+    "larger": (lambda a, b: nn.functional.interpolate(a, scale_factor=2), 1),
+    "a mean": (lambda a, b: nn.functional.avg_pool1d(a, 2), None),
+    "scaled": (lambda a, b: 0.5 * a, None),
+    "shifted": (lambda a, b: a + 0.1, None),
+    "shifted by a tensor": (lambda a, b: a + torch.full_like(a, 0.1), None),
+    "with alpha": (lambda a, b: torch.add(a, b, alpha=0.5), None),
+    "dropped out": (lambda a, b: nn.functional.dropout(a, 0.3), None),
+    "a function": (lambda a, b: torch.sigmoid(a), None),
+    "with holes": (lambda a, b: a[:, :, ::2], None),
+}
+
+
+@pytest.mark.parametrize("what", MADE)
+def test_what_is_made_of_spikes(what: str) -> None:
+    make, bits = MADE[what]
+    neurons = nn.ModuleList([LIF(v_threshold=0.3, backend="torch"), IF(v_threshold=0.3, backend="torch")])
+    x = 2 * torch.randn(4, 6, 8, 16, generator=torch.Generator().manual_seed(0))[:, 0].requires_grad_()
+
+    def run() -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        functional.reset_net(neurons)
+        made = make(neurons[0](x), neurons[1](x))
+        weight = torch.randn(made.shape, dtype=made.dtype, requires_grad=True)
+        return made.detach().clone(), *torch.autograd.grad((made * weight).sum(), [x, weight])
+
+    wanted = run()
+    with PackedSpikes(neurons) as packing:
+        got = run()
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    if bits is None:
+        assert packing.kept_whole, str(packing)
+        assert got[1].abs().max() > 0
+    else:
+        assert not packing.kept_whole, str(packing)
+        assert packing.bytes_packed * 8 * got[0].element_size() <= bits * packing.bytes_whole
+        assert packing.bytes_whole >= got[0].nbytes
+
+
+def test_changed_in_place_without_the_graph() -> None:
+    neurons = nn.ModuleList([LIF(v_threshold=0.3)])
+    x = 2 * torch.randn(4, 8, 16)
+    weight = torch.randn(16, 4, requires_grad=True)
+    with PackedSpikes(neurons) as packing:
+        spikes = neurons[0](x.requires_grad_())
+        with torch.no_grad():
+            spikes.view(-1)[::3] = 0.25
+        (spikes @ weight).sum().backward()
+    assert torch.allclose(weight.grad, spikes.detach().flatten(0, 1).sum(0)[:, None].expand(16, 4))  # type: ignore[arg-type]
+    assert packing.kept_whole[0].reason == "a change in place"
+    assert packing.bytes_whole == 0
+
+
+RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
+    (LIF(), (0, 1)),
+    (Leaky(0.9), (0, 1)),
+    (GatedLIF(T=4), (0, 1)),
+    (StochasticLIF(), (0, 1)),
+    (TernaryLIF(), (-1, 1)),
+    (ILIF(D=6), (0, 6)),
+    (PSN(4), (0, 1)),
+    (LI(), None),
+    (LIAF(torch.relu, False), None),
+    (LIF(surrogate_function=torch.sigmoid), None),
+    (FlexSN(lambda x, v: (x + v, v), 1, 1, 1), None),
+]
+
+
+@pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
+def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
+    assert neuron.spike_range == spike_range
+    if spike_range is not None:
+        output = neuron(3 * torch.randn(4, 50, 20))
+        assert set(output.unique().tolist()) <= set(range(spike_range[0], spike_range[1] + 1))
+        assert output.max() > 0
+
+
+def test_a_step_of_ones_own() -> None:
+    class Doubled(LIF):
+        def fire(self, h: Tensor, threshold: float | Tensor | None = None) -> Tensor:
+            return 2.5 * super().fire(h, threshold)
+
+    assert Doubled().spike_range is None
+    neuron = FlexSN(lambda x, v: ((x > v).to(x.dtype) + x - x.detach(), v), 1, 1, 1)
+    with pytest.raises(ParameterError, match=r"set neuron\.spike_range"):
+        PackedSpikes(neuron)
+    neuron.spike_range = (0, 1)
+    assert neuron.spike_range == (0, 1)
+    with pytest.raises(ParameterError, match="at least 2"):
+        neuron.spike_range = (1, 1)
+    packing = PackedSpikes(neuron)
+    with packing, pytest.raises(RuntimeError, match="is in use"):
+        packing.__enter__()
