@@ -63,6 +63,7 @@ _APPROXIMATE = {
     *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "sin", "sinh", "tan", "tanh", "atan2", "hypot"),
     *("fast_div", "exp", "exp2", "expm1", "log", "log10", "log1p", "log2", "pow", "rsqrt"),
     *("erf", "erf_inv", "erfc", "erfcx", "ndtri", "lgamma", "digamma", "zeta", "polygamma", "spherical_bessel_j0"),
+    *("igamma", "igammac"),
     *("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0", "bessel_j1"),
     *("special_bessel_y0", "special_bessel_y1", "special_modified_bessel_i0", "special_modified_bessel_i1"),
     *("special_modified_bessel_k0", "special_modified_bessel_k1"),

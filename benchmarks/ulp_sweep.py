@@ -59,6 +59,10 @@ _ZETA = (
     "overflows or z is infinite, ours the limit, and leaves out 1 / (s - 1) where the first term is large"
 )
 _POLYGAMMA = "a multiple of zeta, see there; at infinity eager mode gives NaN, ours the limit 0"
+_IGAMMA = (
+    "both are sums of hundreds of terms, and eager mode stops and changes the method elsewhere; in the tails, where "
+    "one of the two is 1, the other has the digits that are left of a difference or of an exponential"
+)
 # By case, or by case and dtype: why it may be off by more. Roots and limits are those of mpmath, to 40 digits.
 EXCEPTIONS: dict[str, str] = {
     **dict.fromkeys(("bessel_j0", "bessel_j1", "special_bessel_y0", "special_bessel_y1"), _BESSEL_JY),
@@ -74,6 +78,7 @@ EXCEPTIONS: dict[str, str] = {
     "polygamma 1": "eager mode's few terms of the series, rounded in other places",
     **dict.fromkeys(("polygamma 2", "polygamma 3", "polygamma 4"), _POLYGAMMA),
     "zeta": _ZETA,
+    **dict.fromkeys(("igamma", "igammac"), _IGAMMA),
 }
 _NEAREST = "eager mode's square root is off by 1 ulp for a sixth of all numbers (MKL's); ours is the nearest number"
 _FMOD = "eager mode's vectors take SLEEF's, which rounds, or gives NaN, where the quotient is large; ours is exact"

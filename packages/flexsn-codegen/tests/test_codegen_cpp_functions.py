@@ -42,6 +42,8 @@ SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "erfcx": (_special.erfcx, 1),
     "bessel_y1": (_special.bessel_y1, 200),
     "zeta": (lambda x: _special.zeta(x.abs() + 1.5, x.abs()), 0),
+    "igamma": (lambda x: torch.igamma(x.abs(), x.abs() + 0.5), 64),
+    "igammac": (lambda x: torch.igammac(x.abs(), x.abs() + 0.5), 64),
     **{f"polygamma_{n}": (functools.partial(torch.polygamma, n), 0) for n in range(4)},
     **{
         f"{name}_{degree}": (functools.partial(lambda f, n, x: f(x, n), getattr(_special, name), degree), 0)

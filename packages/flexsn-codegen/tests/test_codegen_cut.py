@@ -77,6 +77,10 @@ def colours(image: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return grey * weight, torch.stack((r - grey, g, b), -3)
 
 
+def looked_up(index: Tensor, table: Tensor, scale: Tensor) -> Tensor:
+    return table[index] * scale + functional.embedding(index % 3, table[:6].view(3, 2)).sum(-1)
+
+
 CASES: dict[str, tuple[Function, list[tuple[int, ...]]]] = {
     "swiglu": (swiglu, [(5, 14)]),
     "glu": (lambda x: functional.glu(x, 1), [(3, 10, 7)]),
@@ -125,6 +129,40 @@ def test_gradients_of_gradients(name: str) -> None:
     fused = pointwise(function, autograd=True)
     torch.autograd.gradcheck(fused, tensors, fast_mode=True)
     torch.autograd.gradgradcheck(fused, tensors, fast_mode=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_small_tables_and_their_gradients(dtype: torch.dtype) -> None:
+    index = torch.randint(-8, 8, (5, 7), device=DEVICE)
+    table, scale = tensor(8, dtype=dtype).requires_grad_(), tensor(5, 1, dtype=dtype).requires_grad_()
+    expected, actual = (f(index, table, scale) for f in (looked_up, pointwise(looked_up, autograd=True)))
+    torch.testing.assert_close(actual, expected)
+    weight = tensor(5, 7, dtype=dtype)
+    given, wanted = (torch.autograd.grad(r, [table, scale], weight) for r in (actual, expected))
+    for one, other in zip(given, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_an_index_out_of_range_gives_no_number() -> None:
+    found = pointwise(lambda i, table: table[i])(torch.tensor([[1, 2, -3]], device=DEVICE), tensor(2))
+    assert found.isnan().tolist() == [[False, True, True]]
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_bucketize(right: bool) -> None:
+    x = torch.tensor([-2.0, -1.0, 0.0, 0.5, 3.0, float("inf"), float("nan")], device=DEVICE)
+    boundaries = torch.tensor([-1.0, 0.5, 0.5, 3.0], device=DEVICE)
+
+    def both(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.bucketize(x, b, right=right, out_int32=True), torch.searchsorted(b, x, right=right)
+
+    def constants(x: Tensor) -> Tensor:
+        return torch.bucketize(x, torch.tensor([-1.0, 0.5, 0.5, 3.0], device=x.device), right=right)
+
+    for actual, expected in zip(pointwise(both)(x, boundaries), both(x, boundaries), strict=True):
+        assert actual.dtype == expected.dtype
+        assert actual.tolist() == expected.tolist()
+    assert pointwise(constants)(x).tolist() == constants(x).tolist()
 
 
 def test_arguments_may_be_strided_and_are_not_copied() -> None:

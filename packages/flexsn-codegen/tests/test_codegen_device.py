@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -349,6 +350,25 @@ def test_composed_functions_are_accurate(function: object) -> None:
         floor = 0.25 if function in _WITH_ZEROS else torch.finfo(dtype).tiny
         unit = torch.finfo(dtype).eps * expected.abs().clamp(min=floor)
         assert (error / unit).max() <= ulp, function
+
+
+def test_incomplete_gamma_functions() -> None:
+    edges = [0.0, 1e-10, 0.1, 0.5, 1.0, 3.0, 17.3, 100.0, 1000.0, 9999.0, 10001.0, 1e6, 1e12, math.inf, -1.0, math.nan]
+    a = torch.tensor(edges, dtype=torch.float64)
+    near = torch.tensor([0.9, 0.99, 0.999, 1.001, 1.01, 1.1], dtype=torch.float64)
+    pairs = [torch.cartesian_prod(a, a), torch.cartesian_prod(a, near)]
+    pairs[1] = torch.stack((pairs[1][:, 0], pairs[1].prod(1)), 1)
+    order, x = torch.cat(pairs).unbind(1)
+    for function in (torch.igamma, torch.igammac):
+        actual, expected = pointwise(function)(order, x), function(order, x)
+        torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9, equal_nan=True)
+
+
+def test_the_gradient_of_an_incomplete_gamma_function() -> None:
+    a, x = torch.linspace(0.2, 5, 30), torch.linspace(0.1, 7, 30).requires_grad_()
+    found = (f(a, x) for f in (torch.igammac, pointwise(torch.igammac, autograd=True)))
+    expected, actual = (torch.autograd.grad(r.sum(), x)[0] for r in found)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_zeta_and_polygamma() -> None:

@@ -37,6 +37,7 @@ class CutFunction:
 
     def __init__(self, fn: Callable[..., Any], name: str, numerics: Numerics, *, gradient: bool = False) -> None:
         self._gradient = gradient
+        self._must_cut = True
         self._fn = fn
         self._name = name
         self._numerics = numerics
@@ -61,13 +62,22 @@ class CutFunction:
         return [kernel.planned(inputs, trace.graph).source for kernel in trace.kernels]
 
     def trace(
-        self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...], target: Target | None = None
+        self,
+        inputs: Sequence[Tensor],
+        requires_grad: tuple[bool, ...],
+        target: Target | None = None,
+        *,
+        must_cut: bool = True,
     ) -> _Trace:
         """The graph and the kernels for such arguments.
+
+        Args:
+            must_cut: as for `flexsn_graph.trace_cells`; once it was false, it stays so.
 
         Raises:
             UnsupportedOpError, TraceError: see `flexsn_graph.trace_cells`.
         """
+        self._must_cut &= must_cut
         target = target or target_on(inputs[0].device, self._name)
         kinds = tuple((t.dtype, t.dim()) for t in inputs)
         key = (target.name, inputs[0].device.type, requires_grad, kinds)
@@ -77,7 +87,9 @@ class CutFunction:
             known = self._traces.setdefault(key, [])
             found = next((t for t in known if t.fits(shapes)), None)
             if found is None:
-                graph = trace_cells(self._fn, inputs, requires_grad, self._name, gradient=self._gradient)
+                graph = trace_cells(
+                    self._fn, inputs, requires_grad, self._name, gradient=self._gradient, must_cut=self._must_cut
+                )
                 found = _Trace(graph, shapes, [self._kernel(step, target) for step in graph.steps])
                 known.append(found)
             if len(self._of_shapes) >= _MAX_PLANS:

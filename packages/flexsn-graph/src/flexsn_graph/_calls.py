@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._capture import CaptureMode, WriteError
+from flexsn_graph._checks import WITHOUT_CHECKS
 from flexsn_graph._location import user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
 from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
@@ -100,6 +101,7 @@ class CoreCalls(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        func = WITHOUT_CHECKS.get(func, func)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
         if self._hoists is Hoists.NOTHING:

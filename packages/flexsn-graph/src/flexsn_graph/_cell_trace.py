@@ -78,6 +78,7 @@ def trace_cells(
     name: str,
     *,
     gradient: bool = False,
+    must_cut: bool = True,
 ) -> CellGraph:
     """`fn` for arguments of these shapes, of which it may cut dimensions into pieces of one size and join them again.
 
@@ -87,15 +88,17 @@ def trace_cells(
         requires_grad: which of them autograd follows.
         name: of the function, for messages.
         gradient: whether `fn` is made by `cells_gradient_of`.
+        must_cut: refuses a function that cuts nothing, and of which the arguments broadcast: `trace_pointwise` is for
+            these.
 
     Raises:
-        NothingCutError: it does not cut, and its arguments broadcast: it is no such function.
+        NothingCutError: see `must_cut`.
         TraceError: `fn` does not return tensors, or captures a tensor.
         UnsupportedOpError: it does what a kernel cannot honour; names op and line.
     """
-    fn = unwrap_compiled(fn)
+    fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
-        graph = _trace(fn, arguments, requires_grad, name, gradient)
+        graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut)
         # Other sizes of what it does not cut, to see whether something else depends on them.
         mode = FakeTensorMode()
         with mode:
@@ -108,7 +111,7 @@ def trace_cells(
                 for t, free in zip(arguments, graph.free, strict=True)
             ]
         try:
-            other = _trace(fn, others, requires_grad, name, gradient)
+            other = _trace(fn, others, requires_grad, name, gradient, must_cut)
             same = _described_graph(graph) == _described_graph(other)
         except Exception:
             same = False
@@ -134,7 +137,12 @@ def _described_graph(graph: CellGraph) -> Any:
 
 
 def _trace(
-    fn: Callable[..., Any], arguments: Sequence[Tensor], requires_grad: Sequence[bool], name: str, gradient: bool
+    fn: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    requires_grad: Sequence[bool],
+    name: str,
+    gradient: bool,
+    must_cut: bool,
 ) -> CellGraph:
     single = False
 
@@ -150,7 +158,7 @@ def _trace(
     table = {op: rule for op, rule in TO_PRIMS.items() if op not in CUTTING_OPS}
     lowered = lower(tracer.record_forward(), tracer.mode, table)
     broadcast = broadcast_shapes([t.shape for t in arguments]) is not None
-    if not gradient and broadcast and all(node.target not in _CUTS for node in lowered.graph.nodes):
+    if must_cut and broadcast and all(node.target not in _CUTS for node in lowered.graph.nodes):
         raise NothingCutError(f"{name} cuts nothing.")
     cut = in_cells(lowered, sums_allowed=gradient)
     return CellGraph(

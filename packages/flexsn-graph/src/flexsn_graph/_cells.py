@@ -35,7 +35,11 @@ _aten, _prims = torch.ops.aten, torch.ops.prims
 # Cut or join, and are not decomposed.
 CUTTING_OPS = frozenset(
     {
+        _aten.bucketize.Tensor,
         _aten.cat.default,
+        _aten.index.Tensor,
+        _aten.index_put.default,
+        _aten.searchsorted.Tensor,
         _aten.select_backward.default,
         _aten.slice_backward.default,
         _aten.slice_scatter.default,
@@ -382,15 +386,22 @@ class _Pass:
         return _Value(dims, torch.zeros(counts, dtype=torch.int64), (new,), zero=zero)
 
     def _pointwise(self, node: fx.Node) -> _Value | tuple[_Value, ...]:
-        operands = {i: self._value(a) for i, a in enumerate(node.args) if isinstance(a, fx.Node)}
-        shape = _shape(node)
-        dims, aligned = self._aligned(node, list(operands.values()))
-        if tuple(_size(d) for d in dims) != shape:
+        args = [self._value(a) if isinstance(a, fx.Node) else a for a in node.args]
+        found = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
+        one = found[0] if isinstance(found, tuple) else found
+        if tuple(_size(d) for d in one.dims) != _shape(node):
             raise self._refusal(node, f"{called_op(node)} mixes elements")
+        return found
+
+    def _apply(
+        self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
+    ) -> _Value | tuple[_Value, ...]:
+        """An op, element by element, on values and numbers; `like`: the fake result, whose dtype counts."""
+        operands = {i: a for i, a in enumerate(args) if isinstance(a, _Value)}
+        dims, aligned = self._aligned(node, list(operands.values()))
         counts = _counts(dims)
         self._limit(node, counts)
-        summed = self._summed(node, operands)
-        value = node.meta["val"]
+        summed = self._summed(node, target, args, like)
         expanded = [cells.expand(counts).flatten().tolist() for cells in aligned]
         # Of cells that are alike, one.
         known: dict[tuple[int, ...], int] = {}
@@ -400,21 +411,23 @@ class _Pass:
             if chosen not in known:
                 known[chosen] = len(made)
                 given = iter(o.nodes[c] for o, c in zip(operands.values(), chosen, strict=True))
-                args = tuple(next(given) if isinstance(a, fx.Node) else a for a in node.args)
-                made.append(self._emit(node, args))
+                new = self._graph.call_function(
+                    target, tuple(next(given) if isinstance(a, _Value) else a for a in args), dict(kwargs or {})
+                )
+                new.meta["val"], new.stack_trace = like, node.stack_trace
+                made.append(new)
             order.append(known[chosen])
         cells = torch.tensor(order).view(counts)
-        facts = facts_of(node.target)
-        in_all = facts is not None and frozenset(operands) in facts.linear and len(operands) == _num_values(node)
+        facts = facts_of(target)
+        in_all = facts is not None and frozenset(operands) in facts.linear and len(operands) == _num_values(args)
         zero = in_all and all(o.zero for o in operands.values())
-        if isinstance(value, Tensor):
+        if isinstance(like, Tensor):
             wide = None
-            if summed and node.target is _prims.convert_element_type.default:
-                source = operands[0]
-                wide = source.wide or replace(source, dims=dims)
+            if summed and target is _prims.convert_element_type.default:
+                wide = operands[0].wide or operands[0]
             return _Value(dims, cells, tuple(made), summed, zero, wide)
         parts = []
-        for i, one in enumerate(value):
+        for i, one in enumerate(like):
             picked = []
             for source_node in made:
                 new = self._graph.call_function(operator.getitem, (source_node, i))
@@ -423,28 +436,32 @@ class _Pass:
             parts.append(_Value(dims, cells, tuple(picked), summed))
         return tuple(parts)
 
-    def _emit(self, node: fx.Node, args: tuple[Any, ...]) -> fx.Node:
-        new = self._graph.call_function(node.target, args, dict(node.kwargs))  # type: ignore[arg-type]
-        new.meta["val"], new.stack_trace = node.meta["val"], node.stack_trace
-        return new
+    def one(self, node: fx.Node, op: str, *args: Any, dtype: torch.dtype) -> _Value:
+        """A prim with one result of `dtype`."""
+        like = torch.empty((), dtype=dtype, device="meta")
+        if op == "convert_element_type":
+            args = (*args, dtype)
+        found = self._apply(node, getattr(_prims, op).default, args, like)
+        assert isinstance(found, _Value)
+        return found
 
-    def _summed(self, node: fx.Node, operands: Mapping[int, _Value]) -> frozenset[_Axis]:
+    def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[_Axis]:
         """The axes that the result is summed over; refuses what is not linear in a sum. As in `_positions`."""
+        operands = {i: a for i, a in enumerate(args) if isinstance(a, _Value)}
         sums = {i: o.summed for i, o in operands.items() if o.summed}
         if not sums:
             return frozenset()
-        facts = facts_of(node.target)
+        facts = facts_of(target)
         first = next(iter(sums.values()))
         same = all({self._root(a) for a in s} == {self._root(a) for a in first} for s in sums.values())
         linear = facts is not None and any(
             set(sums) <= together
             and all(
-                operands[i].zero if i in operands else i < len(node.args) and node.args[i] == 0
-                for i in together - set(sums)
+                operands[i].zero if i in operands else i < len(args) and args[i] == 0 for i in together - set(sums)
             )
             for together in facts.linear
         )
-        if not same or not linear or not node.meta["val"].is_floating_point():
+        if not same or not linear or not like.is_floating_point():
             raise self._refusal(node, f"{called_op(node)} uses a sum over elements")
         for operand in operands.values():
             self._distinct.append((node, [*operand.axes, *first]))
@@ -810,8 +827,8 @@ class _Pass:
         )
 
 
-def _num_values(node: fx.Node) -> int:
-    return sum(isinstance(a, fx.Node | bool | int | float) for a in node.args)
+def _num_values(args: Sequence[Any]) -> int:
+    return sum(isinstance(a, _Value | bool | int | float) for a in args)
 
 
 def _number_of(value: _Value) -> bool | int | float | None:
@@ -988,3 +1005,115 @@ def _t(self: _Pass, node: fx.Node, x: fx.Node) -> _Value:
 @_rule(_prims.clone.default, _prims.device_put.default)
 def _same(self: _Pass, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> _Value:
     return self._value(x)
+
+
+# -- small tables ------------------------------------------------------------------------------------------------
+
+
+def _looked_up_at(
+    self: _Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]
+) -> tuple[int, _Value]:
+    """The dimension that is indexed, and by what."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
+        raise self._refusal(node, f"{called_op(node)} picks elements otherwise than by numbers, along one dimension")
+    dim, index = given[0]
+    value = self._value(index)
+    if not value.dims:
+        return dim, value
+    before, after = ((),) * dim, ((),) * (rank - dim - 1)
+    return dim, replace(value, dims=(*before, *value.dims, *after))
+
+
+def _places(self: _Pass, node: fx.Node, index: _Value, count: int) -> _Value:
+    """Indices from the end, counted from the beginning."""
+    like = index.nodes[0].meta["val"].dtype
+    negative = self.one(node, "lt", index, 0, dtype=torch.bool)
+    return self.one(node, "where", negative, self.one(node, "add", index, count, dtype=like), index, dtype=like)
+
+
+@_rule(_aten.index.Tensor)
+def _index(self: _Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> _Value:
+    """`table[index]`: each of the table's entries is an operand, and one after the other is chosen."""
+    table = self._value(x)
+    dim, index = _looked_up_at(self, node, len(table.dims), indices)
+    count = _size(table.dims[dim])
+    index = _places(self, node, index, count)
+    new = len(index.dims) - len(table.dims) + 1
+    dtype = node.meta["val"].dtype
+    found: Any = math.nan if dtype.is_floating_point else 0  # eager mode refuses an index that is out of range
+    for i in range(count):
+        entry = self._slice(node, table, dim, i, i + 1)
+        entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
+        here = self.one(node, "eq", index, i, dtype=torch.bool)
+        found = self.one(node, "where", here, entry, found, dtype=dtype)
+    return found  # type: ignore[no-any-return]
+
+
+@_rule(_aten.index_put.default)
+def _index_put(
+    self: _Pass,
+    node: fx.Node,
+    x: fx.Node,
+    indices: Sequence[fx.Node | None],
+    values: fx.Node,
+    accumulate: bool = False,
+) -> _Value:
+    """The gradient of `table[index]`: to each entry, the sum of what was given to it."""
+    table, given = self._value(x), self._value(values)
+    dim, index = _looked_up_at(self, node, len(table.dims), indices)
+    if not accumulate or not table.zero:
+        raise self._refusal(node, f"{called_op(node)} writes to elements that are picked by numbers")
+    count = _size(table.dims[dim])
+    index = _places(self, node, index, count)
+    new = len(index.dims) - len(table.dims) + 1
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    if wide != dtype:
+        given = self.one(node, "convert_element_type", given, dtype=wide)
+    entries = []
+    for i in range(count):
+        here = self.one(node, "eq", index, i, dtype=torch.bool)
+        one = self.one(node, "where", here, given, 0.0, dtype=wide)
+        total = self._sum(node, one, range(dim, dim + new))
+        entries.append(self._unsqueeze(total, dim))
+    joined = self._cat(node, entries, dim)
+    return self.one(node, "convert_element_type", joined, dtype=dtype) if wide != dtype else joined
+
+
+def _counted(self: _Pass, node: fx.Node, sequence: _Value, x: _Value, right: bool) -> _Value:
+    """How many numbers of a sorted sequence are less than `x`, or not more if `right`; NaN is behind all."""
+    dtype, total = node.meta["val"].dtype, None
+    for i in range(_size(sequence.dims[0])):
+        entry = replace(self._slice(node, sequence, 0, i, i + 1), dims=())
+        beyond = self.one(node, "gt" if right else "ge", entry, x, dtype=torch.bool)
+        before = self.one(node, "bitwise_not", beyond, dtype=torch.bool)
+        number = self.one(node, "convert_element_type", before, dtype=dtype)
+        total = number if total is None else self.one(node, "add", total, number, dtype=dtype)
+    assert total is not None
+    return total
+
+
+@_rule(_aten.bucketize.Tensor)
+def _bucketize(
+    self: _Pass, node: fx.Node, x: fx.Node, boundaries: fx.Node, *, out_int32: bool = False, right: bool = False
+) -> _Value:
+    return _counted(self, node, self._value(boundaries), self._value(x), right)
+
+
+@_rule(_aten.searchsorted.Tensor)
+def _searchsorted(
+    self: _Pass,
+    node: fx.Node,
+    sequence: fx.Node,
+    x: fx.Node,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: fx.Node | None = None,
+) -> _Value:
+    values = self._value(sequence)
+    if len(values.dims) != 1 or sorter is not None:
+        raise self._refusal(node, f"{called_op(node)} searches in more than one sequence")
+    return _counted(self, node, values, self._value(x), right or side == "right")

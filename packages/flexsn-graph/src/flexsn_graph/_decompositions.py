@@ -90,6 +90,39 @@ def _signbit(x: Tensor) -> Tensor:
     return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
 
 
+def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
+    """`xlogy` and `xlog1py` of half values round the logarithm first; torch's table, the product alone."""
+    dtype = torch.result_type(x, y)
+    if dtype not in _HALF_DTYPES:
+        return decomposition(x, y)
+    x, y = (v.to(dtype) if isinstance(v, Tensor) else torch.scalar_tensor(v, dtype=dtype) for v in (x, y))
+    return torch.where(y.isnan(), math.nan, torch.where(x == 0.0, 0.0, x * logarithm(y)))
+
+
+def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Multiplies by the rounded reciprocal of the scale, as eager mode does; with the mask of what is not clamped."""
+    wide = _widened(x)
+    inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
+    quantized = torch.round(wide * inverse) + zero_point
+    inside = (quantized >= low) & (quantized <= high)
+    scale = scale if isinstance(scale, Tensor) else rounded(scale, torch.float32)
+    return ((quantized.clamp(low, high) - zero_point) * scale).to(x.dtype), inside
+
+
+def _fake_quantize_tensor_qparams(
+    x: Tensor, scale: Tensor, zero_point: Tensor, enabled: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    result, inside = _fake_quantize(x, scale, zero_point, low, high)
+    return torch.where(enabled != 0, result, x), inside | (enabled == 0)
+
+
+def _fake_quantize_per_channel(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
+    return _fake_quantize(x, scale.view(shape), zero_point.view(shape), low, high)
+
+
 def _glu(x: Tensor, dim: int = -1) -> Tensor:
     """Half values are rounded once, at the end; torch's table rounds them after each op."""
     value, gate = (_widened(half) for half in x.chunk(2, dim))
@@ -186,6 +219,14 @@ _IN_COMMON_DTYPE = [
 _SUMS = [getattr(getattr(_aten, name), kind) for name in ("add", "sub", "rsub") for kind in ("Scalar", "Tensor")]
 _PRODUCTS = [getattr(getattr(_aten, name), kind) for name in ("mul", "div") for kind in ("Scalar", "Tensor")]
 
+_LOGARITHMS = {_aten.xlogy: torch.log, _aten.special_xlog1py: torch.log1p}
+_PRODUCTS_WITH_LOGARITHMS: Table = {
+    op: functools.partial(_rounding_the_logarithm, decomposition_table[op], logarithm)
+    for packet, logarithm in _LOGARITHMS.items()
+    for op in (getattr(packet, overload) for overload in packet.overloads())
+    if op in decomposition_table and "out" not in op._overloadname.lower()
+}
+
 _OF_NUMBERS: Table = {
     getattr(packet, overload): functools.partial(_polynomial, packet.default)
     for packet in (getattr(_aten, name) for name in POLYNOMIALS)
@@ -218,6 +259,10 @@ TO_PRIMS: Table = {
     **{op: functools.partial(_product_on_cpu, decomposition_table[op]) for op in _PRODUCTS},
     **LEFT,
     **_OF_NUMBERS,
+    **_PRODUCTS_WITH_LOGARITHMS,
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize_tensor_qparams,
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
     _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
     _aten.glu.default: _glu,
     _aten.glu_backward.default: _glu_backward,

@@ -148,7 +148,7 @@ def lacks_a_rule(op: object) -> bool:
     return isinstance(op, Op) and op not in _FACTS and (torch.Tag.pointwise in op.tags or op in _WITHOUT_RULE)
 
 
-_WITHOUT_RULE = {_prims.cbrt.default, _prims.igamma.default, _prims.igammac.default}
+_WITHOUT_RULE = {_prims.cbrt.default}
 
 
 def _rows(
@@ -174,9 +174,9 @@ _rows("abs ceil conj_physical floor fmax fmin frexp nextafter round sign trunc",
 _rows(
     """
     acos acosh asin asinh atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0 bessel_j1 bitwise_and
-    bitwise_not bitwise_or bitwise_xor cosh digamma eq erf_inv erfc erfcx exp2 expm1 fmod gcd ge gt hypot isfinite le
-    lgamma log log10 log1p log2 lt ndtri ne pow remainder rsqrt shift_left shift_right_arithmetic signbit sinh
-    spherical_bessel_j0 sqrt tan zeta
+    bitwise_not bitwise_or bitwise_xor cosh digamma eq erf_inv erfc erfcx exp2 expm1 fmod gcd ge gt hypot igamma
+    igammac isfinite le lgamma log log10 log1p log2 lt ndtri ne pow remainder rsqrt shift_left
+    shift_right_arithmetic signbit sinh spherical_bessel_j0 sqrt tan zeta
     """
 )
 # Those that torch does not decompose. Integers come unconverted.

@@ -121,7 +121,7 @@ def _special_row(op: Op, function: str) -> None:
 
 for _name in ("bessel_i0", "bessel_i0e", "bessel_i1", "bessel_i1e", "bessel_j0", "bessel_j1", "spherical_bessel_j0"):
     _special_row(getattr(_prims, _name).default, _name)
-for _name in ("digamma", "erf_inv", "erfcx", "ndtri", "zeta"):
+for _name in ("digamma", "erf_inv", "erfcx", "igamma", "igammac", "ndtri", "zeta"):
     _special_row(getattr(_prims, _name).default, _name)
 
 # ATen ops that torch does not decompose: integers come unconverted, the result is of another dtype.

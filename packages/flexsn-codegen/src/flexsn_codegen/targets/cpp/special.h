@@ -95,6 +95,16 @@ static inline T zeta(T s, T q) {
     return ::zeta(s, q);
 }
 
+template <typename T>
+static inline T igamma(T a, T x) {
+    return ::calc_igamma(a, x);
+}
+
+template <typename T>
+static inline T igammac(T a, T x) {
+    return ::calc_igammac(a, x);
+}
+
 // Derivatives of digamma.
 template <typename T>
 static inline T polygamma(int order, T x) {

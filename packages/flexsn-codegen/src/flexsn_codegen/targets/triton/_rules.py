@@ -124,6 +124,8 @@ for _name in ("atan2", "hypot"):
 for _name in ("bessel_i0e", "bessel_i1e", "digamma", "spherical_bessel_j0", "sqrt"):
     _row(_name, f"dev.{_name}({{0}})")
 _row("zeta", "dev.zeta({0}, {1})")
+_row("igamma", "dev.igamma({0}, {1})")
+_row("igammac", "dev.igammac({0}, {1})")
 _row("fmod", "dev.fmod({0}, {1})", "dev.int_fmod({0}, {1})")
 _row("gcd", None, "dev.gcd({0}, {1})")
 

@@ -252,6 +252,98 @@ def zeta(s, q):
 
 
 @triton.jit
+def igamma(a, x):
+    """The regularized lower incomplete gamma function P(a, x)."""
+    lower, _ = _incomplete_gamma(a.to(tl.float64), x.to(tl.float64))
+    return lower.to(x.dtype)
+
+
+@triton.jit
+def igammac(a, x):
+    """The regularized upper incomplete gamma function Q(a, x), 1 - P(a, x)."""
+    _, upper = _incomplete_gamma(a.to(tl.float64), x.to(tl.float64))
+    return upper.to(x.dtype)
+
+
+@triton.jit
+def _incomplete_gamma(a, x):
+    """P and Q: by the series for x <= max(a, 1) (DLMF 8.11.4), by the continued fraction for x above (DLMF 8.9.2).
+
+    Each takes about sqrt(a) terms where x is near a: beyond a = 10000, by the uniform expansion (DLMF 8.12.3, 8.12.4).
+    """
+    one = _number(1.0, x)
+    zero = _number(0.0, x)
+    nan = _number(float("nan"), x)
+    inf = _number(float("inf"), x)
+    undefined = (a < zero) | (x < zero) | ((a == zero) & ((x > zero) == 0)) | ((a == inf) & (x == inf))
+    missing = (a != a) | (x != x)
+    lowest = (x == zero) | (a == inf)
+    highest = (a == zero) | (x == inf)
+    regular = (undefined | lowest | highest | missing) == 0
+    large = regular & (a > 10000.0)
+    near = regular & (large == 0)
+    b = tl.where(near, a, one)
+    y = tl.where(near, x, one)
+    front = base.exp(b * base.log(y) - y - base.lgamma(b + one))
+    is_series = (y <= b) | (y <= one)
+    z = tl.where(is_series, y, zero)
+    term = one + zero * y
+    total = term
+    denominator = b
+    # Modified Lentz (Press et al., Numerical Recipes).
+    w = tl.where(is_series, _number(2.0, x) + b, y)
+    tiny = _number(1e-300, x)
+    even = w + one - b
+    c = base.div(one, tiny) + zero * y
+    d = base.div(one, even)
+    fraction = d
+    k = zero * y
+    for _ in range(base.largest(_number(10.0, x) * base.sqrt(b)) + 100):
+        denominator = denominator + one
+        term = base.div(term * z, denominator)
+        total = total + term
+        k = k + one
+        factor = k * (b - k)
+        even = even + _number(2.0, x)
+        d = factor * d + even
+        d = tl.where(tl.abs(d) < tiny, tiny, d)
+        c = even + base.div(factor, c)
+        c = tl.where(tl.abs(c) < tiny, tiny, c)
+        d = base.div(one, d)
+        fraction = fraction * d * c
+    by_series = front * total
+    by_fraction = front * b * fraction
+    lower = tl.where(is_series, by_series, one - by_fraction)
+    upper = tl.where(is_series, one - by_series, by_fraction)
+    # eta^2 / 2 = mu - log(1 + mu).
+    e = tl.where(large, a, one)
+    mu = tl.where(large, base.div(x - e, e), zero)
+    half = tl.where(mu < -0.999999, inf, mu - base.log1p(tl.where(mu < -0.999999, zero, mu)))
+    half = tl.where(half < zero, zero, half)
+    size = base.sqrt(_number(2.0, x) * half)
+    eta = tl.where(mu < zero, -size, size)
+    t = tl.where(size > one, tl.where(mu < zero, -one, one), eta)  # where it is more, the exponential is 0
+    rest = _number(-0.00017875514403292181, x)
+    rest = _number(0.0003527336860670194, x) + rest * t
+    rest = _number(0.0011574074074074073, x) + rest * t
+    rest = _number(-0.014814814814814815, x) + rest * t
+    rest = _number(0.08333333333333333, x) + rest * t
+    rest = _number(-0.3333333333333333, x) + rest * t
+    rest = rest + base.div(_number(-0.001851851851851852, x) - _number(0.003472222222222222, x) * t, e)
+    rest = rest * base.div(base.exp(-e * half), base.sqrt(_number(6.283185307179586, x) * e))
+    edge = tl.where(mu < zero, -base.sqrt(e * half), base.sqrt(e * half))
+    far_upper = _number(0.5, x) * base.erfc(edge) + rest
+    far_lower = _number(0.5, x) * base.erfc(-edge) - rest
+    lower = tl.where(large, far_lower, lower)
+    upper = tl.where(large, far_upper, upper)
+    lower = tl.where(lowest, zero, tl.where(highest, one, tl.where(missing, nan, lower)))
+    upper = tl.where(lowest, one, tl.where(highest, zero, tl.where(missing, nan, upper)))
+    lower = tl.where(undefined, nan, lower)
+    upper = tl.where(undefined, nan, upper)
+    return lower, upper
+
+
+@triton.jit
 def _hankel(x, order: tl.constexpr, sign: tl.constexpr):
     """The sum in the expansions for large `x` of exp(-x) I_order(x), `sign` -1, and exp(x) K_order(x), `sign` 1.
 
@@ -413,6 +505,8 @@ __all__ = [
     "frexp_exponent",
     "frexp_mantissa",
     "gcd",
+    "igamma",
+    "igammac",
     "int_div",
     "int_fmod",
     "int_pow",

@@ -1,0 +1,69 @@
+"""Functions that come down to others otherwise than torch's tables have it, by `pointwise` against eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import pointwise
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def tensor(dtype: torch.dtype, low: float = -3.0, high: float = 3.0) -> Tensor:
+    return torch.linspace(low, high, 77).to(dtype).reshape(7, 11)
+
+
+def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> None:
+    leaves = [t.clone().requires_grad_(t.is_floating_point()) for t in tensors]
+    wanted = [t for t in leaves if t.requires_grad]
+    expected, actual = function(*leaves), pointwise(function, autograd=True)(*leaves)
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual, expected, equal_nan=True)
+    weight = torch.linspace(-1, 1, expected.numel()).to(expected.dtype).reshape(expected.shape)
+    given = (torch.autograd.grad(r, wanted, weight, allow_unused=True) for r in (actual, expected))
+    for one, other in zip(*given, strict=True):
+        if other is not None:
+            torch.testing.assert_close(one, other, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py])
+def test_the_logarithm_is_rounded_first(function: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x, y = tensor(dtype, -2, 2), tensor(dtype, 0, 3).flip(1)
+    assert torch.equal(pointwise(function)(x, y), function(x, y))
+    assert torch.equal(pointwise(lambda x: function(x, 0.3))(x), function(x, 0.3))
+    assert torch.equal(pointwise(lambda y: function(0.3, y))(y), function(0.3, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("full", [False, True])
+def test_gaussian_nll_loss(dtype: torch.dtype, full: bool) -> None:
+    def loss(mean: Tensor, target: Tensor, variance: Tensor) -> Tensor:
+        return functional.gaussian_nll_loss(mean, target, variance, full=full, reduction="none")
+
+    same_with_gradients(loss, tensor(dtype), tensor(dtype).flip(0), tensor(dtype, 0.0, 2.0))
+
+
+def test_a_negative_variance_gives_no_number() -> None:
+    def loss(x: Tensor, variance: Tensor) -> Tensor:
+        return functional.gaussian_nll_loss(x, x, variance, reduction="none")
+
+    x = torch.ones(3)
+    assert pointwise(loss)(x, torch.tensor([1.0, -1.0, 0.0])).isnan().tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fake_quantization(dtype: torch.dtype) -> None:
+    x = tensor(dtype, -20, 20)
+    same_with_gradients(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127), x)
+
+    def per_tensor(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, scale.detach(), zero, 0, 255)
+
+    if dtype == torch.float32:  # eager mode has it in no other
+        same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
