@@ -7,7 +7,7 @@ from flexsn_codegen._core import emit_core, generate_triton_code_str
 from flexsn_codegen._dtypes import register_dtype
 from flexsn_codegen._numbers import Number
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
-from flexsn_codegen._pointwise import Pointwise, pointwise
+from flexsn_codegen._pointwise import Gradient, Pointwise, pointwise
 from flexsn_codegen._register import register_op, supported_ops
 from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, StepLayout
 from flexsn_codegen.errors import (
@@ -16,12 +16,15 @@ from flexsn_codegen.errors import (
     CacheFolderError,
     DeviceError,
     GraphError,
+    KernelGoneError,
     KernelNameError,
     OfflineCompileError,
     PrecisionError,
     TraceError,
+    TransformError,
     TritonMissingError,
     UnsupportedOpError,
+    WriteError,
 )
 from flexsn_codegen.scan import (
     BackwardSpec,
@@ -50,8 +53,10 @@ __all__ = [
     "CoreSource",
     "DeviceError",
     "ForwardSpec",
+    "Gradient",
     "GraphError",
     "InputLayout",
+    "KernelGoneError",
     "KernelNameError",
     "KernelSource",
     "KernelWriter",
@@ -68,8 +73,10 @@ __all__ = [
     "StepLayout",
     "Target",
     "TraceError",
+    "TransformError",
     "TritonMissingError",
     "UnsupportedOpError",
+    "WriteError",
     "__version__",
     "backward_source",
     "cache_folder",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flexsn_codegen._cache import cache_folder, prune_cache
 from flexsn_codegen._numerics import Numerics
-from flexsn_codegen._pointwise import Pointwise
+from flexsn_codegen._pointwise import Gradient, Pointwise
 from flexsn_codegen.errors import PrecisionError
 from flexsn_codegen.targets.triton import OfflineJob, compile_offline
 from flexsn_graph import Role
@@ -73,7 +73,7 @@ def _show(
 ) -> None:
     fn = _function(path)
     inputs = _inputs(fn, dtypes)
-    kernel = Pointwise(fn, autograd=gradient, name=path.rpartition(":")[2], numerics=numerics)
+    kernel: Pointwise[..., object] = Pointwise(fn, autograd=gradient, name=path.rpartition(":")[2], numerics=numerics)
     _print_kernel(kernel, inputs, targets, fast_math=numerics.fast_math)
     if gradient:
         built = kernel.traced(*inputs)
@@ -87,7 +87,9 @@ def _show(
         _print_kernel(kernel.gradient(inputs, flags), given, targets, fast_math=numerics.fast_math)
 
 
-def _print_kernel(kernel: Pointwise, inputs: Sequence[Tensor], targets: Sequence[str], *, fast_math: bool) -> None:
+def _print_kernel(
+    kernel: Pointwise[..., object] | Gradient, inputs: Sequence[Tensor], targets: Sequence[str], *, fast_math: bool
+) -> None:
     traced, source = kernel.traced(*inputs), kernel.source(*inputs)
     print(f"# graph\n{traced.step.graph}\n\n# source\n{source.source}")
     of_result = iter(traced.dtypes)

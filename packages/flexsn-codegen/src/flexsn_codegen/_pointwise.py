@@ -2,50 +2,84 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, fx
 
-from flexsn_codegen._core import emit_core
+from flexsn_codegen._calls import Parts, Structure, check_signature, put_together, results_together, take_apart
 from flexsn_codegen._cut import CutFunction
-from flexsn_codegen._launch import launch, target_on
-from flexsn_codegen._layout import Plan, plan_layout
+from flexsn_codegen._kernel import Kernel, kernel_of
+from flexsn_codegen._launch import target_on
+from flexsn_codegen._layout import plan_layout
 from flexsn_codegen._numerics import Numerics, Precision
-from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
-from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
+from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
+from flexsn_codegen._source import KernelSource
+from flexsn_codegen._torch_private_modes import constant, is_forward_mode, is_plain, is_transformed
+from flexsn_codegen._writes import check_apart, check_outs, check_written
+from flexsn_codegen.errors import (
+    ArgumentError,
+    AutogradError,
+    CompilationError,
+    CompilerMissingError,
+    DeviceError,
+    TransformError,
+    WriteError,
+)
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import (
-    MAX_DIMENSIONS,
-    ArgumentType,
-    NothingCutError,
-    PointwiseGraph,
-    Role,
-    TorchError,
-    gradient_of,
-    trace_pointwise,
-)
+from flexsn_graph import MutationError, NothingCutError, PointwiseGraph, TorchError
+from flexsn_graph.reads import Reads
 
-_MAX_PLANS = 1024
+# Functions that cut are kept for as many kinds of calls.
+_MAX_CUTS = 256
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
+@overload
 def pointwise(
-    fn: Callable[..., Any] | fx.Graph,
+    fn: fx.Graph,
     *,
     autograd: bool = False,
     name: str | None = None,
     precision: Precision = "eager",
     fast_math: bool = False,
-) -> Pointwise:
-    """Makes one Triton kernel of a function that works element by element.
+) -> Pointwise[..., Tensor | tuple[Tensor, ...]]: ...
+
+
+@overload
+def pointwise(
+    fn: Callable[P, R],
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> Pointwise[P, R]: ...
+
+
+def pointwise(
+    fn: Callable[..., object] | fx.Graph,
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> object:
+    """Makes one kernel of a function that works element by element.
 
     Args:
-        fn: takes tensors, returns a tensor or a tuple of tensors; written for arguments of one common shape.
-            It may use any torch op that works element by element, in-place ones on local values included.
-            Tensors of no dimension promote as in eager mode. An `fx.Graph` with such ops works too.
+        fn: a function, a module or an `fx.Graph`, written for tensors of one common shape. It may use any torch op that
+            works element by element, and returns a tensor, or tuples, lists and dicts of tensors. Tensors of no
+            dimension promote as in eager mode. What it writes in place to an argument is written to the caller's
+            tensor, by the same kernel; it may then return nothing. Tensors that it captures (a module's parameters, a
+            closure's) are read as they are at each call, with gradients.
         autograd: whether gradients can flow through, and gradients of gradients; each backward is one kernel
             more, which computes what it needs again from the arguments.
         name: for the kernel; by default the function's.
@@ -55,272 +89,404 @@ def pointwise(
             and denormals that may count as zero.
 
     Returns:
-        A callable on tensors of any broadcasting shapes and strides, on one device. Each result has the
-        shape that all arguments broadcast to.
+        What is called as `fn` is, on tensors of any broadcasting shapes and strides on one device, and on Python
+        numbers, which the kernel takes at run time. Each result has the shape that all arguments broadcast to.
 
     Raises:
         PrecisionError: an unknown `precision`.
         UnsupportedOpError: on the first call, an op that is not pointwise or has no rule; names it and
             the line.
-        TraceError: on the first call, `fn` captures a tensor, computes with shapes, or returns something else.
-        ArgumentError, DeviceError: on any call, see there.
+        TraceError: on the first call, `fn` computes with shapes, or returns something else.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call, see there.
 
     Example:
-        >>> swiglu = pointwise(lambda x, gate: x * torch.nn.functional.silu(gate))
-        >>> y = swiglu(torch.randn(8, 64), torch.randn(64))
+        >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
+        >>> y = swiglu(torch.randn(8, 64), torch.randn(64), 6.0)
     """
-    return Pointwise(fn, autograd=autograd, name=name, numerics=Numerics(precision, fast_math))
+    numerics = Numerics(precision, fast_math)
+    made = Pointwise(cast(Any, fn), autograd=autograd, name=name, numerics=numerics)
+    return made
 
 
-class Pointwise:
-    """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes."""
+class Pointwise(Generic[P, R]):
+    """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes and
+    numbers."""
 
     def __init__(
-        self,
-        fn: Callable[..., Any] | fx.Graph,
-        *,
-        autograd: bool,
-        name: str | None,
-        numerics: Numerics,
-        gradient: bool = False,
+        self, fn: Callable[P, R] | fx.Graph, *, autograd: bool, name: str | None, numerics: Numerics
     ) -> None:
-        self._gradient = gradient
-        self._fn = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
+        self._fn: Callable[..., Any] = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
         self._autograd = autograd
         self._numerics = numerics
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
-        self._cores: dict[tuple[Any, ...], _Core] = {}
-        self._built: dict[tuple[Any, ...], _Built] = {}
-        self._plans: dict[tuple[Any, ...], Plan] = {}
-        self._cut = CutFunction(self._fn, self._name, numerics)
-        self._cuts: set[tuple[Any, ...]] = set()
+        self._kernels: dict[tuple[Any, ...], tuple[Kernel, Reads]] = {}
+        self._cuts: dict[tuple[Any, ...], CutFunction] = {}
+        self._captured: dict[str, tuple[Tensor, ...]] = {}
+        self._handle = next(_numbers)
+        _functions[self._handle] = self
+        functools.update_wrapper(self, self._fn, assigned=("__doc__",), updated=())
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Runs the kernel: a tensor or a tuple of them, as the function returns."""
-        _check(inputs, self._name)
-        wants = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
-        if wants and self._autograd and self._is_cut(inputs, _flags(inputs, True)):
-            return self._cut(*inputs)
-        if not wants and self._is_cut(inputs, _flags(inputs, False)):
-            return self._cut.run(inputs, _flags(inputs, False))
-        if not wants:
-            return self._run(inputs, _flags(inputs, False))
-        if not self._autograd:
-            raise AutogradError(
-                f"an argument of {self._name} requires a gradient; make it with "
-                "pointwise(..., autograd=True), or call it under torch.no_grad()."
-            )
-        return _Autograd.apply(self, *inputs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the kernel; returns what the function returns."""
+        if not torch.compiler.is_dynamo_compiling():
+            return cast(R, self._call(args, kwargs, None))
+        structure, parts = take_apart(self._name, args, kwargs)
+        return cast(R, self._by_operator(structure, parts))
 
-    def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
+    def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the kernel, and writes its results to tensors that are there, as ``out=`` of torch's functions does.
+
+        Args:
+            out: a tensor for each result, of its shape and dtype; of any strides. One may be an argument, too.
+
+        Raises:
+            ArgumentError: they are not as the results.
+            WriteError: one of them overlaps with itself, or with an argument that it is not.
+        """
+        return cast(R, self._call(args, kwargs, [out] if isinstance(out, Tensor) else list(out)))
+
+    def source(self, *args: Any, target: Target = TRITON, **kwargs: Any) -> KernelSource:
         """The kernel for such arguments: its name, source and parameters. Meta tensors will do.
 
         Args:
             target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
         """
-        if not all(isinstance(t, Tensor) for t in inputs) or not inputs:
-            raise ArgumentError(f"{self._name} takes tensors.")
-        plan = self._plan(inputs)
-        return self._build(inputs, plan, _flags(inputs, False), target).source
+        kernel, tensors, numbers = self._known(args, kwargs)
+        return kernel.source(tensors, numbers, target)
 
-    def traced(self, *inputs: Tensor) -> PointwiseGraph:
+    def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for such arguments."""
-        return self._build(inputs, self._plan(inputs), _flags(inputs, self._autograd), TRITON).core.traced
+        kernel, tensors, numbers = self._known(args, kwargs)
+        wanted = [self._autograd and t.requires_grad for t in tensors]
+        return kernel.variant(tensors, numbers, wanted, TRITON).traced
 
-    def _is_cut(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...], target: Target | None = None) -> bool:
-        """Whether the function cuts arguments into pieces: it is then another kind of kernel.
+    def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
+        """The kernel `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
+
+        Args:
+            inputs: as in a call, for a function of tensors alone.
+            wanted: for each, whether its gradient is.
+        """
+        kernel, tensors, numbers = self._known(tuple(inputs), {})
+        flags = [*wanted, *(t.requires_grad for t in kernel.captured)]
+        traced = kernel.variant(tensors, numbers, flags, TRITON).traced
+        if not any(traced.differentiable):
+            raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
+        return Gradient(kernel.gradient(flags, traced.differentiable))
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor] | None) -> Any:
+        structure, parts = take_apart(self._name, args, kwargs)
+        self._check(parts.tensors)
+        if not is_plain(parts.tensors):
+            if outs is not None:
+                raise TransformError(
+                    f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
+                )
+            return self._by_operator(structure, parts)
+        cut = None
+        if self._cuts:
+            cut = self._cuts.get(self._kind(structure, parts))
+        if cut is None:
+            try:
+                return self._run(structure, parts, outs)
+            except _OF_A_CALL:
+                raise
+            except Exception as error:
+                cut = self._made_of_pieces(structure, parts, outs, error)
+        return self._run_cut(cut, structure, parts)
+
+    def _run(self, structure: Structure, parts: Parts, outs: list[Tensor] | None) -> Any:
+        """By a kernel on whole tensors."""
+        kernel, captured = self._kernel(structure, parts.tensors, parts.numbers)
+        tensors = parts.tensors
+        if captured or not tensors:
+            tensors = [*tensors, *captured]
+            if not tensors:
+                raise ArgumentError(_WITHOUT_TENSORS.format(self._name))
+            self._check(tensors)
+        if kernel.written:
+            self._check_written(kernel, tensors)
+        wants = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+        if wants:
+            self._check_autograd(kernel, outs)
+            results = _Autograd.apply(kernel, parts.numbers, *tensors)
+        elif outs is None:
+            results = kernel.run(tensors, parts.numbers, [False] * len(tensors))[0]
+        else:
+            self._check_outs(kernel, tensors, parts.numbers, outs)
+            results = kernel.run(tensors, parts.numbers, [False] * len(tensors), outs)[0]
+        written = self._bump(kernel, tensors, outs) if kernel.written or outs else ()
+        return results_together(kernel.result, results, written)
+
+    # -- functions that cut dimensions into pieces ---------------------------------------------------------------
+
+    def _kind(self, structure: Structure, parts: Parts) -> tuple[Any, ...]:
+        """What decides whether a function is a kernel on pieces; numbers become part of such a one."""
+        kinds = [(t.dtype, t.dim(), t.device.type, t.requires_grad) for t in parts.tensors]
+        return (structure, torch.is_grad_enabled(), *kinds, *map(repr, parts.numbers))
+
+    def _made_of_pieces(
+        self, structure: Structure, parts: Parts, outs: list[Tensor] | None, error: Exception
+    ) -> CutFunction:
+        """The function as one that cuts its arguments, where it is no kernel on whole tensors.
 
         Raises:
             The reason why it is a kernel of neither kind.
         """
-        kinds = (requires_grad, target, tuple((t.dtype, t.dim()) for t in inputs))
-        if kinds in self._cuts:
-            return True
-        target = target or target_on(inputs[0].device, self._name)
-        try:
-            self._build(inputs, self._plan(inputs), requires_grad, target)
-            return False
-        except Exception as error:
-            if self._gradient:
-                raise
-            self._try_to_cut(inputs, requires_grad, target, error)
-        if _broadcast(inputs):  # else it is found out as fast by looking at the shapes
-            self._cuts.add(kinds)
-        return True
+        tensors, numbers = parts.tensors, list(parts.numbers)
+        if not tensors or outs is not None:
+            raise error
 
-    def _try_to_cut(
-        self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...], target: Target, error: Exception
-    ) -> None:
+        def function(*values: Tensor) -> Any:
+            args, kwargs = put_together(structure, values, numbers)
+            return self._fn(*args, **kwargs)
+
+        plain_call = structure == ("call", (("tensor",),) * len(tensors), ())
+        cut = CutFunction(self._fn if plain_call else function, self._name, self._numerics)
+        grad = torch.is_grad_enabled()
         try:
-            self._cut.trace(inputs, requires_grad, target)
+            cut.trace(tensors, tuple(grad and t.requires_grad for t in tensors))
         except NothingCutError:
             raise error from None
-        except TorchError as second:
-            if isinstance(error, ArgumentError):
+        except (TorchError, MutationError) as second:
+            if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
             raise second from None  # it speaks of the arguments' own shapes
+        if len(self._cuts) >= _MAX_CUTS:
+            self._cuts.clear()
+        self._cuts[self._kind(structure, parts)] = cut
+        return cut
 
-    def _plan(self, inputs: Sequence[Tensor]) -> Plan:
-        key = tuple((t.shape, t.stride()) for t in inputs)
-        plan = self._plans.get(key)
-        if plan is None:
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = plan_layout(inputs)
-        return plan
+    def _run_cut(self, cut: CutFunction, structure: Structure, parts: Parts) -> Any:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in parts.tensors) and not self._autograd:
+            raise AutogradError(_WITHOUT_AUTOGRAD.format(self._name))
+        return cut(*parts.tensors)
 
-    def _build(
-        self, inputs: Sequence[Tensor], plan: Plan, requires_grad: tuple[bool, ...], target: Target
-    ) -> _Built:
-        kinds = tuple((t.dtype, t.dim() == 0) for t in inputs)
-        key = (target.name, plan.dimensions, inputs[0].device.type, requires_grad, kinds)
-        built = self._built.get((plan.layouts, *key))
-        if built is None:
-            core = self._cores.get(key)
-            if core is None:
-                core = self._cores[key] = self._trace(inputs, plan.dimensions, requires_grad, target)
-            source = _source(self._name, core.source, plan.layouts, len(core.traced.dtypes))
-            built = self._built[(plan.layouts, *key)] = _Built(core, source)
-        return built
+    # -- in what others see ----------------------------------------------------------------------------------------
 
-    def _trace(
-        self, inputs: Sequence[Tensor], dimensions: int, requires_grad: tuple[bool, ...], target: Target
-    ) -> _Core:
-        if dimensions > MAX_DIMENSIONS:
-            raise ArgumentError(f"{self._name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
-        arguments = [
-            ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0, want)
-            for t, want in zip(inputs, requires_grad, strict=True)
-        ]
-        device = inputs[0].device
-        traced = trace_pointwise(self._fn, arguments, dimensions, device, self._name, gradient=self._gradient)
-        precision, fast_math = self._numerics.precision, self._numerics.fast_math
-        source = emit_core(
-            traced.step, self._name, prune=True, precision=precision, fast_math=fast_math, target=target
-        )
-        return _Core(traced, source, arguments)
+    def _by_operator(self, structure: Structure, parts: Parts) -> Any:
+        """The same in what a compiler or a transform sees."""
+        tensors = parts.tensors
+        if is_forward_mode():
+            raise TransformError(
+                f"{self._name} has no forward-mode derivative (torch.func.jvp, jacfwd, forward_ad). Use reverse mode "
+                "(grad, vjp, jacrev), or differentiate the function that the kernel was made of."
+            )
+        dims = 0
+        for tensor in tensors:
+            dims = max(dims, tensor.dim())
+        kinds = tuple([(t.dtype, t.dim() == 0) for t in tensors])
+        device = tensors[0].device.type if tensors else "cpu"
+        key, num_captured, written, result = _prepared(self._handle, structure, kinds, dims, device)
+        if num_captured:
+            tensors = [*tensors, *self._captured[key]]
+        if not tensors:
+            raise ArgumentError(_WITHOUT_TENSORS.format(self._name))
+        if torch.is_grad_enabled():
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    if written:
+                        raise AutogradError(_WRITES.format(self._name))
+                    if not self._autograd:
+                        raise AutogradError(_WITHOUT_AUTOGRAD.format(self._name))
+        if not written:
+            scalars = [t.dim() == 0 for t in tensors]
+            if not torch.compiler.is_dynamo_compiling() and is_transformed():
+                found = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
+                return results_together(result, found, ())
+            results = pointwise_op(tensors, parts.numbers, scalars, key)
+            return results_together(result, results, ())
+        read = [t for i, t in enumerate(tensors) if i not in written]
+        changed = [tensors[i] for i in written]
+        results = pointwise_in_place_op(read, changed, parts.numbers, key)
+        return results_together(result, results, tensors)
 
-    def _run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
-        plan = self._plan(inputs)
-        built = self._build(inputs, plan, requires_grad, target_on(inputs[0].device, self._name))
-        results = [plan.empty(dtype, inputs[0].device) for dtype in built.core.traced.dtypes]
-        if plan.numel:
-            built.launch([t.detach() for t in inputs], results, plan, fast_math=self._numerics.fast_math)
-        return results[0] if built.core.traced.single else tuple(results)
+    def _kernel(
+        self, structure: Structure, tensors: Sequence[Tensor], numbers: Sequence[Any]
+    ) -> tuple[Kernel, tuple[Tensor, ...]]:
+        """The kernel for such a call, and the captured tensors as they are now."""
+        key = (structure, *[(t.dtype, t.dim(), t.device.type) for t in tensors])
+        found = self._kernels.get(key)
+        if found is not None:
+            kernel, reads = found
+            captured = reads.fetch()
+            if captured is not None:
+                return kernel, captured
+        check_signature(self._fn, self._name, structure)
+        plan_layout(tensors)  # they broadcast, or it says so
+        reads = Reads(self._fn)
+        try:
+            kernel = Kernel.of(
+                self._fn, self._name, self._numerics, structure, tensors, numbers, autograd=self._autograd, reads=reads
+            )
+        except (TypeError, TorchError):
+            if tensors or isinstance(self._fn, torch.nn.Module):
+                raise
+            raise ArgumentError(_WITHOUT_TENSORS.format(self._name)) from None
+        self._kernels[key] = kernel, reads
+        self._captured[kernel.key] = kernel.captured
+        return kernel, kernel.captured
 
-    def gradient(self, inputs: Sequence[Tensor], wanted: tuple[bool, ...]) -> Pointwise:
-        """The kernel `(*inputs, *gradients of the differentiable results) -> (*wanted gradients)`.
+    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
+        structure, parts = take_apart(self._name, args, kwargs)
+        kernel, captured = self._kernel(structure, parts.tensors, parts.numbers)
+        tensors = [*parts.tensors, *captured]
+        if not tensors:
+            raise ArgumentError(_WITHOUT_TENSORS.format(self._name))
+        return kernel, tensors, parts.numbers
 
-        Each gradient has the shape that all arguments broadcast to; that of an argument without dimensions may be
-        of a wider dtype, to be summed in it.
-        """
-        core = self._build(inputs, self._plan(inputs), wanted, TRITON).core
-        gradient = core.gradients.get(wanted)
-        if gradient is None:
-            fn = gradient_of(self._fn, len(inputs), core.traced.differentiable, wanted)
-            name = f"{self._name}_backward"
-            gradient = Pointwise(fn, autograd=self._autograd, name=name, numerics=self._numerics, gradient=True)
-            core.gradients[wanted] = gradient
-        return gradient
+    # -- what may be called so ---------------------------------------------------------------------------------
+
+    def _check(self, tensors: Sequence[Tensor]) -> None:
+        device = tensors[0].device if tensors else None
+        for i, value in enumerate(tensors):
+            if not TRITON.supports(value.dtype) or value.layout is not torch.strided:
+                raise ArgumentError(f"tensor {i} of {self._name} is {value.dtype}, {value.layout}; not supported.")
+            if value.device != device:
+                devices = sorted({str(t.device) for t in tensors})
+                raise DeviceError(f"the arguments of {self._name} are on {devices}: move them to one device.")
+
+    def _check_written(self, kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+        for i in kernel.written:
+            what = f"tensor {i}"
+            check_written(self._name, what, tensors[i])
+            for j, other in enumerate(tensors):
+                if j != i:
+                    check_apart(self._name, what, tensors[i], f"tensor {j}", other, may_be_same=False)
+
+    def _check_autograd(self, kernel: Kernel, outs: Sequence[Tensor] | None) -> None:
+        if kernel.written or outs is not None:
+            raise AutogradError(_WRITES.format(self._name))
+        if not self._autograd:
+            raise AutogradError(_WITHOUT_AUTOGRAD.format(self._name))
+
+    def _check_outs(
+        self, kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], outs: Sequence[Tensor]
+    ) -> None:
+        if kernel.written:
+            raise ArgumentError(f"{self._name} writes to its arguments already: call it without `into`.")
+        target = target_on(tensors[0].device, self._name)
+        dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes
+        check_outs(self._name, outs, dtypes, kernel.plan(tensors).shape, tensors[0].device)
+        for i, out in enumerate(outs):
+            what = f"tensor {i} of out="
+            check_written(self._name, what, out)
+            for j, other in enumerate(tensors):
+                check_apart(self._name, what, out, f"tensor {j}", other, may_be_same=True)
+            for j, other in enumerate(outs):
+                if j != i:
+                    check_apart(self._name, what, out, f"tensor {j} of out=", other, may_be_same=False)
+
+    def _bump(self, kernel: Kernel, tensors: Sequence[Tensor], outs: Sequence[Tensor] | None) -> Sequence[Tensor]:
+        """Tells autograd what was written: what it had saved of it is not what it was."""
+        for i in kernel.written:
+            torch.autograd.graph.increment_version(tensors[i])
+        for out in outs or ():
+            torch.autograd.graph.increment_version(out)
+        return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Core:
-    """A function for one kind of arguments, and its gradients by the arguments that want one."""
+class Gradient:
+    """The kernel of a gradient, to be looked at: what it computes, and its source."""
 
-    traced: PointwiseGraph
-    source: CoreSource
-    arguments: Sequence[ArgumentType]
-    gradients: dict[tuple[bool, ...], Pointwise] = field(default_factory=dict)
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
+        """The kernel for such arguments and gradients of results."""
+        return self._kernel.source(inputs, [], target)
+
+    def traced(self, *inputs: Tensor) -> PointwiseGraph:
+        """The graph for such arguments and gradients of results."""
+        return self._kernel.variant(inputs, [], [False] * len(inputs), TRITON).traced
 
 
-@dataclass(slots=True)
-class _Built:
-    """A core in a kernel for one layout of the arguments; compiled at the first launch."""
+# What is wrong with a call, whatever the function does.
+_OF_A_CALL = (AutogradError, DeviceError, WriteError, TransformError, CompilationError, CompilerMissingError)
+_WITHOUT_TENSORS = "{} was called without tensors; a kernel needs one to take the shape from."
+_WITHOUT_AUTOGRAD = (
+    "a tensor that {} reads requires a gradient; make it with pointwise(..., autograd=True), or call it under "
+    "torch.no_grad()."
+)
+_WRITES = (
+    "{} writes to tensors in place, and one that it reads or writes requires a gradient, which could not flow through. "
+    "Call it under torch.no_grad(), as an optimizer's step is, or return the new values."
+)
 
-    core: _Core
-    source: KernelSource
-    kernel: Any = None
+_numbers = itertools.count(1)
+_functions: weakref.WeakValueDictionary[int, Pointwise[..., Any]] = weakref.WeakValueDictionary()
 
-    def launch(self, inputs: Sequence[Tensor], results: Sequence[Tensor], plan: Plan, *, fast_math: bool) -> None:
-        target = self.source.target
-        if self.kernel is None:
-            self.kernel = target.compile(self.source)
-        tensors = {Role.INPUT: inputs, Role.OUTPUT: results}
-        numbers = [plan.numel]
-        for param in self.source.params:
-            if param.role is Role.INPUT:
-                numbers += plan.numbers[param.index]
-        arguments = [tensors[p.role][p.index] for p in self.source.params]
-        launch(target, self.kernel, arguments, numbers, plan.numel, fast_math=fast_math)
+
+@constant
+def _prepared(
+    handle: int, structure: Structure, kinds: tuple[tuple[torch.dtype, bool], ...], dims: int, device: str
+) -> tuple[str, int, tuple[int, ...], Structure]:
+    """The key of the kernel for a call; how many tensors it captures, which it writes, and what it returns."""
+    function = _functions[handle]
+    shapes = [(1,) * (0 if scalar else dims) for _, scalar in kinds]
+    dtypes = [dtype for dtype, _ in kinds]
+    pairs = zip(shapes, dtypes, strict=True)
+    examples = [torch.empty(shape, dtype=dtype, device=_here(device)) for shape, dtype in pairs]
+    kernel, captured = function._kernel(structure, examples, _samples(structure))
+    function._captured[kernel.key] = captured
+    return kernel.key, len(captured), kernel.written, kernel.result
+
+
+def _here(device: str) -> str:
+    """A device of this kind that tensors can be made on: "meta" for one that stands in for a GPU."""
+    return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
+
+
+def _samples(structure: Structure) -> list[int | float]:
+    """Numbers for a first run; the kernel's traces have those of the call."""
+    kind = structure[0]
+    if kind == "float":
+        return [0.5]
+    if kind == "int":
+        return [3]
+    if kind == "call":
+        return [n for part in structure[1] for n in _samples(part)] + [n for _, p in structure[2] for n in _samples(p)]
+    if kind in ("tuple", "list"):
+        return [n for part in structure[1] for n in _samples(part)]
+    if kind == "dict":
+        return [n for _, part in structure[1] for n in _samples(part)]
+    return []
 
 
 class _Autograd(torch.autograd.Function):
+    """The shortest road to gradients; `_pointwise_op` is the same for compilers and transforms."""
+
     @staticmethod
-    def forward(ctx: Any, kernel: Pointwise, *inputs: Tensor) -> Any:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        results = kernel._run(inputs, wanted)
-        built = kernel._build(inputs, kernel._plan(inputs), wanted, target_on(inputs[0].device, kernel._name))
-        ctx.kernel = kernel
-        ctx.differentiable = built.core.traced.differentiable
-        ctx.save_for_backward(*inputs)
-        as_tuple = (results,) if isinstance(results, Tensor) else results
-        ctx.mark_non_differentiable(*(r for r, there in zip(as_tuple, ctx.differentiable, strict=True) if not there))
-        return results
+    def forward(ctx: Any, kernel: Kernel, numbers: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        wanted = ctx.needs_input_grad[2:]
+        results, variant = kernel.run(tensors, numbers, wanted)
+        ctx.kernel, ctx.numbers = kernel, numbers
+        ctx.differentiable = variant.traced.differentiable
+        ctx.save_for_backward(*tensors)
+        fixed = (result for result, flows in zip(results, ctx.differentiable, strict=True) if not flows)
+        ctx.mark_non_differentiable(*fixed)
+        return tuple(results)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        inputs = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[1:])
-        given = [c for c, there in zip(cotangents, ctx.differentiable, strict=True) if there]
+        tensors = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:]
+        given = [c for c, flows in zip(cotangents, ctx.differentiable, strict=True) if flows]
         if not given:
-            return (None,) * (1 + len(inputs))
-        # Recorded, if gradients of gradients are wanted: it is such a kernel itself.
-        found = iter(ctx.kernel.gradient(inputs, wanted)(*inputs, *given))
-        return None, *(
+            return (None,) * (2 + len(tensors))
+        gradient = ctx.kernel.gradient(wanted, ctx.differentiable)
+        every = [*tensors, *given]
+        if not is_plain(every):
+            results = pointwise_op(every, ctx.numbers, [t.dim() == 0 for t in every], gradient.key)
+        elif torch.is_grad_enabled() and any(t.requires_grad for t in every):
+            # Recorded, if gradients of gradients are wanted: it is such a kernel itself.
+            results = _Autograd.apply(gradient, ctx.numbers, *every)
+        else:
+            results = gradient.run(every, ctx.numbers, [False] * len(every))[0]
+        found = iter(results)
+        return None, None, *(
             next(found).sum_to_size(t.shape).to(t.dtype) if want else None
-            for t, want in zip(inputs, wanted, strict=True)
+            for t, want in zip(tensors, wanted, strict=True)
         )
-
-
-def _broadcast(inputs: Sequence[Tensor]) -> bool:
-    try:
-        torch.broadcast_shapes(*(t.shape for t in inputs))
-    except RuntimeError:
-        return False
-    return True
-
-
-def _flags(inputs: Sequence[Tensor], follow: bool) -> tuple[bool, ...]:
-    """For each argument, whether autograd is to follow what is computed from it."""
-    return tuple(follow and t.requires_grad for t in inputs)
-
-
-def _check(inputs: Sequence[Any], name: str) -> None:
-    if not inputs:
-        raise ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
-    for i, value in enumerate(inputs):
-        if not isinstance(value, Tensor):
-            raise ArgumentError(
-                f"argument {i} of {name} is a {type(value).__name__}, not a tensor. Fix a number with "
-                "functools.partial or a closure; each value of it is a kernel of its own."
-            )
-        if not TRITON.supports(value.dtype) or value.layout is not torch.strided:
-            raise ArgumentError(f"argument {i} of {name} is {value.dtype}, {value.layout}; not supported.")
-    devices = {t.device for t in inputs}
-    if len(devices) > 1:
-        raise DeviceError(f"the arguments of {name} are on {sorted(map(str, devices))}: move them to one device.")
-
-
-def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout], num_results: int) -> KernelSource:
-    """The kernel `(*inputs that are used, *results, N, *numbers of the strided inputs)`."""
-    w = core.target.writer(sizes=["N"])
-    w.begin()
-    inputs = [w.add(port.role, port.index, layouts[port.index]) for port in core.arguments]
-    results = [w.add(Role.OUTPUT, i) for i in range(num_results)]
-    for port in inputs:
-        w.load(port.name, port)
-    w.call([port.name for port in results], core, [port.name for port in inputs])
-    for port in results:
-        w.store(port, port.name)
-    return w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")

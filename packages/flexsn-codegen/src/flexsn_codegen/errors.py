@@ -12,12 +12,15 @@ __all__ = [
     "CompilerMissingError",
     "DeviceError",
     "GraphError",
+    "KernelGoneError",
     "KernelNameError",
     "OfflineCompileError",
     "PrecisionError",
     "TraceError",
+    "TransformError",
     "TritonMissingError",
     "UnsupportedOpError",
+    "WriteError",
 ]
 
 
@@ -59,6 +62,18 @@ class DeviceError(RuntimeError):
 
 class AutogradError(RuntimeError):
     """A gradient was asked of a pointwise kernel that was made without."""
+
+
+class KernelGoneError(RuntimeError):
+    """A graph launches a pointwise kernel that this process does not have."""
+
+
+class TransformError(RuntimeError):
+    """A transform of `torch.func` that pointwise kernels do not have."""
+
+
+class WriteError(RuntimeError):
+    """A tensor that a kernel is to write to, and cannot: it overlaps with itself or with another argument."""
 
 
 class OfflineCompileError(RuntimeError):

@@ -10,7 +10,14 @@ from flexsn_graph._info import FlexSNInfo, extract_info
 from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import SourceLocation, location_of
 from flexsn_graph._ops import OpFacts, facts_of, known_ops, register_facts
-from flexsn_graph._pointwise import MAX_DIMENSIONS, ArgumentType, PointwiseGraph, gradient_of, trace_pointwise
+from flexsn_graph._pointwise import (
+    MAX_DIMENSIONS,
+    ArgumentType,
+    PointwiseGraph,
+    gradient_of,
+    pointwise_effects,
+    trace_pointwise,
+)
 from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._presence import Flag, Presence
 from flexsn_graph._recurrent import RecurrentTrace, trace_core
@@ -18,6 +25,7 @@ from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangent
 from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, View
 from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
+from flexsn_graph._substitute import Effects, Substituted
 from flexsn_graph.errors import (
     CaptureError,
     ComplexDtypeError,
@@ -56,6 +64,7 @@ __all__ = [
     "CoreReturnError",
     "CoreTrace",
     "DataDependentError",
+    "Effects",
     "ExampleError",
     "Flag",
     "FlexSNInfo",
@@ -84,6 +93,7 @@ __all__ = [
     "StepGraph",
     "StepTrace",
     "StepValue",
+    "Substituted",
     "Term",
     "TorchError",
     "TraceError",
@@ -102,6 +112,7 @@ __all__ = [
     "keep_residuals",
     "known_ops",
     "location_of",
+    "pointwise_effects",
     "ports",
     "register_facts",
     "trace_cells",

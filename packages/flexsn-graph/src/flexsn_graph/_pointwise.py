@@ -23,9 +23,11 @@ from flexsn_graph._normalize import normalize
 from flexsn_graph._ops import TERMS, UNIFORM
 from flexsn_graph._ports import Role, ports
 from flexsn_graph._step_graph import StepGraph
+from flexsn_graph._substitute import Effects, effects_of
 from flexsn_graph._torch_private import FakeTensorMode, undisturbed
-from flexsn_graph._tracer import Tracer
+from flexsn_graph._tracer import Tracer, explained
 from flexsn_graph.errors import TorchError, TraceError
+from flexsn_graph.reads import Reads
 
 # Two shapes: where the result depends on the sizes, the two graphs differ.
 _SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (10007, 10009, 10037, 29, 31, 37, 41, 43))
@@ -91,15 +93,51 @@ def trace_pointwise(
         try:
             first, second = (_trace(fn, arguments, sizes[:dimensions], device, name, gradient) for sizes in _SIZES)
         except TorchError as error:
-            raise TorchError(
-                f"{name} was traced on tensors of a shape of their own, {list(_SIZES[0][:dimensions])} first: {error}"
-            ) from error
+            raise _of_traced_shape(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
         raise TraceError(
             f"{name} computes something else for other sizes of its arguments (it reads a shape). "
             "Pass what it computes from them as an argument."
         )
     return first
+
+
+def pointwise_effects(
+    fn: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    dimensions: int,
+    device: torch.device,
+    name: str,
+    reads: Reads | None = None,
+) -> Effects:
+    """What a function captures, changes and returns; the arguments are those of `trace_pointwise`.
+
+    Args:
+        reads: records what else the function reads.
+
+    Raises:
+        TorchError: torch refuses to run it.
+        UnsupportedOpError: it needs the values of tensors.
+    """
+    sizes = _SIZES[0][:dimensions]
+    examples = _examples(arguments, sizes, device)
+    with undisturbed():
+        try:
+            with explained():
+                return effects_of(unwrap_compiled(fn), examples, sizes, reads)
+        except TorchError as error:
+            raise _of_traced_shape(name, dimensions, error) from error
+
+
+def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
+    elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
+    return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
+
+
+def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchError:
+    shape = list(_SIZES[0][:dimensions])
+    return TorchError(f"{name} was traced on tensors of a shape of their own, {shape} first: {error}")
 
 
 def gradient_of(
@@ -185,9 +223,7 @@ def _trace(
                 )
         return tuple(result.expand(tuple(sizes)) for result in results)
 
-    # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
-    elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
-    examples = [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
+    examples = _examples(arguments, sizes, device)
     requires_grad = [a.requires_grad for a in arguments]
     tracer = Tracer(fn, examples, as_results, requires_grad, captures=partial(_NoCaptures, name))
     lowered, _ = tracer.lower(tracer.record_forward(), sizes, sums_allowed=gradient)

@@ -75,6 +75,16 @@ _custom_ops = private(
 _unoptimized: Callable[[bool], Any] = private(
     "torch.jit", "optimized_execution", "scripted steps may be refused", default=lambda optimized: nullcontext()
 )
+_force_keys = private("torch._C", "_ForceDispatchKeyGuard", _NO_TRACE)
+_set_hooks_tracing = private("torch._C", "_autograd._saved_tensors_hooks_set_tracing", _NO_TRACE)
+# Of a thread that is in no operator and in no mode; as it is when this package is imported.
+_INCLUDED = private("torch._C", "_dispatch_tls_local_include_set", _NO_TRACE, default=lambda: None)()
+_EXCLUDED = private("torch._C", "_dispatch_tls_local_exclude_set", _NO_TRACE, default=lambda: None)()
+_without_layers = private(
+    "torch._functorch.pyfunctorch", "temporarily_clear_interpreter_stack", _NO_TRACE, default=nullcontext
+)
+_may_set_requires_grad = private("torch._C", "_functorch.get_inplace_requires_grad_allowed", _NO_TRACE)
+_let_set_requires_grad = private("torch._C", "_functorch.set_inplace_requires_grad_allowed", _NO_TRACE)
 # Attributes, which are read where they are needed.
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _NO_TRACE)
 private("torch", "Tensor._backward_hooks", _NO_VJP)
@@ -153,11 +163,16 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
 def undisturbed() -> Iterator[None]:
     """Tracing that does not depend on what is switched on around it, and leaves it as it was.
 
-    No autocast, no other tracer or fake mode, no inference mode, no anomaly detection (it reads values),
-    no compilation of functions that the core calls, scripted ones run as written; backward in this
-    thread, where the dispatch modes are. One trace at a time: FX patches Python globals while it traces.
+    Outside of any operator and any transform of `torch.func`, no autocast, no other tracer or fake mode, no
+    inference mode, no anomaly detection (it reads values), no compilation of functions that the core calls, scripted
+    ones run as written; backward in this thread, where the dispatch modes are. One trace at a time: FX patches Python
+    globals while it traces.
     """
     with _ONE_AT_A_TIME, ExitStack() as stack:
+        # Inside of an operator's implementation, dispatch keys are off that a trace needs.
+        stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
+        stack.enter_context(_unsaved())
+        stack.enter_context(_outside_transforms())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
@@ -177,6 +192,28 @@ def undisturbed() -> Iterator[None]:
             yield
         finally:
             _around.pop()
+
+
+@contextmanager
+def _outside_transforms() -> Iterator[None]:
+    """In no transform of `torch.func`."""
+    with _without_layers():
+        before = _may_set_requires_grad()
+        _let_set_requires_grad(True)
+        try:
+            yield
+        finally:
+            _let_set_requires_grad(before)
+
+
+@contextmanager
+def _unsaved() -> Iterator[None]:
+    """What is saved for a trace's own backward is nothing for the caller's saved-tensor hooks (checkpointing)."""
+    before = _set_hooks_tracing(True)
+    try:
+        yield
+    finally:
+        _set_hooks_tracing(before)
 
 
 @contextmanager

@@ -236,7 +236,7 @@ class Tracer:
     def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
         """A recorded graph without mutation, decomposed, but for the ops that are kept."""
         table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
-        with _explained():
+        with explained():
             return lower(recorded, self.mode, table)
 
     def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -250,7 +250,7 @@ class Tracer:
     ) -> tuple[tuple[Tensor, ...], CoreCalls]:
         """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
         self.captures.locations.clear()
-        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), _explained():
+        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
             results = calls.finish(self._as_results(self._fn(*arguments)))
         # Autograd itself calls a little more, depending on what needs a gradient.
         captured = (t.requires_grad for t in self.captures.tensors.values())
@@ -462,7 +462,7 @@ def _not_recorded(error: TorchError) -> UnsupportedCoreError:
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
     """Torch's errors say where the user's code made them."""
     try:
         yield

@@ -35,7 +35,7 @@ class CppKernel:
     def __init__(self, source: KernelSource) -> None:
         self.__name__ = source.name
         self._source = source
-        pointers = [f"const {port.name}_t* __restrict" in source.source for port in source.params]
+        pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}

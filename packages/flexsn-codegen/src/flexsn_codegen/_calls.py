@@ -1,0 +1,145 @@
+"""What a function is called with: tensors and numbers, in a structure that is the same for many calls."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.errors import ArgumentError
+
+# Structures are tuples of texts and constants: hashable, and nothing a compiler could not have as a constant.
+# ("tensor",) and ("float",), ("int",) are filled in, in order; ("constant", type, value); ("tuple" | "list", *parts);
+# ("dict", *(key, part)).
+Structure = tuple[Any, ...]
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of a call that differ from one to the next."""
+
+    tensors: list[Tensor]
+    numbers: list[Any]
+
+
+def take_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Structure, Parts]:
+    """A call's structure, and its tensors and numbers.
+
+    Raises:
+        ArgumentError: an argument is none that a kernel can take, and cannot be a part of one either.
+    """
+    parts = Parts([], [])
+    positional = tuple([_taken(name, f"argument {i}", value, parts) for i, value in enumerate(args)])
+    named = tuple([(key, _taken(name, f"argument {key!r}", value, parts)) for key, value in kwargs.items()])
+    return ("call", positional, named), parts
+
+
+def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
+    if isinstance(value, Tensor):
+        parts.tensors.append(value)
+        return ("tensor",)
+    if value is None or isinstance(value, bool):
+        return ("constant", value)
+    if isinstance(value, float | torch.SymFloat):
+        parts.numbers.append(value)
+        return ("float",)
+    if isinstance(value, int | torch.SymInt):
+        parts.numbers.append(value)
+        return ("int",)
+    if isinstance(value, str | torch.dtype | torch.device | torch.memory_format | torch.layout):
+        return ("constant", value)
+    if type(value) is tuple or type(value) is list:
+        inner = tuple([_taken(name, f"{where}[{i}]", part, parts) for i, part in enumerate(value)])
+        return ("tuple" if type(value) is tuple else "list", inner)
+    if type(value) is dict:
+        return ("dict", tuple([(key, _taken(name, f"{where}[{key!r}]", part, parts)) for key, part in value.items()]))
+    raise ArgumentError(
+        f"{where} of {name} is a {type(value).__name__}. A kernel takes tensors and Python numbers; flags, texts, "
+        "dtypes and None become part of it. Lists, tuples and dicts may hold all these. Turn a number of another kind "
+        "into an int or a float."
+    )
+
+
+def put_together(
+    structure: Structure, tensors: Sequence[Any], numbers: Sequence[Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and the named arguments that `take_apart` took apart."""
+    of_tensors, of_numbers = iter(tensors), iter(numbers)
+
+    def made(part: Structure) -> Any:
+        kind = part[0]
+        if kind == "tensor":
+            return next(of_tensors)
+        if kind in ("float", "int"):
+            return next(of_numbers)
+        if kind == "constant":
+            return part[1]
+        if kind == "dict":
+            return {key: made(inner) for key, inner in part[1]}
+        inner = [made(one) for one in part[1]]
+        return tuple(inner) if kind == "tuple" else inner
+
+    _, positional, named = structure
+    return [made(part) for part in positional], {key: made(part) for key, part in named}
+
+
+def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> None:
+    """Raises `ArgumentError` where the function does not take such arguments."""
+    try:
+        signature = inspect.signature(getattr(fn, "forward", fn))
+    except (TypeError, ValueError):
+        return  # a built-in function without a signature: the call itself will tell
+    try:
+        signature.bind(*structure[1], **dict(structure[2]))
+    except TypeError as error:
+        raise ArgumentError(f"{name}{signature} cannot be called so: {error}.") from None
+
+
+def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:
+    """The structure of what a function returned, and its tensors.
+
+    Args:
+        known: the number of the written argument that a tensor is; `None`: it is none.
+        results: gets the tensors that are not.
+
+    Returns:
+        As of a call; ``("argument", i)`` is a written argument; ``("other", name of the type)`` cannot be returned.
+    """
+    if isinstance(returned, Tensor):
+        argument = known(returned)
+        if argument is not None:
+            return ("argument", argument)
+        results.append(returned)
+        return ("tensor",)
+    if returned is None:
+        return ("constant", None)
+    if type(returned) in (tuple, list):
+        parts = tuple([results_apart(part, known, results) for part in returned])
+        return ("tuple" if type(returned) is tuple else "list", parts)
+    if type(returned) is dict:
+        return ("dict", tuple([(key, results_apart(part, known, results)) for key, part in returned.items()]))
+    return ("other", type(returned).__name__)
+
+
+def results_together(structure: Structure, results: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
+    """What a function returns, of a kernel's results and the arguments that it wrote."""
+    of_results = iter(results)
+    return _result(structure, of_results.__next__, written)
+
+
+def _result(part: Structure, following: Callable[[], Tensor], written: Sequence[Tensor]) -> Any:
+    kind = part[0]
+    if kind == "tensor":
+        return following()
+    if kind == "argument":
+        return written[part[1]]
+    if kind == "constant":
+        return part[1]
+    if kind == "dict":
+        return {key: _result(inner, following, written) for key, inner in part[1]}
+    inner = [_result(one, following, written) for one in part[1]]
+    return tuple(inner) if kind == "tuple" else inner

@@ -1,0 +1,343 @@
+"""Python numbers among the arguments of a function: what it computes of them is done on the host, at every call.
+
+While the function is traced, each number is a `HostFloat` or a `HostInt`, which notes what Python computes of it as an
+expression; torch's operators get a plain number in its place. The function is traced twice, with other numbers the
+second time. A constant of the graph that is another one then is the value of an expression, or the trace is for these
+numbers alone. So a kernel takes the values of the expressions, which Python computes in float64 as the function does
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+Number = int | float
+Expression = tuple[Any, ...]
+"""``("argument", i)``, ``("constant", value)``, or ``(name of a function, *expressions)``."""
+
+_BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and_", "or_", "xor", "lshift", "rshift")
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in (*_BINARY, "neg", "pos", "invert")},
+    "abs": abs,
+    "min": min,
+    "max": max,
+    "float": float,
+    "reciprocal": lambda x: 1.0 / x,
+}
+# What decides a branch: its outcome is a condition on the numbers.
+_DECIDING: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("lt", "le", "eq", "ne", "gt", "ge")},
+    "bool": bool,
+    "int": int,
+    "index": operator.index,
+    "round": round,
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "value": lambda x: x,
+}
+_MATH = (
+    *("sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "pow", "sin", "cos", "tan", "tanh", "sinh", "cosh"),
+    *("atan", "asin", "acos", "erf", "erfc", "fabs", "cbrt", "exp2"),
+)
+_MATH_FUNCTIONS: dict[str, Callable[..., Any]] = {f"math.{name}": getattr(math, name) for name in _MATH}
+_FUNCTIONS = {**_ARITHMETIC, **_DECIDING, **_MATH_FUNCTIONS}
+
+
+def evaluate(expression: Expression, numbers: Sequence[Number]) -> Any:
+    """The value of an expression, with these numbers for its arguments."""
+    kind = expression[0]
+    if kind == "argument":
+        return numbers[expression[1]]
+    if kind == "constant":
+        return expression[1]
+    if kind == "rounded":
+        value = evaluate(expression[1], numbers)
+        return _rounded(value, expression[2])
+    return _FUNCTIONS[kind](*[evaluate(part, numbers) for part in expression[1:]])
+
+
+def same(a: object, b: object) -> bool:
+    """Whether two numbers cannot be told apart: NaN is itself, 0.0 is not -0.0, nor is 1 the same as 1.0."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float) and isinstance(b, float):
+        return struct.pack("<d", a) == struct.pack("<d", b)
+    return a == b
+
+
+@dataclass(slots=True)
+class Notes:
+    """What a function did with its numbers.
+
+    Attributes:
+        numbers: their values while it was traced.
+        decided: the outcomes that another trace has had, to go the same way; `None`: this is the first.
+        expressions: what was computed of them, with its value.
+        conditions: what was decided by them, with its outcome, in order.
+    """
+
+    numbers: Sequence[Number]
+    decided: dict[Expression, Any] | None = None
+    expressions: dict[Expression, Any] = field(default_factory=dict)
+    conditions: dict[Expression, Any] = field(default_factory=dict)
+
+    def arguments(self) -> list[Any]:
+        """The numbers, for one run of the function."""
+        return [self.note(("argument", i), number) for i, number in enumerate(self.numbers)]
+
+    def note(self, expression: Expression, value: Any) -> Any:
+        """A value that the function has computed."""
+        if type(value) not in (int, float):
+            return value
+        self.expressions[expression] = value
+        return (HostInt if type(value) is int else HostFloat)(self, expression, value)
+
+    def apply(self, name: str, *operands: Any) -> Any:
+        """Computes a function of numbers, and notes it."""
+        if not all(isinstance(o, HostInt | HostFloat | int | float) for o in operands):
+            return NotImplemented
+        expressions = tuple(_expression(o) for o in operands)
+        values = [plain(o) for o in operands]
+        expression = (name, *expressions)
+        if name in _DECIDING:
+            known = None if self.decided is None else self.decided.get(expression)
+            outcome = _FUNCTIONS[name](*values) if known is None else known
+            self.conditions[expression] = outcome
+            return outcome
+        return self.note(expression, _FUNCTIONS[name](*values))
+
+
+def plain(value: Any) -> Any:
+    """A number of Python's own in place of one that is noted."""
+    return value.value if isinstance(value, HostInt | HostFloat) else value
+
+
+def _expression(value: Any) -> Expression:
+    return value.expression if isinstance(value, HostInt | HostFloat) else ("constant", value)
+
+
+class _Noted:
+    notes: Notes
+    expression: Expression
+    value: Any
+
+    def __init__(self, notes: Notes, expression: Expression, value: Any) -> None:
+        self.notes, self.expression, self.value = notes, expression, value
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __format__(self, specification: str) -> str:
+        return format(self.value, specification)
+
+    def __hash__(self) -> int:
+        return hash(self.notes.apply("value", self))
+
+    def __float__(self) -> float:
+        # Whatever reads it so may decide by it: the trace is for this value alone.
+        return float(self.notes.apply("value", self))
+
+    def __int__(self) -> int:
+        return int(self.notes.apply("int", self))
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return self.notes.apply("round", self) if digits is None else self.notes.apply("round", self, digits)
+
+    def is_integer(self) -> bool:
+        return bool(float(self).is_integer())
+
+
+# Subclasses of torch's symbolic numbers: its operators take them where they take numbers. What they do is all ours.
+class HostFloat(_Noted, torch.SymFloat):  # type: ignore[misc]
+    """A float that notes what is computed of it."""
+
+
+class HostInt(_Noted, torch.SymInt):
+    """An int that notes what is computed of it."""
+
+    def __index__(self) -> int:
+        return int(self.notes.apply("index", self))
+
+
+def _install() -> None:
+    def unary(name: str) -> Callable[[Any], Any]:
+        return lambda self: self.notes.apply(name, self)
+
+    def binary(name: str) -> Callable[[Any, Any], Any]:
+        return lambda self, other: self.notes.apply(name, self, other)
+
+    def reflected(name: str) -> Callable[[Any, Any], Any]:
+        return lambda self, other: self.notes.apply(name, other, self)
+
+    for cls in (HostFloat, HostInt):
+        for name in _BINARY:
+            dunder = name.rstrip("_")
+            setattr(cls, f"__{dunder}__", binary(name))
+            setattr(cls, f"__r{dunder}__", reflected(name))
+        for name in ("lt", "le", "eq", "ne", "gt", "ge"):
+            setattr(cls, f"__{name}__", binary(name))
+        for name in ("neg", "pos", "invert", "abs", "bool", "floor", "ceil", "trunc"):
+            setattr(cls, f"__{name}__", unary(name))
+        # What torch.sym_float, sym_int, sym_max, sym_min and the like call.
+        setattr(cls, "__sym_float__", unary("float"))  # noqa: B010
+        setattr(cls, "__sym_max__", binary("max"))  # noqa: B010
+        setattr(cls, "__sym_min__", binary("min"))  # noqa: B010
+        for name in ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2"):
+            setattr(cls, f"__sym_{name}__", unary(f"math.{name}"))
+
+
+_install()
+
+
+class _PlainNumbers(TorchFunctionMode):
+    """Gives torch's operators plain numbers."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*_plain_in(args), **{name: _plain_in(value) for name, value in (kwargs or {}).items()})
+
+
+def _plain_in(value: Any) -> Any:
+    if isinstance(value, tuple | list) and type(value) in (tuple, list):
+        return type(value)(_plain_in(part) for part in value)
+    return plain(value)
+
+
+_patched = threading.RLock()
+
+
+@contextlib.contextmanager
+def noting() -> Iterator[None]:
+    """While a function runs: functions of `math` note what they compute, and torch's operators get plain numbers."""
+
+    def noted(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*operands: Any) -> Any:
+            for operand in operands:
+                if isinstance(operand, _Noted):
+                    return operand.notes.apply(name, *operands)
+            return original(*operands)
+
+        return function
+
+    with _patched:
+        for name in _MATH:
+            setattr(math, name, noted(f"math.{name}", _MATH_FUNCTIONS[f"math.{name}"]))
+        try:
+            with _PlainNumbers():
+                yield
+        finally:
+            for name in _MATH:
+                setattr(math, name, _MATH_FUNCTIONS[f"math.{name}"])
+
+
+def others(numbers: Sequence[Number], changed: Sequence[int]) -> list[Number]:
+    """Numbers of the same signs, some of them far away: what differs between two traces comes from those."""
+    found = list(numbers)
+    for count, i in enumerate(changed):
+        number = numbers[i]
+        if isinstance(number, int):
+            found[i] = number + (3 + 2 * count) * (-1 if number < 0 else 1)
+        elif number == 0.0 or not math.isfinite(number):
+            found[i] = math.copysign(0.37109375 + count / 7, number)
+        elif abs(number) < 1:  # and so is the other one, which may be a probability
+            distance = (1 - abs(number)) * (0.37109375 + 0.5 * count / len(numbers))
+            found[i] = math.copysign(abs(number) + distance, number)
+        else:
+            found[i] = number * (1.7182818284590452 + count / 7)
+    return found
+
+
+class Unmatched(Exception):
+    """A constant of a graph changes with the numbers in a way that is not known."""
+
+
+def match(
+    first: Notes, second: Notes, values: Sequence[Number], other: Sequence[Number], changed: Sequence[int]
+) -> list[Expression]:
+    """For each constant of a graph, what it is computed by.
+
+    Args:
+        values: the constants in the trace of `first`.
+        other: the same in the trace of `second`.
+        changed: which numbers are others in it.
+
+    Raises:
+        Unmatched: one of them is another one, and no expression's value; or it may be either.
+    """
+    by_values: dict[tuple[Any, Any], Expression] = {}
+    for expression, value in first.expressions.items():
+        counterpart = second.expressions.get(expression)
+        if counterpart is None or _arguments(expression).isdisjoint(changed):
+            continue
+        for made, a, b in _near(expression, value, counterpart):
+            by_values.setdefault((_bits(a), _bits(b)), made)
+    matched = []
+    for a, b in zip(values, other, strict=True):
+        found = by_values.get((_bits(a), _bits(b)))
+        # A number that is the same both times may be a constant, or the value of an expression that is, too.
+        if same(a, b) == (found is not None):
+            raise Unmatched
+        matched.append(("constant", a) if found is None else found)
+    return matched
+
+
+def _arguments(expression: Expression) -> set[int]:
+    if expression[0] == "argument":
+        return {expression[1]}
+    return set[int]().union(*(_arguments(part) for part in expression[1:] if isinstance(part, tuple)))
+
+
+def _near(expression: Expression, a: Number, b: Number) -> Iterator[tuple[Expression, Any, Any]]:
+    """The expression, and what operators make of it before a kernel has it."""
+    for name in (None, "neg", "reciprocal"):
+        made: Expression = expression if name is None else (name, expression)
+        try:
+            x, y = (v if name is None else _FUNCTIONS[name](v) for v in (a, b))
+        except ArithmeticError:
+            continue
+        yield made, x, y
+        if not isinstance(x, float):
+            yield ("float", made), _as_float(x), _as_float(y)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            yield ("rounded", made, dtype), _rounded(x, dtype), _rounded(y, dtype)
+
+
+def _as_float(value: Number) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _rounded(value: Number, dtype: torch.dtype) -> float:
+    """As torch rounds: to float32 first."""
+    number = _through("f", _as_float(value))
+    if dtype == torch.float16:
+        return _through("e", number)
+    if dtype == torch.bfloat16 and math.isfinite(number):
+        (bits,) = struct.unpack("<I", struct.pack("<f", number))
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        (number,) = struct.unpack("<f", struct.pack("<I", bits))
+    return number
+
+
+def _through(layout: str, value: float) -> float:
+    try:
+        number: float = struct.unpack(f"<{layout}", struct.pack(f"<{layout}", value))[0]
+    except OverflowError:
+        return math.copysign(math.inf, value)
+    return number
+
+
+def _bits(value: Number) -> tuple[type, Any]:
+    return (float, struct.pack("<d", value)) if isinstance(value, float) else (type(value), value)

@@ -1,0 +1,504 @@
+"""A function in one structure of arguments: its traces, its kernels, and those of its gradients."""
+
+from __future__ import annotations
+
+import uuid
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._calls import Structure, put_together, results_apart
+from flexsn_codegen._core import emit_core
+from flexsn_codegen._host_numbers import (
+    Expression,
+    Notes,
+    Unmatched,
+    evaluate,
+    match,
+    noting,
+    others,
+    same,
+)
+from flexsn_codegen._launch import launch, target_on
+from flexsn_codegen._layout import Plan, plan_layout
+from flexsn_codegen._numerics import Numerics
+from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
+from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError, UnsupportedOpError
+from flexsn_codegen.targets import Target
+from flexsn_codegen.targets.cpp import CPP
+from flexsn_graph import (
+    MAX_DIMENSIONS,
+    ArgumentType,
+    Effects,
+    PointwiseGraph,
+    Role,
+    Substituted,
+    TorchError,
+    gradient_of,
+    pointwise_effects,
+    trace_pointwise,
+)
+
+_MAX_PLANS = 1024
+# As many kernels are kept that were made for some values of the numbers alone.
+_MAX_VARIANTS = 32
+_PREFIX = "host"
+
+Bound = Callable[..., tuple[Tensor, ...]]
+"""From all tensors, the captured ones last, to the results and the written arguments."""
+
+
+@dataclass(slots=True)
+class Variant:
+    """A trace that serves all numbers that meet its conditions.
+
+    Attributes:
+        conditions: what was decided by the numbers, with its outcome.
+        slots: for each number that the kernel takes, what it is computed by.
+    """
+
+    traced: PointwiseGraph
+    source: CoreSource
+    conditions: Sequence[tuple[Expression, Any]]
+    slots: Sequence[Expression]
+    built: dict[tuple[Any, ...], _Built] = field(default_factory=dict)
+
+    def fits(self, numbers: Sequence[Any]) -> bool:
+        """Whether a call with these numbers would be traced alike."""
+        try:
+            return all(same(evaluate(expression, numbers), outcome) for expression, outcome in self.conditions)
+        except ArithmeticError:
+            return False  # the function itself will raise it
+
+    def integers(self, numbers: Sequence[Any]) -> list[int]:
+        """What the kernel takes for the numbers, in order."""
+        values = (evaluate(slot, numbers) for slot in self.slots)
+        named = (replace(number, value=value) for number, value in zip(self.source.numbers, values, strict=True))
+        return [integer for number in named for integer in number.integers.values()]
+
+
+@dataclass(slots=True)
+class _Built:
+    """A kernel for one layout of the arguments; compiled at the first launch."""
+
+    source: KernelSource
+    kernel: Any = None
+
+    def compiled(self) -> Any:
+        if self.kernel is None:
+            self.kernel = self.source.target.compile(self.source)
+        return self.kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """All of one launch: a kernel, its tensors in the order of its parameters, and its integers."""
+
+    built: _Built
+    tensors: Sequence[Tensor]
+    numbers: Sequence[int]
+    numel: int
+
+
+class Kernel:
+    """A function of tensors and numbers, in one structure of arguments and for one kind of tensors.
+
+    Args:
+        bind: for one trace's numbers, the function of the tensors alone.
+        captured: tensors that the function reads besides its arguments.
+        written: positions of the tensors that the function changes.
+        result: the structure of what it returns.
+        gradient: whether it is that of another function.
+
+    Attributes:
+        key: names it in graphs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        numerics: Numerics,
+        bind: Callable[[Notes], Bound],
+        *,
+        autograd: bool,
+        captured: Sequence[Tensor] = (),
+        written: tuple[int, ...] = (),
+        result: Structure = ("other", ""),
+        gradient: bool = False,
+    ) -> None:
+        self.name, self.numerics, self.autograd = name, numerics, autograd
+        self.captured, self.written, self.result = tuple(captured), written, result
+        self.key = f"{name}-{uuid.uuid4().hex}"
+        self._bind = bind
+        self._gradient = gradient
+        self._variants: dict[tuple[Any, ...], list[Variant]] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
+        self._gradients: dict[tuple[Any, ...], Kernel] = {}
+        _kernels[self.key] = self
+
+    @staticmethod
+    def of(
+        fn: Callable[..., Any],
+        name: str,
+        numerics: Numerics,
+        structure: Structure,
+        examples: Sequence[Tensor],
+        numbers: Sequence[Any],
+        *,
+        autograd: bool,
+        reads: Any = None,
+    ) -> Kernel:
+        """A kernel of a user's function.
+
+        Args:
+            examples: the tensors of a call, of which shape, dtype and device are looked at.
+            numbers: those of a call.
+            reads: records what else the function reads.
+        """
+
+        def call(tensors: Sequence[Tensor], notes: Notes) -> Any:
+            args, kwargs = put_together(structure, tensors, notes.arguments())
+            with noting() if notes.numbers else ExitStack():
+                return fn(*args, **kwargs)
+
+        def unbound(*tensors: Tensor) -> Any:
+            return call(tensors, Notes(numbers))
+
+        types, dimensions = _types(examples), _dimensions(examples)
+        device = examples[0].device if examples else torch.device("cpu")
+        try:
+            effects = pointwise_effects(unbound, types, dimensions, device, name, reads)
+            if reads is not None:
+                pointwise_effects(unbound, types, dimensions, device, name)
+                reads.settle()
+                reads.keep(effects.captured)
+        except TorchError:
+            trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
+            raise
+        results: list[Tensor] = []
+        result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)
+        _check_result(name, result, effects)
+        count = len(examples)
+        ids = [id(tensor) for tensor in effects.captured]
+
+        def bind(notes: Notes) -> Bound:
+            def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+                passed = list(tensors[:count])
+                for i in effects.written:
+                    passed[i] = passed[i].clone()
+                stand_ins = dict(zip(ids, tensors[count:], strict=True))
+                with Substituted(stand_ins) if stand_ins else ExitStack():
+                    returned = call(passed, notes)
+                found: list[Tensor] = []
+                if results_apart(returned, _known(effects.written, passed), found) != result:
+                    raise TraceError(
+                        f"{name} returns another structure for other numbers or other gradients: return the same "
+                        "number of tensors, nested in the same way, in each call."
+                    )
+                return (*found, *(passed[i] for i in effects.written))
+
+            return function
+
+        return Kernel(
+            name, numerics, bind, autograd=autograd, captured=effects.captured, written=effects.written, result=result
+        )
+
+    # -- traces --------------------------------------------------------------------------------------------
+
+    def variant(
+        self,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[Any],
+        wanted: Sequence[bool],
+        target: Target,
+        scalars: Sequence[bool] | None = None,
+    ) -> Variant:
+        """The trace for such tensors and numbers.
+
+        Args:
+            tensors: all of them, the captured ones last.
+            wanted: for each, whether autograd follows what is computed from it.
+            scalars: for each, whether it promotes as a tensor without dimensions; by default, if it has none.
+        """
+        dimensions = _dimensions(tensors)
+        if dimensions > MAX_DIMENSIONS:
+            raise ArgumentError(f"{self.name} takes tensors of at most {MAX_DIMENSIONS} dimensions.")
+        flags = [t.dim() == 0 for t in tensors] if scalars is None else scalars
+        types = tuple(
+            ArgumentType(t.dtype, scalar and dimensions > 0, want)
+            for t, scalar, want in zip(tensors, flags, wanted, strict=True)
+        )
+        device = tensors[0].device
+        variants = self._variants.setdefault((target.name, dimensions, device.type, types), [])
+        for variant in variants:
+            if variant.fits(numbers):
+                return variant
+        if len(variants) >= _MAX_VARIANTS:
+            warnings.warn(
+                f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
+                "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
+                "from call to call with Python's operators and the functions of `math`, or pass it as a tensor without "
+                "dimensions.",
+                stacklevel=2,
+            )
+            variants.clear()
+        variant = self._traced(types, dimensions, device, list(numbers), target)
+        variants.insert(0, variant)
+        return variant
+
+    def _traced(
+        self, types: Sequence[ArgumentType], dimensions: int, device: torch.device, numbers: list[Any], target: Target
+    ) -> Variant:
+        def trace(notes: Notes) -> tuple[PointwiseGraph, CoreSource]:
+            bound = self._bind(notes)
+            traced = trace_pointwise(bound, types, dimensions, device, self.name, gradient=self._gradient)
+            source = emit_core(
+                traced.step,
+                self.name,
+                prune=True,
+                precision=self.numerics.precision,
+                fast_math=self.numerics.fast_math,
+                target=target,
+                numbers=_PREFIX if notes.numbers else None,
+            )
+            return traced, source
+
+        notes = Notes(numbers)
+        traced, source = trace(notes)
+        if not numbers:
+            return Variant(traced, source, (), ())
+        values = [number.value for number in source.numbers]
+
+        def slots(changed: Sequence[int]) -> list[Expression] | None:
+            """What the kernel's numbers are computed by, if they may be others in these places."""
+            if not changed:
+                return [("constant", value) for value in values]
+            second = Notes(others(numbers, changed), notes.conditions)
+            try:
+                _, other = trace(second)
+                if other.name != source.name:
+                    return None
+                return match(notes, second, values, [number.value for number in other.numbers], changed)
+            except (Unmatched, ArithmeticError, ValueError, UnsupportedOpError):
+                return None
+
+        free = list(range(len(numbers)))
+        found = slots(free)
+        if found is None:
+            free = [i for i in free if slots([i]) is not None] if len(free) > 1 else []
+            found = slots(free)
+            if found is None:
+                free, found = [], slots([])
+        assert found is not None
+        conditions = dict(notes.conditions)
+        conditions |= {("value", ("argument", i)): number for i, number in enumerate(numbers) if i not in free}
+        return Variant(traced, source, list(conditions.items()), found)
+
+    # -- launches ------------------------------------------------------------------------------------------
+
+    def plan(self, tensors: Sequence[Tensor], outs: Sequence[Tensor] = ()) -> Plan:
+        """How a kernel walks these tensors, and those of `outs`, which have the shape that they broadcast to."""
+        every = (*tensors, *outs)
+        if any(type(size) is not int for t in every for size in (*t.shape, *t.stride())):
+            return plan_layout(every)  # symbols
+        key = tuple([(t.shape, t.stride()) for t in every])
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            plan = self._plans[key] = plan_layout(every)
+        return plan
+
+    def built(self, variant: Variant, plan: Plan, num_inputs: int, num_outs: int = 0) -> _Built:
+        """The kernel for a layout."""
+        key = (plan.layouts, num_outs)
+        built = variant.built.get(key)
+        if built is None:
+            source = _source(self.name, variant, plan.layouts, num_inputs, self.written, num_outs)
+            built = variant.built[key] = _Built(source)
+        return built
+
+    def prepare(
+        self,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[Any],
+        variant: Variant,
+        outs: Sequence[Tensor] = (),
+    ) -> tuple[list[Tensor], Launch]:
+        """The results, not yet computed, and the launch that computes them.
+
+        Args:
+            outs: where the results are to be written; none: to new memory.
+        """
+        plan = self.plan(tensors, outs)
+        num_results = len(variant.traced.dtypes) - len(self.written)
+        self._check_written(tensors, plan)
+        first = tensors[0]
+        dtypes = variant.traced.dtypes[:num_results]
+        results = list(outs) or [first.new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
+        built = self.built(variant, plan, len(tensors), len(outs))
+        outputs = [*results, *(tensors[i] for i in self.written)]
+        sought = {Role.INPUT: tensors, Role.OUTPUT: outputs}
+        integers: list[int] = [plan.numel]
+        for param in built.source.params:
+            where: int | None = param.index
+            if param.role is Role.OUTPUT:
+                where = _place_of_output(param.index, num_results, len(tensors), self.written, len(outs))
+            if where is not None:
+                integers += plan.numbers[where]
+        integers += variant.integers(numbers)
+        arguments = [sought[param.role][param.index] for param in built.source.params]
+        return results, Launch(built, arguments, integers, plan.numel)
+
+    def _check_written(self, tensors: Sequence[Tensor], plan: Plan) -> None:
+        for i in self.written:
+            if tuple(tensors[i].shape) != plan.shape:
+                raise ArgumentError(
+                    f"{self.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, and its arguments "
+                    f"broadcast to {list(plan.shape)}: what is written in place has the shape of all."
+                )
+
+    def run(
+        self,
+        tensors: Sequence[Tensor],
+        numbers: Sequence[Any],
+        wanted: Sequence[bool],
+        outs: Sequence[Tensor] = (),
+        scalars: Sequence[bool] | None = None,
+    ) -> tuple[list[Tensor], Variant]:
+        """Launches; the results, without the written arguments."""
+        target = target_on(tensors[0].device, self.name)
+        variant = self.variant(tensors, numbers, wanted, target, scalars)
+        given = [t.detach().resolve_neg() for t in tensors]
+        for i in self.written:
+            given[i] = tensors[i].detach()
+        results, todo = self.prepare(given, numbers, variant, outs)
+        if todo.numel:
+            launch(
+                target,
+                todo.built.compiled(),
+                todo.tensors,
+                todo.numbers,
+                todo.numel,
+                fast_math=self.numerics.fast_math,
+            )
+        return results, variant
+
+    def source(self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target) -> KernelSource:
+        """The kernel for such arguments."""
+        variant = self.variant(tensors, numbers, [False] * len(tensors), target)
+        return self.built(variant, self.plan(tensors), len(tensors)).source
+
+    # -- gradients -----------------------------------------------------------------------------------------
+
+    def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
+        """The kernel `(*tensors, *gradients of the differentiable results) -> (*wanted gradients)`.
+
+        Each gradient has the shape that all arguments broadcast to; that of an argument without dimensions may be
+        of a wider dtype, to be summed in it.
+        """
+        key = (tuple(wanted), tuple(differentiable))
+        found = self._gradients.get(key)
+        if found is None:
+
+            def bind(notes: Notes) -> Bound:
+                return gradient_of(self._bind(notes), len(wanted), differentiable, wanted)
+
+            found = self._gradients[key] = Kernel(
+                f"{self.name}_backward", self.numerics, bind, autograd=self.autograd, gradient=True
+            )
+        return found
+
+
+_kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
+
+
+def kernel_of(key: str) -> Kernel:
+    """The kernel that a graph names.
+
+    Raises:
+        KernelGoneError: it is not in this process, or no longer.
+    """
+    kernel = _kernels.get(key)
+    if kernel is None:
+        raise KernelGoneError(
+            f"a graph launches the kernel of {key.rpartition('-')[0]!r}, which is not there: the function that "
+            "`pointwise` returned was deleted, or the graph was made by another process. Keep the function as long as "
+            "the graph; before saving an exported program, call its run_decompositions()."
+        )
+    return kernel
+
+
+def _types(tensors: Sequence[Tensor]) -> list[ArgumentType]:
+    dimensions = _dimensions(tensors)
+    return [ArgumentType(t.dtype, t.dim() == 0 and dimensions > 0) for t in tensors]
+
+
+def _dimensions(tensors: Sequence[Tensor]) -> int:
+    return max((t.dim() for t in tensors), default=0)
+
+
+def _known(written: Sequence[int], passed: Sequence[Tensor]) -> Callable[[Tensor], int | None]:
+    places = {id(passed[i]): i for i in written}
+    return lambda tensor: places.get(id(tensor))
+
+
+def _check_result(name: str, result: Structure, effects: Effects) -> None:
+    kinds = _kinds(result)
+    wrong = next((part[1] for part in kinds if part[0] == "other"), None)
+    if wrong is not None:
+        raise TraceError(
+            f"{name} returned {wrong!r}: a kernel's results are tensors, or tuples, lists and dicts of tensors."
+        )
+    if not effects.written and not any(part[0] == "tensor" for part in kinds):
+        raise TraceError(f"{name} returned no tensor and changed none: there is nothing to compute.")
+
+
+def _kinds(result: Structure) -> list[Structure]:
+    if result[0] in ("tuple", "list"):
+        return [kind for part in result[1] for kind in _kinds(part)]
+    if result[0] == "dict":
+        return [kind for _, part in result[1] for kind in _kinds(part)]
+    return [result]
+
+
+def _place_of_output(
+    index: int, num_results: int, num_inputs: int, written: Sequence[int], num_outs: int
+) -> int | None:
+    """Where an output's layout is among a plan's; `None`: it is new memory, dense in the kernel's order."""
+    if index >= num_results:
+        return written[index - num_results]
+    return num_inputs + index if num_outs else None
+
+
+def _source(
+    name: str, variant: Variant, layouts: Sequence[StepLayout], num_inputs: int, written: Sequence[int], num_outs: int
+) -> KernelSource:
+    """The kernel `(*inputs that are used, *results, *written, N, *numbers of the strided tensors, *numbers)`."""
+    core = variant.source
+    w = core.target.writer(sizes=["N"])
+    w.begin()
+    inputs = [w.add(port.role, port.index, layouts[port.index]) for port in core.arguments]
+    count = len(variant.traced.dtypes)
+    results = []
+    for i in range(count):
+        place = _place_of_output(i, count - len(written), num_inputs, written, num_outs)
+        results.append(w.add(Role.OUTPUT, i) if place is None else w.add(Role.OUTPUT, i, layouts[place]))
+    numbers = w.add_numbers(core)
+    for port in inputs:
+        w.load(port.name, port)
+    w.call([port.name for port in results], core, [*(port.name for port in inputs), *numbers])
+    for port in results:
+        w.store(port, port.name)
+    source = w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")
+    if core.target is CPP and (written or num_outs):
+        # What is written may be what is read: the compiler is not to be told otherwise.
+        source = replace(source, source=source.source.replace("* __restrict ", "* "))
+    return source
+

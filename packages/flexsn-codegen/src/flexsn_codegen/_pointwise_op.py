@@ -1,0 +1,293 @@
+"""Pointwise kernels as operators, for compilers and transforms: with fake tensors, gradients and vmap.
+
+An operator names its kernel by a text, which is looked up when it runs. While a graph is made for a compiler, it is
+replaced by the launch itself, which holds the kernel's source: that runs in any process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import wrap_triton
+
+from flexsn_codegen._kernel import Kernel, Launch, Variant, kernel_of
+from flexsn_codegen._launch import BLOCK, CPP_BLOCK, interpreted, target_on
+from flexsn_codegen._torch_private_modes import FunctionalTensorMode, is_exporting
+from flexsn_codegen.errors import ArgumentError
+from flexsn_codegen.targets import Target
+from flexsn_codegen.targets.cpp import CPP, CppKernel, program
+from flexsn_codegen.targets.triton import TRITON
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::launch_cpp",
+    mutates_args=("written",),
+    device_types="cpu",
+    schema="(Tensor[] read, Tensor(a!)[] written, SymInt[] sizes, str source) -> ()",
+)
+def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    """Launches a pointwise kernel in C++.
+
+    Args:
+        read, written: its tensors, in order.
+        sizes: its integer arguments; the first is the number of elements.
+        source: from `CppKernel.text`.
+    """
+    if sizes[0]:
+        addresses = [tensor.data_ptr() for tensor in (*read, *written)]
+        program(source)([*addresses, *sizes, torch.get_num_threads()])
+
+
+@launch_cpp.register_fake
+def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    pass
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::pointwise",
+    mutates_args=(),
+    schema="(Tensor[] tensors, Scalar[] numbers, bool[] scalars, str kernel) -> Tensor[]",
+)
+def pointwise_op(
+    tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str
+) -> list[Tensor]:
+    """Runs a kernel that writes new memory alone.
+
+    Args:
+        tensors: all of them, the captured ones last.
+        scalars: for each, whether it promotes as a tensor without dimensions.
+        kernel: `Kernel.key`.
+    """
+    found = kernel_of(kernel)
+    # What autograd would follow decides nothing here: the results are the same.
+    return found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
+
+
+@pointwise_op.register_fake
+def _(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str) -> list[Tensor]:
+    found = kernel_of(kernel)
+    variant = _variant(found, tensors, numbers, scalars)
+    plan = found.plan(tensors)
+    return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in variant.traced.dtypes]
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::pointwise_",
+    mutates_args=("written",),
+    schema="(Tensor[] read, Tensor(a!)[] written, Scalar[] numbers, str kernel) -> Tensor[]",
+)
+def pointwise_in_place_op(
+    read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str
+) -> list[Tensor]:
+    """Runs a kernel that changes some of its tensors; returns its other results.
+
+    Args:
+        read, written: its tensors, each in order.
+        kernel: `Kernel.key`.
+    """
+    found = kernel_of(kernel)
+    tensors = merged(found, read, written)
+    return found.run(tensors, numbers, [False] * len(tensors))[0]
+
+
+@pointwise_in_place_op.register_fake
+def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
+    found = kernel_of(kernel)
+    tensors = merged(found, read, written)
+    variant = _variant(found, tensors, numbers, None)
+    plan = found.plan(tensors)
+    count = len(variant.traced.dtypes) - len(written)
+    dtypes = variant.traced.dtypes[:count]
+    return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
+
+
+def merged(kernel: Kernel, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """A kernel's tensors in its own order."""
+    of_read, of_written = iter(read), iter(written)
+    return [next(of_written if i in kernel.written else of_read) for i in range(len(read) + len(written))]
+
+
+def _variant(
+    kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool] | None
+) -> Variant:
+    return kernel.variant(tensors, _plain(numbers), [False] * len(tensors), _target(tensors[0].device), scalars)
+
+
+def _target(device: torch.device) -> Target:
+    """For what stands in for tensors, which may be on a device that is not there."""
+    return CPP if device.type == "cpu" and not interpreted() else TRITON
+
+
+def _plain(numbers: Sequence[Any]) -> list[int | float]:
+    """Numbers that are symbols, as they are now: the graph is for these alone."""
+    return [int(n) if isinstance(n, int | torch.SymInt) else float(n) for n in numbers]
+
+
+# -- gradients ---------------------------------------------------------------------------------------------
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
+    tensors, numbers, scalars, key = inputs
+    kernel = kernel_of(key)
+    wanted = [t.requires_grad for t in tensors]
+    variant = kernel.variant(tensors, _plain(numbers), wanted, _target(tensors[0].device), scalars)
+    ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, list(scalars)
+    ctx.differentiable = variant.traced.differentiable
+    ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    tensors = list(ctx.saved_tensors)
+    wanted = list(ctx.needs_input_grad[0])
+    pairs = zip(grads, ctx.differentiable, strict=True)
+    given = [g for g, flows in pairs if flows and g is not None]
+    # What is given back has the structure of the arguments, in which an empty list is one of tensors.
+    rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
+    if not given or not any(wanted):
+        return [None] * len(tensors), *rest
+    gradient = ctx.kernel.gradient(wanted, ctx.differentiable)
+    scalars = [*ctx.scalars, *[False] * len(given)]
+    found = iter(pointwise_op([*tensors, *given], ctx.numbers, scalars, gradient.key))
+    return [_like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)], *rest
+
+
+def _like(gradient: Tensor, tensor: Tensor) -> Tensor:
+    return gradient.sum_to_size(tensor.shape).to(tensor.dtype)
+
+
+pointwise_op.register_autograd(_backward, setup_context=_setup)
+
+
+class Transformed(torch.autograd.Function):
+    """The operator under transforms of `torch.func`, which do not take the gradient of an operator's own."""
+
+    @staticmethod
+    def forward(
+        kernel: Kernel, numbers: Sequence[Any], scalars: Sequence[bool], *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        return tuple(pointwise_op(list(tensors), list(numbers), list(scalars), kernel.key))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        kernel, numbers, scalars, *tensors = inputs
+        wanted = ctx.needs_input_grad[3:]
+        variant = kernel.variant(tensors, _plain(numbers), wanted, _target(tensors[0].device), scalars)
+        ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, scalars
+        ctx.differentiable = variant.traced.differentiable
+        ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
+        given = [g for g, flows in zip(grads, ctx.differentiable, strict=True) if flows]
+        if not given or not any(wanted):
+            return (None,) * (3 + len(tensors))
+        gradient = ctx.kernel.gradient(wanted, ctx.differentiable)
+        scalars = (*ctx.scalars, *(False for _ in given))
+        found = iter(Transformed.apply(gradient, ctx.numbers, scalars, *tensors, *given))
+        return None, None, None, *(
+            _like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)
+        )
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], kernel: Kernel, numbers: Any, scalars: Any, *tensors: Tensor
+    ) -> tuple[Any, Any]:
+        results = Transformed.apply(kernel, numbers, scalars, *_batch_first(tensors, in_dims[3:]))
+        return results, (0,) * len(results)
+
+
+# -- vmap --------------------------------------------------------------------------------------------------
+
+
+@pointwise_op.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    tensors, numbers, scalars, kernel = args
+    dims = in_dims[0] or [None] * len(tensors)
+    results = pointwise_op(_batch_first(tensors, dims), numbers, scalars, kernel)
+    return results, [0] * len(results)
+
+
+@pointwise_in_place_op.register_vmap
+def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+    read, written, numbers, kernel = args
+    of_read = in_dims[0] or [None] * len(read)
+    of_written = in_dims[1] or [None] * len(written)
+    if any(dim is None for dim in of_written):
+        raise ArgumentError(
+            f"{kernel_of(kernel).name} writes to a tensor that vmap does not go over, once for each element that it "
+            "goes over. Give that tensor a dimension for them."
+        )
+    first = _batch_first([*read, *written], [*of_read, *of_written])
+    results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)
+    return results, [0] * len(results)
+
+
+def _batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """Views that broadcast to `[batch, *shape]`."""
+    ranks = [t.dim() - (dim is not None) for t, dim in zip(tensors, dims, strict=True)]
+    most = max(ranks)
+    moved = []
+    for tensor, dim, rank in zip(tensors, dims, ranks, strict=True):
+        if dim is None:
+            moved.append(tensor)
+            continue
+        first = tensor.movedim(dim, 0)
+        moved.append(first.reshape(first.shape[0], *(1,) * (most - rank), *first.shape[1:]) if most > rank else first)
+    return moved
+
+
+# -- launches in a compiler's graph --------------------------------------------------------------------------
+
+
+def _is_direct(device: torch.device) -> bool:
+    """Whether a launch itself can stand in a graph: Triton's cannot be saved, and its interpreter is no compiler."""
+    if device.type == "cpu":
+        return not interpreted()
+    return device.type == "cuda" and not is_exporting()
+
+
+def _lowered(kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Any) -> list[Tensor]:
+    target = target_on(tensors[0].device, kernel.name)
+    constants = _plain(numbers)
+    variant = kernel.variant(tensors, constants, [False] * len(tensors), target, scalars)
+    results, todo = kernel.prepare(tensors, constants, variant)
+    _record(todo, fast_math=kernel.numerics.fast_math)
+    return results
+
+
+def _record(todo: Launch, *, fast_math: bool) -> None:
+    kernel = todo.built.compiled()
+    if isinstance(kernel, CppKernel):
+        text = kernel.text(tuple(t.dtype for t in todo.tensors), CPP_BLOCK, fast_math=fast_math)
+        first = kernel.first_written
+        launch_cpp(list(todo.tensors[:first]), list(todo.tensors[first:]), list(todo.numbers), text)
+        return
+    from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
+
+    grid = ((todo.numel + BLOCK - 1) // BLOCK,)
+    wrap_triton(standalone(kernel))[grid](*todo.tensors, *todo.numbers, BLOCK=BLOCK)
+
+
+@pointwise_op.register_torch_dispatch(FunctionalTensorMode)
+def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    tensors, numbers, scalars, key = args
+    if not _is_direct(tensors[0].device):
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    with mode:
+        return _lowered(kernel_of(key), tensors, numbers, scalars)
+
+
+@pointwise_in_place_op.register_torch_dispatch(FunctionalTensorMode)
+def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    read, written, numbers, key = args
+    if not _is_direct((*read, *written)[0].device):
+        return mode.__torch_dispatch__(op, types, args, kwargs)
+    kernel = kernel_of(key)
+    with mode:
+        return _lowered(kernel, merged(kernel, read, written), numbers, None)

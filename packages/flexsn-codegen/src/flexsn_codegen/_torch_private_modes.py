@@ -1,0 +1,56 @@
+"""What touches private parts of torch: what the caller is inside of. Each name is probed when this is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch.autograd import forward_ad
+
+from flexsn_graph.versions import private
+
+_BLIND = "pointwise kernels would not see a transform of torch.func, and give wrong gradients"
+_NOT_DIRECT = "pointwise kernels in compiled code are launched by an operator, not directly"
+
+_are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
+_number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
+_current_level = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=-1)
+_is_exporting = private(
+    "torch.export._trace", "custom_triton_ops_decomposition_disabled", _NOT_DIRECT, default=lambda: True
+)
+if TYPE_CHECKING:
+    from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
+else:
+    FunctionalTensorMode = private("torch._subclasses.functional_tensor", "FunctionalTensorMode", _NOT_DIRECT)
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_plain(tensors: list[torch.Tensor]) -> bool:
+    """Whether nothing but autograd has to see what is done with the tensors: no transform, mode or subclass."""
+    if _are_transforms_active() or _number_of_modes():
+        return False
+    return all(type(tensor) in _PLAIN for tensor in tensors)
+
+
+def is_transformed() -> bool:
+    """Whether the caller is inside of a transform of `torch.func`."""
+    return bool(_are_transforms_active())
+
+
+def is_forward_mode() -> bool:
+    """Whether derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
+    return bool(forward_ad._current_level >= 0)
+
+
+def is_exporting() -> bool:
+    """Whether a program is recorded that other processes will run."""
+    return bool(_is_exporting())
+
+
+def constant(function: _Function) -> _Function:
+    """Marks a function of constants, which a compiler calls, and whose result it takes for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

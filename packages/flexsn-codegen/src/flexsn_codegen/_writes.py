@@ -1,0 +1,101 @@
+"""Where a kernel may write: memory in which each element is one place, and which nothing else reads at other places."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.errors import ArgumentError, WriteError
+
+
+def check_written(name: str, what: str, tensor: Tensor) -> None:
+    """Raises `WriteError` for a tensor of which two elements are one place, or whose elements are not as they look.
+
+    Args:
+        what: names the tensor.
+    """
+    if tensor.is_neg() or tensor.is_conj():
+        raise WriteError(f"{what} of {name} is a lazily negated view. Write to a tensor of its own.")
+    reach = 0
+    if tensor.numel() == 0:
+        return
+    for stride, size in sorted(_steps(tensor)):
+        if stride <= reach:
+            raise WriteError(
+                f"{what} of {name}, of shape {list(tensor.shape)} and strides {list(tensor.stride())}, has several "
+                "elements in one place (it is expanded, or a window that overlaps with others), so it cannot be "
+                "written to. Write to a .clone() of it."
+            )
+        reach += stride * (size - 1)
+
+
+def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor, *, may_be_same: bool) -> None:
+    """Raises `WriteError` where a tensor that is written has memory in common with another one.
+
+    Args:
+        may_be_same: the two may be the very same elements, where each is read before it is written.
+    """
+    if not _overlap(written, read):
+        return
+    same = written.data_ptr() == read.data_ptr() and written.shape == read.shape and written.stride() == read.stride()
+    if same and may_be_same:
+        return
+    raise WriteError(
+        f"{what} of {name} is written to, and is memory that {other} has, too: what is read of it would depend on the "
+        "order in which elements are computed. Pass a .clone() of one of the two."
+    )
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors may have memory in common."""
+    if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
+        return False
+    first_a, last_a = _extent(a)
+    first_b, last_b = _extent(b)
+    if last_a <= first_b or last_b <= first_a:
+        return False
+    # Columns of one matrix lie between each other and have nothing in common.
+    interleaved = a.stride() == b.stride() and a.shape == b.shape and a.dtype == b.dtype
+    return not (interleaved and _columns_apart(a, b))
+
+
+def _columns_apart(a: Tensor, b: Tensor) -> bool:
+    """Whether equal layouts, one shifted against the other, fit into each other's gaps."""
+    distance = abs(int(a.storage_offset()) - int(b.storage_offset()))
+    inner = 1
+    steps = sorted(_steps(a))
+    for stride, size in steps:
+        outer_fit = all(other % stride == 0 for other, _ in steps if other > stride)
+        if outer_fit and inner <= distance and distance + inner <= stride:
+            return True
+        inner = max(inner, stride * (size - 1) + inner)
+    return False
+
+
+def _steps(tensor: Tensor) -> list[tuple[int, int]]:
+    """`(stride, size)` of each dimension of more than one element."""
+    every = zip(list(tensor.stride()), list(tensor.shape), strict=True)
+    return [(int(stride), int(size)) for stride, size in every if size != 1]
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """Its first byte, and that behind its last one."""
+    first = tensor.data_ptr()
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return first, first + (reach + 1) * tensor.element_size()
+
+
+def check_outs(
+    name: str, outs: Sequence[Tensor], dtypes: Sequence[torch.dtype], shape: Sequence[int], device: torch.device
+) -> None:
+    """Raises `ArgumentError` for tensors of `out=` that are not as the results."""
+    if len(outs) != len(dtypes):
+        raise ArgumentError(f"{name} has {len(dtypes)} results, and out= holds {len(outs)} tensors.")
+    for i, (out, dtype) in enumerate(zip(outs, dtypes, strict=True)):
+        if out.dtype != dtype or tuple(out.shape) != tuple(shape) or out.device != device:
+            raise ArgumentError(
+                f"tensor {i} of out= is {list(out.shape)} {out.dtype} on {out.device}, and that result of {name} is "
+                f"{list(shape)} {dtype} on {device}."
+            )

@@ -1,0 +1,137 @@
+"""Kernels that write to their arguments, and to tensors that are there."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen import ArgumentError, AutogradError, WriteError, pointwise
+
+
+@pytest.fixture(autouse=True)
+def in_cpp(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+    """As where TRITON_INTERPRET is not set."""
+    from flexsn_codegen.targets.triton import device
+
+    monkeypatch.setattr(device, "INTERPRETED", False)
+
+
+def adamw(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float], eps: float, wd: float
+) -> None:
+    """As it is written in papers and in torch.optim."""
+    beta1, beta2 = betas
+    p.mul_(1 - lr * wd)
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    denominator = (v.sqrt() / math.sqrt(1 - beta2**step)).add_(eps)
+    p.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+
+
+def lion(p: Tensor, g: Tensor, m: Tensor, lr: float, beta1: float, beta2: float, decay: float) -> None:
+    p.mul_(1 - lr * decay).sub_(torch.sign(m * beta1 + g * (1 - beta1)), alpha=lr)
+    m.mul_(beta2).add_(g, alpha=1 - beta2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    start, gradients = torch.randn(9001, dtype=dtype), torch.randn(6, 9001, dtype=dtype)
+    parameter = start.clone().requires_grad_()
+    optimizer = torch.optim.AdamW([parameter], lr=1e-3, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.1, foreach=False)
+    p, m, v = start.clone(), torch.zeros_like(start), torch.zeros_like(start)
+    step = pointwise(adamw)
+    for i, gradient in enumerate(gradients):
+        lr = 1e-3 * (i + 1)
+        optimizer.param_groups[0]["lr"] = lr
+        parameter.grad = gradient
+        optimizer.step()
+        assert step(p, gradient, m, v, i + 1, lr, (0.9, 0.99), 1e-8, 0.1) is None
+    # Torch's CPU fuses a multiplication with an addition here and there: a few units in the last place.
+    torch.testing.assert_close(p, parameter.detach(), rtol=0, atol=8 * torch.finfo(dtype).eps)
+    assert sum(len(found) for kernel, _ in step._kernels.values() for found in kernel._variants.values()) == 1
+
+
+def test_lion_equals_eager_mode() -> None:
+    torch.manual_seed(0)
+    runs = []
+    for function in (pointwise(lion), lion):
+        torch.manual_seed(0)
+        p, m = torch.randn(501), torch.randn(501)
+        for _ in range(3):
+            function(p, torch.randn(501), m, 1e-2, 0.9, 0.99, 0.1)
+        runs.append((p, m))
+    for a, e in zip(*runs, strict=True):
+        torch.testing.assert_close(a, e, rtol=0, atol=5e-7)
+
+
+def test_what_is_returned_is_the_callers_tensor() -> None:
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.add_(y), x * 2
+
+    x, y = torch.rand(4, 5).t(), torch.rand(5, 4)
+    expected = function(x.clone(), y)
+    version = x._version
+    first, second = pointwise(function)(x, y)
+    assert first is x
+    assert x._version > version
+    for a, e in zip((first, second), expected, strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize(
+    "view", [lambda t: t, lambda t: t.t(), lambda t: t[::2, 1:], lambda t: t[:, :1], lambda t: t.flip(0)[:0]]
+)
+def test_strided_tensors_are_written_where_they_are(view: Any) -> None:
+    memory = torch.rand(6, 6)
+    before, x = memory.clone(), view(memory)
+    y = torch.rand(x.shape[1])
+    pointwise(lambda x, y: x.sub_(y))(x, y)
+    view(before).sub_(y)
+    assert torch.equal(memory, before)
+
+
+def test_into_tensors_that_are_there() -> None:
+    x, out, mask = torch.rand(3, 4), torch.zeros(4, 3).t(), torch.zeros(3, 4, dtype=torch.bool)
+    kernel = pointwise(lambda x, a: (x * a, x > a))
+    first, second = kernel.into([out, mask], x, 0.5)
+    assert torch.equal(out, x * 0.5)
+    assert torch.equal(mask, x > 0.5)
+    assert first.data_ptr() == out.data_ptr()
+    assert second.data_ptr() == mask.data_ptr()
+    pointwise(torch.neg).into(x, x)
+    assert torch.equal(x * -0.5, out)
+    with pytest.raises(ArgumentError, match=r"tensor 1 of out= is \[3, 4\] torch.float32"):
+        kernel.into([out, torch.zeros(3, 4)], x, 0.5)
+    with pytest.raises(ArgumentError, match="2 results, and out= holds 1"):
+        kernel.into(out, x, 0.5)
+    with pytest.raises(WriteError, match="tensor 0 of out="):
+        pointwise(torch.neg).into(x[:, 1:], x[:, :3])
+
+
+def test_what_cannot_be_written() -> None:
+    add = pointwise(lambda x, y: x.add_(y))
+    x = torch.rand(6)
+    for bad in (torch.rand(1).expand(6), torch.rand(8).unfold(0, 3, 1), torch.rand(6, 2).as_strided((3, 4), (1, 2))):
+        with pytest.raises(WriteError, match=r"tensor 0 of <lambda>.*several elements in one place"):
+            add(bad, torch.rand(bad.shape))
+    with pytest.raises(WriteError, match="tensor 1 has, too"):
+        add(x[1:], x[:-1])
+    with pytest.raises(WriteError, match="tensor 1 has, too"):
+        add(x, x)
+    add(x[:3], x[3:])  # apart
+    columns = torch.rand(4, 2)
+    add(columns[:, 0], columns[:, 1])
+    with pytest.raises(ArgumentError, match=r"of shape \[3\], and its arguments broadcast to \[2, 3\]"):
+        add(torch.rand(3), torch.rand(2, 3))
+    with pytest.raises(AutogradError, match="no_grad"):
+        add(x, torch.rand(6, requires_grad=True))
+    leaf = torch.rand(6, requires_grad=True)
+    with torch.no_grad():
+        expected = leaf + x
+        add(leaf, x)
+    assert torch.equal(leaf, expected)

@@ -1,0 +1,90 @@
+"""What a function reads and writes besides computing: the tensors that it captures, and arguments that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, undisturbed
+from flexsn_graph.reads import Reads
+
+
+class Substituted(TorchFunctionMode):
+    """Torch's functions get stand-ins for some tensors.
+
+    Args:
+        stand_ins: by the tensors' ids.
+        make: makes one for a captured tensor that has none; `None`: it is left as it is.
+    """
+
+    def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self._stand_ins, self._make = stand_ins, make
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self._in(args), **{name: self._in(value) for name, value in (kwargs or {}).items()})
+
+    def _in(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            stand_in = self._stand_ins.get(id(value))
+            if stand_in is None and self._make is not None and not isinstance(value, FakeTensor):
+                return self._make(value)
+            return value if stand_in is None else stand_in
+        if type(value) in (tuple, list):
+            return type(value)(self._in(part) for part in value)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a run of a function showed.
+
+    Attributes:
+        captured: the tensors that it captures, in order of first use.
+        written: positions of the arguments that it changes.
+        returned: what it returned; of tensors, fake ones.
+        arguments: the fake tensors that it was called with.
+    """
+
+    captured: tuple[Tensor, ...]
+    written: tuple[int, ...]
+    returned: Any
+    arguments: tuple[Tensor, ...]
+
+
+def effects_of(
+    fn: Callable[..., Any], examples: Sequence[Tensor], sizes: Sequence[int], reads: Reads | None = None
+) -> Effects:
+    """Runs a function once, on fake tensors.
+
+    Args:
+        fn: called with as many tensors as there are examples.
+        examples: of them; only shape, dtype and device are looked at.
+        sizes: the shape that a captured tensor has meanwhile, if it has dimensions.
+        reads: records what else the function reads.
+    """
+    captured: dict[int, Tensor] = {}
+    stand_ins: dict[int, Tensor] = {}
+
+    def make(tensor: Tensor) -> Tensor:
+        captured[id(tensor)] = tensor
+        like = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+        stand_ins[id(tensor)] = fake_like(mode, like.expand(tuple(sizes)) if tensor.dim() else like)
+        return stand_ins[id(tensor)]
+
+    with undisturbed():
+        mode = FakeTensorMode()
+        arguments = tuple(fake_like(mode, example) for example in examples)
+        with torch.no_grad(), mode, Substituted(stand_ins, make):
+            if reads is None:
+                returned = fn(*arguments)
+            else:
+                with reads.recording():
+                    returned = fn(*arguments)
+    written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
+    return Effects(tuple(captured.values()), written, returned, arguments)
