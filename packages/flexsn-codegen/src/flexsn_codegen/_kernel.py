@@ -48,7 +48,7 @@ from flexsn_graph import (
 _MAX_PLANS = 1024
 # As many kernels are kept that were made for some values of the numbers alone.
 _MAX_VARIANTS = 32
-_PREFIX = "host"
+PREFIX = "host"
 
 Bound = Callable[..., tuple[Tensor, ...]]
 """From all tensors, the captured ones last, to the results and the written arguments."""
@@ -265,7 +265,7 @@ class Kernel:
                 precision=self.numerics.precision,
                 fast_math=self.numerics.fast_math,
                 target=target,
-                numbers=_PREFIX if notes.numbers else None,
+                numbers=PREFIX if notes.numbers else None,
             )
             return traced, source
 

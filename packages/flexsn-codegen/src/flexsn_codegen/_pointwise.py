@@ -13,6 +13,7 @@ from torch import Tensor, fx
 
 from flexsn_codegen._calls import Parts, Structure, check_signature, put_together, results_together, take_apart
 from flexsn_codegen._cut import CutFunction
+from flexsn_codegen._foreach import Step, Steps, place_of
 from flexsn_codegen._kernel import Kernel, kernel_of
 from flexsn_codegen._launch import target_on
 from flexsn_codegen._layout import plan_layout
@@ -121,6 +122,7 @@ class Pointwise(Generic[P, R]):
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
         self._kernels: dict[tuple[Any, ...], tuple[Kernel, Reads]] = {}
         self._cuts: dict[tuple[Any, ...], CutFunction] = {}
+        self._steps = Steps()
         self._captured: dict[str, tuple[Tensor, ...]] = {}
         self._handle = next(_numbers)
         _functions[self._handle] = self
@@ -144,6 +146,86 @@ class Pointwise(Generic[P, R]):
             WriteError: one of them overlaps with itself, or with an argument that it is not.
         """
         return cast(R, self._call(args, kwargs, [out] if isinstance(out, Tensor) else list(out)))
+
+    def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
+        """Calls the function for each place of some lists, as an optimizer's step for each parameter.
+
+        On a GPU, one launch does all that are dense and of the same dtypes; what is strided is launched by itself. On the
+        CPU, it is one call after the other, without what a call costs in Python.
+
+        Args:
+            args, kwargs: as of the function; in the place of a tensor, a list or a tuple of tensors, all of one length. What
+                is no list (numbers, flags, one tensor for all) is the same for each.
+
+        Returns:
+            What the function returns, for each place.
+
+        Raises:
+            ArgumentError: the lists are of several lengths, or there is none.
+            AutogradError: a gradient is asked for. Call it under `torch.no_grad()`.
+            Others: as for a call.
+        """
+        lists = [value for value in (*args, *kwargs.values()) if _is_list(value)]
+        lengths = sorted({len(value) for value in lists})
+        if len(lengths) != 1:
+            raise ArgumentError(
+                f"{self._name}.foreach goes over lists of tensors of one length; these are of {lengths or 'none'}."
+            )
+        calls = [_place_in(args, kwargs, i) for i in range(lengths[0])]
+        if torch.compiler.is_dynamo_compiling():
+            return [cast(R, self._by_operator(*take_apart(self._name, *call))) for call in calls]
+        return cast(list[R], self._over_lists(calls, [*args, *kwargs.values()]))
+
+    def _over_lists(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], values: Sequence[Any]) -> list[Any]:
+        if not calls:
+            return []
+        structure, parts = take_apart(self._name, *calls[0])
+        every = [t for value in values for t in (value if _is_list(value) else [value]) if isinstance(t, Tensor)]
+        if not is_plain(every):
+            return [self._by_operator(*take_apart(self._name, *call)) for call in calls]
+        key = (structure, len(calls), torch.is_grad_enabled(), *map(place_of, every))
+        step = self._steps.known.get(key)
+        if step is not None and step.fits(parts.numbers):
+            step.run(parts.numbers)
+            for tensor in every:
+                if tensor.data_ptr() in step.written:
+                    torch.autograd.graph.increment_version(tensor)
+            return [None] * len(calls)
+        return self._first_over_lists(key, calls, parts.numbers)
+
+    def _first_over_lists(
+        self, key: tuple[Any, ...], calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], numbers: Sequence[Any]
+    ) -> list[Any]:
+        prepared = []
+        fetched: dict[str, Any] = {}
+        for call in calls:
+            structure, parts = take_apart(self._name, *call)
+            self._check(parts.tensors)
+            kernel, captured = self._kernel(structure, parts.tensors, parts.numbers)
+            tensors = [*parts.tensors, *captured]
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                raise AutogradError(_WRITES.format(f"{self._name}.foreach"))
+            if kernel.written:
+                self._check_written(kernel, tensors)
+            fetched[kernel.key] = (self._reads_of(kernel).fetch, captured)
+            prepared.append((kernel, tensors))
+        launches, returned = [], []
+        for kernel, tensors in prepared:
+            target = target_on(tensors[0].device, self._name)
+            variant = kernel.variant(tensors, numbers, [False] * len(tensors), target)
+            results, todo = kernel.prepare([t.detach() for t in tensors], numbers, variant)
+            launches.append((kernel, variant, todo))
+            returned.append(results_together(kernel.result, results, tensors))
+        groups = self._steps.run_all(launches, numbers)
+        for kernel, tensors in prepared:
+            self._bump(kernel, tensors, None)
+        if groups is not None and all(one is None for one in returned):
+            written = frozenset(tensors[i].data_ptr() for kernel, tensors in prepared for i in kernel.written)
+            self._steps.keep(key, Step(groups, list(fetched.values()), written))
+        return returned
+
+    def _reads_of(self, kernel: Kernel) -> Reads:
+        return next(reads for known, reads in self._kernels.values() if known is kernel)
 
     def source(self, *args: Any, target: Target = TRITON, **kwargs: Any) -> KernelSource:
         """The kernel for such arguments: its name, source and parameters. Meta tensors will do.
@@ -386,6 +468,16 @@ class Pointwise(Generic[P, R]):
         for out in outs or ():
             torch.autograd.graph.increment_version(out)
         return tensors
+
+
+def _is_list(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(isinstance(part, Tensor) for part in value)
+
+
+def _place_in(args: tuple[Any, ...], kwargs: dict[str, Any], i: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with what is at one place of the lists."""
+    positional = tuple([value[i] if _is_list(value) else value for value in args])
+    return positional, {key: value[i] if _is_list(value) else value for key, value in kwargs.items()}
 
 
 class Gradient:
