@@ -29,6 +29,7 @@ def variants(kernel: Any) -> int:
     return sum(len(found) for made, _ in kernel._kernels.values() for found in made._variants.values())
 
 
+@pytest.mark.long(all_but=["*calls1", "*calls2", "*calls5"])
 # What each computes of its numbers, Python does: in float64, as the function itself would.
 @pytest.mark.parametrize(
     ("function", "calls"),
@@ -61,6 +62,7 @@ def test_numbers_are_exact_in_float64() -> None:
     assert variants(kernel) == 1
 
 
+@pytest.mark.long(all_but=["<lambda>0", "<lambda>3"])
 @pytest.mark.parametrize(
     "function",
     [

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.errors import ArgumentError
+from flexsn_codegen.errors import ArgumentError, SignatureError
 
 # Structures are tuples of texts and constants: hashable, and nothing a compiler could not have as a constant.
 # ("tensor",) and ("float",), ("int",) are filled in, in order; ("constant", type, value); ("tuple" | "list", *parts);
@@ -88,7 +88,7 @@ def put_together(
 
 
 def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> None:
-    """Raises `ArgumentError` where the function does not take such arguments."""
+    """Raises `SignatureError` where the function does not take such arguments."""
     try:
         signature = inspect.signature(getattr(fn, "forward", fn))
     except (TypeError, ValueError):
@@ -96,7 +96,7 @@ def check_signature(fn: Callable[..., Any], name: str, structure: Structure) -> 
     try:
         signature.bind(*structure[1], **dict(structure[2]))
     except TypeError as error:
-        raise ArgumentError(f"{name}{signature} cannot be called so: {error}.") from None
+        raise SignatureError(f"{name}{signature} cannot be called so: {error}.") from None
 
 
 def results_apart(returned: Any, known: Callable[[Tensor], int | None], results: list[Tensor]) -> Structure:

@@ -28,6 +28,7 @@ from flexsn_codegen.errors import (
     CompilationError,
     CompilerMissingError,
     DeviceError,
+    SignatureError,
     TransformError,
     WriteError,
 )
@@ -150,12 +151,12 @@ class Pointwise(Generic[P, R]):
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
         """Calls the function for each place of some lists, as an optimizer's step for each parameter.
 
-        On a GPU, one launch does all that are dense and of the same dtypes; what is strided is launched by itself. On the
-        CPU, it is one call after the other, without what a call costs in Python.
+        On a GPU, one launch does all that are dense and of the same dtypes; what is strided is launched by itself. On
+        the CPU, it is one launch after the other.
 
         Args:
-            args, kwargs: as of the function; in the place of a tensor, a list or a tuple of tensors, all of one length. What
-                is no list (numbers, flags, one tensor for all) is the same for each.
+            args, kwargs: as of the function; in the place of a tensor, a list or a tuple of tensors, all of one length.
+                What is no list (numbers, flags, one tensor for all) is the same for each.
 
         Returns:
             What the function returns, for each place.
@@ -496,7 +497,10 @@ class Gradient:
 
 
 # What is wrong with a call, whatever the function does.
-_OF_A_CALL = (AutogradError, DeviceError, WriteError, TransformError, CompilationError, CompilerMissingError)
+_OF_A_CALL = (
+    *(AutogradError, DeviceError, SignatureError, TransformError, WriteError),
+    *(CompilationError, CompilerMissingError),
+)
 _WITHOUT_TENSORS = "{} was called without tensors; a kernel needs one to take the shape from."
 _WITHOUT_AUTOGRAD = (
     "a tensor that {} reads requires a gradient; make it with pointwise(..., autograd=True), or call it under "

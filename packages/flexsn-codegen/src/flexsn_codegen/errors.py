@@ -16,6 +16,7 @@ __all__ = [
     "KernelNameError",
     "OfflineCompileError",
     "PrecisionError",
+    "SignatureError",
     "TraceError",
     "TransformError",
     "TritonMissingError",
@@ -54,6 +55,10 @@ class TritonMissingError(ImportError):
 
 class ArgumentError(TypeError):
     """A pointwise kernel was called with something else than tensors of supported dtypes."""
+
+
+class SignatureError(ArgumentError):
+    """A pointwise kernel was called as its function cannot be called."""
 
 
 class DeviceError(RuntimeError):
