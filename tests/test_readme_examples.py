@@ -69,6 +69,8 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 # PyTorch's own: Dynamo's, while it looks at an `autograd.Function`; torch 2.11's, while it loads an exported program.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+# torch's forward mode scripts its own formulas.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,28 +6,32 @@ import doctest
 import importlib
 import inspect
 import pkgutil
-import re
+import site
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
 import flexsn_hop
 
+ALONE = Path(__file__).with_name("run_readme_alone.py")
 README = Path(__file__).parents[1] / "README.md"
 MODULES = ["flexsn_hop", *(f"flexsn_hop.{m.name}" for m in pkgutil.iter_modules(flexsn_hop.__path__))]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 
-def test_readme() -> None:
-    torch._dynamo.reset()
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(blocks) >= 4
-    namespace: dict[str, Any] = {}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
+def test_readme_with_this_package_alone() -> None:
+    """Its blocks run one after the other in a new process that can import nothing of FlexSN but this package."""
+    folders = [str(Path(flexsn_hop.__path__[0]).parent), *site.getsitepackages()]
+    result = subprocess.run(
+        [sys.executable, "-I", "-S", str(ALONE), str(README), *folders], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    ran, siblings = result.stdout.split(maxsplit=1)[-2:]
+    assert int(ran) >= 7
+    assert siblings.strip() == "[]"
 
 
 @pytest.mark.parametrize("module", MODULES)

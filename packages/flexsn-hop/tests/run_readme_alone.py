@@ -1,0 +1,42 @@
+"""Runs the python blocks of a README where only the folders that are named can be imported from.
+
+    python -I -S run_readme_alone.py README FOLDER...
+
+`-I` hides PYTHONPATH and the current folder, `-S` hides site-packages with its `.pth` files, and so what is installed
+from its folder. Prints how many blocks ran, and which siblings of the package could be found.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+SIBLINGS = ("flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_nn")
+
+
+def main() -> None:
+    readme, *folders = sys.argv[1:]
+    sys.path += folders
+    # What is installed as a wheel lies in site-packages itself: no sibling is to be found there either.
+    for name in SIBLINGS:
+        sys.modules[name] = None  # type: ignore[assignment]
+    found = []
+    for name in SIBLINGS:
+        try:
+            importlib.import_module(name)
+            found.append(name)
+        except ImportError:
+            pass
+    module = ModuleType("readme")
+    sys.modules["readme"] = module
+    blocks = re.findall(r"^```python\n(.*?)^```", Path(readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for block in blocks:
+        exec(compile(block, readme, "exec", dont_inherit=True), module.__dict__)
+    print(len(blocks), found)
+
+
+if __name__ == "__main__":
+    main()

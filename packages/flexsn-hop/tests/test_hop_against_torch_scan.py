@@ -1,0 +1,155 @@
+"""What `docs/why-not-torch-scan.md` says: what PyTorch's own scan makes of a recurrence, and what `scan` does.
+
+`scan` is compared with the loop on every version of torch. What torch's does is compared with what the page says on the
+version that the page speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_mode
+from scan_steps import looped
+from torch import Tensor
+from torch.func import grad, jvp, vmap
+
+from flexsn_hop import scan
+from flexsn_hop._torch_private import builtin_scan
+
+# torch's forward mode scripts its own formulas.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+
+SEEN_ON = "2.15"
+
+Scan = Callable[..., tuple[Any, Any]]
+X = torch.linspace(-1, 1, 12).cos().reshape(4, 3)
+V = torch.zeros(3)
+
+
+def twice_the_same(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    new = carry + x
+    return new, new
+
+
+def curved(carry: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return (carry * x).sin() + x, carry * 2
+
+
+def last(how: Scan, x: Tensor) -> Tensor:
+    carry: Tensor = how(curved, V, x)[0]
+    return carry
+
+
+def keys_in_another_order(how: Scan) -> Any:
+    carry, _ = how(lambda c, x: ({"b": c["b"] * 2, "a": c["a"] + x}, None), {"a": V, "b": V + 1}, X)
+    return carry["a"], carry["b"]
+
+
+def second_derivative(how: Scan) -> Any:
+    x = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(last(how, x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.square().sum(), x)
+
+
+def two_lengths_of_y(how: Scan) -> Any:
+    return how(lambda c, x: (c + x, (c * 2, c.sum())), V, X.t(), dim=1)
+
+
+def no_length(how: Scan) -> Any:
+    return how(lambda c, _: (c * 2, c.clone()), V, None)
+
+
+def counter(how: Scan) -> Any:
+    x = X.clone().requires_grad_()
+    init = (V, torch.tensor(0))
+    (_, count), ys = how(lambda c, x: ((c[0] * 0.5 + x, c[1] + 1), (c[0] + x) / (c[1] + 1)), init, x)
+    return count, torch.autograd.grad(ys.sum(), x)
+
+
+def dual(how: Scan) -> Any:
+    with forward_mode.dual_level():
+        return forward_mode.unpack_dual(last(how, forward_mode.make_dual(X, X.clone()))).tangent
+
+
+def trained_by_inductor(how: Scan) -> Any:
+    weight = torch.eye(3).requires_grad_()
+
+    def step(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h @ weight + x)
+        return h, h.clone()
+
+    def loss(x: Tensor) -> Tensor:
+        total: Tensor = how(step, x.new_zeros(1, 3), x[:, None])[1].sum()
+        return total
+
+    run = loss if how is looped else torch.compile(loss, fullgraph=True)
+    return torch.autograd.grad(run(X), weight)
+
+
+def branch(how: Scan) -> Any:
+    return how(lambda c, x: (c + x if x.sum() > 1 else c * 2, None), V, X)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One row of the page: a program, and what torch's scan does: the name of an error, or "wrong" or "silent"."""
+
+    run: Callable[[Scan], Any]
+    torchs: str
+
+
+CAPTURE = "UncapturedHigherOrderOpError"
+POINTS = {
+    "keys in another order": Point(keys_in_another_order, "wrong"),
+    "second derivative": Point(second_derivative, "wrong"),
+    "y without the dimension": Point(two_lengths_of_y, "silent"),
+    "no length": Point(no_length, "silent"),
+    "y is the carry": Point(lambda how: how(twice_the_same, V, X), CAPTURE),
+    "carry passed on": Point(lambda how: how(lambda c, x: (c, x * 2), V, X), CAPTURE),
+    "x passed on": Point(lambda how: how(lambda c, x: (c + x, x), V, X), CAPTURE),
+    "no carry": Point(lambda how: how(lambda c, x: ((), x.exp()), (), X), "RuntimeError"),
+    "None in the carry": Point(lambda how: how(lambda c, x: ((c[0] + x, None), x), (V, None), X), "RuntimeError"),
+    "None in xs": Point(lambda how: how(lambda c, x: (c + x[0], c * 2), V, (X, None)), "RuntimeError"),
+    "expanded init": Point(lambda how: how(lambda c, x: (c + x, c * 2), torch.zeros(1).expand(3), X), CAPTURE),
+    "counter in training": Point(counter, "TorchRuntimeError"),
+    "forward mode": Point(dual, CAPTURE),
+    "jvp": Point(lambda how: jvp(lambda x: last(how, x), (X,), (X,)), CAPTURE),
+    "grad": Point(lambda how: grad(lambda x: last(how, x).sum())(X), "AssertionError"),
+    "vmap": Point(lambda how: vmap(lambda x: last(how, x))(torch.stack([X, X])), "RuntimeError"),
+    "training by Inductor": Point(trained_by_inductor, "BackendCompilerFailed"),
+    "branch on data": Point(branch, CAPTURE),
+}
+REFUSED_HERE = {"y without the dimension": "ys\\[1\\] has 1 dimensions", "no length": "pass length"}
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_scan_does_it_as_the_loop(name: str) -> None:
+    torch._dynamo.reset()
+    if name in REFUSED_HERE:
+        with pytest.raises(ValueError, match=REFUSED_HERE[name]):
+            POINTS[name].run(scan)
+        return
+    torch.testing.assert_close(POINTS[name].run(scan), POINTS[name].run(looped))
+
+
+@pytest.mark.skipif(not torch.__version__.startswith(SEEN_ON), reason=f"the page speaks of torch {SEEN_ON}")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.filterwarnings("ignore::UserWarning:torch")
+@pytest.mark.parametrize("name", POINTS)
+def test_torchs_scan_does_what_the_page_says(name: str) -> None:
+    torch._dynamo.reset()
+    point = POINTS[name]
+    assert builtin_scan is not None
+    if point.torchs not in ("wrong", "silent"):
+        with pytest.raises(Exception) as caught:  # noqa: PT011
+            point.run(builtin_scan)
+        assert type(caught.value).__name__ == point.torchs
+        return
+    found = point.run(builtin_scan)
+    if point.torchs == "wrong":
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(found, point.run(looped))
