@@ -441,3 +441,16 @@ def test_without_gradients() -> None:
             expected = eager_scan(core, *case.counts, *arguments)
         torch.testing.assert_close(results, expected, rtol=0, atol=0)
         assert not any(result.requires_grad for result in results)
+
+
+def test_states_that_start_from_one_tensor_are_different_ones() -> None:
+    def core(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        charged = 0.5 * a + x
+        return torch.sin(b), charged, 0.7 * b + charged * a
+
+    def run(scan: Run, x: torch.Tensor, start: torch.Tensor) -> Any:
+        return scan(core, 1, 2, 1, x, start, start)
+
+    arguments = [torch.rand(5, 4, dtype=torch.float64, requires_grad=True), torch.rand(4, dtype=torch.float64)]
+    actual = compiled(functools.partial(run, flex_sn_scan_final_state))
+    assert_same(actual, functools.partial(run, eager_scan_final_state), arguments)

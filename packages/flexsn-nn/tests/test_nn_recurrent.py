@@ -143,7 +143,7 @@ def test_the_operator_and_half_precision(name: str) -> None:
 @pytest.mark.long(all_but=["RLIF"])
 @pytest.mark.parametrize("name", ["Recurrent", "RLIF", "RLeaky"])
 def test_one_graph_under_compile(name: str) -> None:
-    layer, x = made(name).double(), X.double()
+    layer, x = made(name), X
     layer.backend = "hop"
     torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)

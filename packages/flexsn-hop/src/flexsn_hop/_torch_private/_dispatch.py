@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from ..versions import private
 
 _NO_OPERATOR = "`flex_sn_scan` cannot be called"
@@ -68,7 +70,7 @@ def implement(
             values_by_graph = samples(*args, **kwargs)
         for function, values in zip(args[:num_graphs], values_by_graph, strict=True):
             with disable_proxy_modes_tracing():
-                graph = _reenter_make_fx(function)(*values)
+                graph = _reenter_make_fx(function)(*_apart(values))
             _, name = _unique_graph_id(mode, prefix=f"{op.name()}_graph")
             mode.tracer.root.register_module(name, graph)
             graphs.append(graph)
@@ -94,6 +96,21 @@ def implement(
             ]
             results = op.redispatch(*functions, *plain[num_graphs:], **kwargs)
         return ctx.wrap_tensors(results)
+
+
+def _apart(values: Sequence[Any]) -> list[Any]:
+    """``values``, each tensor an object of its own: one that is there twice would be one argument of the graph.
+
+    Two states that start from one tensor are different ones from the second step on.
+    """
+    seen: set[int] = set()
+    found = []
+    for value in values:
+        if isinstance(value, torch.Tensor) and id(value) in seen:
+            value = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+        seen.add(id(value))
+        found.append(value)
+    return found
 
 
 def below_autograd() -> contextlib.AbstractContextManager[None]:
