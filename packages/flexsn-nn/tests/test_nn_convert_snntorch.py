@@ -134,6 +134,28 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
         lambda: hidden(lambda **o: snn.Synaptic(0.3, 0.6, reset_mechanism="none", **o), output=True),
         steps,
     ),
+    "rleaky": (
+        lambda: Loop(
+            snn.RLeaky(0.7, linear_features=N, learn_beta=True, learn_threshold=True),
+            snn.RLeaky(torch.rand(N), all_to_all=False, V=torch.rand(N) - 0.5, reset_mechanism="zero"),
+        ),
+        whole,
+    ),
+    "rleaky_hidden": (
+        lambda: hidden(lambda **o: snn.RLeaky(0.6, V=-0.5, all_to_all=False, reset_delay=False, **o), output=True),
+        steps,
+    ),
+    "rsynaptic": (
+        lambda: Loop(
+            snn.RSynaptic(0.4, 0.7, linear_features=N, learn_alpha=True),
+            snn.RSynaptic(torch.rand(N), 0.6, all_to_all=False, V=0.3, learn_recurrent=False, reset_mechanism="none"),
+        ),
+        whole,
+    ),
+    "rsynaptic_hidden": (
+        lambda: hidden(lambda **o: snn.RSynaptic(0.5, 0.8, linear_features=N, threshold=0.4, reset_mechanism="zero", **o)),
+        steps,
+    ),
     "alpha": (
         lambda: Loop(
             snn.Alpha(0.9, 0.7, threshold=0.3),
@@ -183,7 +205,7 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
     loss = torch.zeros(())
     for out in outputs:
         loss = loss + (out * torch.linspace(-1, 1, out.numel()).reshape(out.shape)).sum()
-    leaves = {"x": x, **dict(net.named_parameters())}
+    leaves = {"x": x, **{name: p for name, p in net.named_parameters() if p.requires_grad}}
     if not loss.requires_grad:  # surrogate_disable=True
         return {}
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -281,6 +303,27 @@ def test_kernels(name: str, interpreted: None) -> None:
             torch.testing.assert_close(a, torch.stack(column), rtol=1e-6, atol=1e-6)
 
 
+def test_recurrent_neurons_in_detail() -> None:
+    """A convolution, states by name, attributes, and the reset that snnTorch computes and forgets."""
+    torch.manual_seed(0)
+    theirs = snn.RLeaky(0.5, conv2d_channels=2, kernel_size=3)
+    ours: Any = convert(copy.deepcopy(theirs), backend="torch").model
+    x = torch.randn(4, 1, 2, 5, 5) + 0.3
+    (spk, mem), (spk_ours, mem_ours) = theirs.reset_mem(), ours.reset_mem()
+    for step in x:
+        spk, mem = theirs(step, spk, mem)
+        spk_ours, mem_ours = ours(step, spk=spk_ours, mem=mem_ours)
+        assert torch.equal(spk_ours, spk)
+        assert torch.equal(mem_ours, mem)
+    assert torch.equal(ours.spk, theirs.spk)
+    assert ours.recurrent.weight.shape == (2, 2, 3, 3)
+    conversion = convert(snn.RSynaptic(0.5, 0.8, linear_features=N, reset_delay=False))
+    assert "forgets its reset_delay=False" in str(conversion)
+    learned = snn.RLeaky(0.5, linear_features=N)
+    weight = learned.recurrent.weight
+    assert convert(learned).model.V is weight
+
+
 def test_states_by_name_and_none() -> None:
     theirs = snn.Synaptic(0.5, 0.8)
     ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
@@ -332,8 +375,6 @@ def own(**options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: snn.RLeaky(0.5, linear_features=N), "recurrent weights mix the neurons"),
-        (lambda: snn.RSynaptic(0.5, 0.5, linear_features=N), "recurrent weights mix the neurons"),
         (lambda: snn.SLSTM(N, N), "a recurrent layer with weights inside"),
         (lambda: snn.SConv2dLSTM(1, 1, 3), "a recurrent layer with weights inside"),
         (lambda: snn.Leaky(0.5, inhibition=True), "only one neuron of a layer fire"),
@@ -412,7 +453,7 @@ def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
 
 
 def test_a_conversion_that_is_refused_changes_no_shape() -> None:
-    net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True), snn.RLeaky(0.9, all_to_all=False))
+    net = nn.Sequential(nn.Linear(N, N), snn.Leaky(beta=0.9, learn_beta=True), snn.SLSTM(N, N))
     with pytest.raises(ConversionError):
         convert(net, strict=True)
     assert [p.shape for name, p in net.named_parameters() if name.endswith(("1.beta", "1.w"))] == [()]

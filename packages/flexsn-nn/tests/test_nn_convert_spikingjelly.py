@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import ConversionError, FlexSN, functional
+from flexsn_nn import ConversionError, FlexSN, Recurrent, functional
 from flexsn_nn.convert import Conversion, convert
 
 neuron: Any = pytest.importorskip("spikingjelly.activation_based.neuron", reason="SpikingJelly is not installed")
@@ -498,6 +498,62 @@ def test_a_learned_number_gets_a_dimension_and_stays_the_same_object() -> None:
     for name, number in numbers.items():
         assert before.get_parameter(name).shape == ()
         assert number.item() == before.get_parameter(name).item()
+
+
+def few_bits(net: nn.Module) -> nn.Module:
+    """With weights of eighths, every sum is exact in any order."""
+    for parameter in net.parameters():
+        if parameter.dim() > 0:
+            parameter.data = (24 * parameter.data).round() / 8
+    return net
+
+
+RECURRENT: dict[str, Callable[[], nn.Module]] = {
+    "neuron": lambda: layer.LinearRecurrentContainer(neuron.ParametricLIFNode(init_tau=2.0), N, N, step_mode="m"),
+    "layers": lambda: layer.LinearRecurrentContainer(
+        nn.Sequential(layer.Linear(N, 4), nn.Linear(4, 5, bias=False), neuron.IFNode(v_reset=None)), N, 5, bias=False
+    ),
+    "elements": lambda: layer.ElementWiseRecurrentContainer(
+        neuron.LIFNode(tau=2.0), lambda y, x: 1.5 * x - 0.5 * y, step_mode="m"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_containers(name: str) -> None:
+    torch.manual_seed(1)
+    before = few_bits(RECURRENT[name]())
+    reference = copy.deepcopy(before)
+    conversion = convert(before, backend="torch")
+    after: Any = conversion.model
+    assert isinstance(after, Recurrent)
+    assert conversion.left == []
+    x = (8 * torch.randn(T, B, N, generator=torch.Generator().manual_seed(0))).round() / 4
+    if after.step_mode == "m":
+        wanted, found = reference(x), after(x)
+    else:
+        wanted, found = torch.stack([reference(step) for step in x]), torch.stack([after(step) for step in x])
+    assert 0.02 < wanted.mean() < 0.98
+    assert torch.equal(found, wanted)
+    theirs.reset_net(reference)
+    functional.reset_net(after)
+    functional.set_step_mode(after, "m")
+    assert torch.equal(after(x), wanted)
+    for key, parameter in reference.named_parameters():
+        (gradient,) = torch.autograd.grad(wanted.sum(), parameter, retain_graph=True)
+        mine = after.get_parameter(conversion.moved[key].key)
+        (gradient_found,) = torch.autograd.grad(found.sum(), mine, retain_graph=True)
+        torch.testing.assert_close(gradient_found, gradient.reshape(mine.shape), rtol=1e-4, atol=1e-4)
+    loaded = conversion.load_state_dict(few_bits(RECURRENT[name]()).state_dict())
+    assert loaded.missing == loaded.unexpected == ()
+
+
+def test_a_recurrent_container_of_something_else_loops() -> None:
+    net = layer.LinearRecurrentContainer(nn.Sequential(nn.Linear(N, N), nn.ReLU(), neuron.IFNode()), N, N)
+    conversion = convert(net)
+    assert conversion.model is net
+    assert [item.after for item in conversion.converted] == ["IF"]
+    assert "it loops over time" in conversion.left[0].reason
 
 
 def test_a_conversion_that_is_refused_changes_no_shape() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn.errors import InputCountError
-from flexsn_nn.neuron import Alpha, DelayedReset, Leaky, Synaptic, fit
+from flexsn_nn.neuron import Alpha, DelayedReset, Leaky, RLeaky, RSynaptic, Synaptic, fit
 from flexsn_nn.neuron._reset import SpikeFunction
 
 
@@ -81,12 +81,17 @@ class LoopCall(DelayedReset):
         spikes = super().forward(x)
         if self.init_hidden and not self.output:
             return spikes
-        return spikes, *(self.states if self.step_mode == "s" else self.state_seqs)
+        found = self.states if self.step_mode == "s" else self.state_seqs
+        # The last spikes are a state of recurrent neurons, and returned once.
+        return spikes, *(found[1:] if self.state_names[0] == "s" else found)
 
     def dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, *states)`."""
         spike, *new = self.base_dynamics(x, *states)
-        return spike * fit(self.graded_spikes_factor, spike), *new
+        graded = spike * fit(self.graded_spikes_factor, spike)
+        if self.state_names[0] == "s":  # what comes back is what goes out
+            new[0] = graded
+        return graded, *new
 
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step of the neuron itself."""
@@ -98,7 +103,7 @@ class LoopCall(DelayedReset):
         first = tuple(torch.zeros(0) for _ in self.loop_names)
         return first[0] if len(first) == 1 else first
 
-    init_leaky = init_synaptic = init_alpha = init_lapicque = reset_mem
+    init_leaky = init_synaptic = init_alpha = init_lapicque = init_rleaky = init_rsynaptic = reset_mem
 
     @property
     def mem(self) -> Tensor:
@@ -140,6 +145,41 @@ class LoopSynaptic(LoopCall, Synaptic):
     def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, i, v)`."""
         return Synaptic.dynamics(self, x, *states)
+
+    @property
+    def syn(self) -> Tensor:
+        """The synaptic current; empty before the first step."""
+        return self._state_or_empty("i")
+
+
+class LoopRLeaky(LoopCall, RLeaky):
+    """`RLeaky`, called as `spk, mem = lif(x, spk, mem)`."""
+
+    loop_names = ("spk", "mem")
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, v)`."""
+        return RLeaky.dynamics(self, x, *states)
+
+    @property
+    def spk(self) -> Tensor:
+        """The last spikes; empty before the first step."""
+        return self._state_or_empty("s")
+
+
+class LoopRSynaptic(LoopCall, RSynaptic):
+    """`RSynaptic`, called as `spk, syn, mem = lif(x, spk, syn, mem)`."""
+
+    loop_names = ("spk", "syn", "mem")
+
+    def base_dynamics(self, x: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        """One step: `(spike, spike, i, v)`."""
+        return RSynaptic.dynamics(self, x, *states)
+
+    @property
+    def spk(self) -> Tensor:
+        """The last spikes; empty before the first step."""
+        return self._state_or_empty("s")
 
     @property
     def syn(self) -> Tensor:

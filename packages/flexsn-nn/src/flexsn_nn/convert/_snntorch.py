@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from flexsn_nn import surrogate
-from flexsn_nn.convert._loop import LoopAlpha, LoopCall, LoopLapicque, LoopLeaky, LoopSynaptic
+from flexsn_nn.convert._loop import (
+    LoopAlpha,
+    LoopCall,
+    LoopLapicque,
+    LoopLeaky,
+    LoopRLeaky,
+    LoopRSynaptic,
+    LoopSynaptic,
+)
 from flexsn_nn.convert._report import Moved
 from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
+from flexsn_nn.neuron._connections import connection, convolution
 
 PACKAGE = "snntorch"
 RESETS = {"_base_sub": "subtract", "_base_zero": "zero", "_base_int": "none"}
-RECURRENT = (
-    "its recurrent weights mix the neurons of a layer, which a neuron here does not do yet. Keep it, or wire "
-    "flexsn_nn.Leaky step by step with a layer of its own."
-)
 GATES = "it is a recurrent layer with weights inside, no neuron: it runs as it is."
 REASONS = {
-    "RLeaky": RECURRENT,
-    "RSynaptic": RECURRENT,
     "SLSTM": GATES,
     "SConv2dLSTM": GATES,
     "LeakyParallel": "it is an nn.RNN with a mask, and its weights belong to it: it runs as it is.",
@@ -73,11 +77,58 @@ def _lapicque(old: Any, backend: str) -> Replacement:
     return _replacement(LoopLapicque(**_options(old, backend)), old, ["beta", "R", "C", "time_step"])
 
 
+def _rleaky(old: Any, backend: str) -> Replacement:
+    made = LoopRLeaky(beta=0.5, all_to_all=False, **_options(old, backend))
+    return _connected(_replacement(made, old, ["beta"]), old)
+
+
+def _rsynaptic(old: Any, backend: str) -> Replacement:
+    # snnTorch 1.0 computes the reset at once of this neuron, and forgets it.
+    options = {**_options(old, backend), "reset_delay": True}
+    made = LoopRSynaptic(alpha=0.5, beta=0.5, all_to_all=False, **options)
+    replacement = _connected(_replacement(made, old, ["alpha", "beta"]), old)
+    if getattr(old, "reset_delay", True):
+        return replacement
+    why = "snnTorch 1.0 forgets its reset_delay=False, and so does this; flexsn_nn.RSynaptic(reset_delay=False) has it."
+    return replace(replacement, differences=(*replacement.differences, why))
+
+
+def _connected(replacement: Replacement, old: Any) -> Replacement:
+    """With the recurrent weights of the old neuron, the very objects."""
+    new: Any = replacement.module
+    theirs = old.recurrent
+    if isinstance(theirs, nn.Linear):
+        new.recurrent = connection(theirs.in_features, True, 1.0, theirs.bias is not None, True, None)
+        new.recurrent._parameters = dict(theirs._parameters)
+        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in theirs.named_parameters()}
+    elif isinstance(theirs, nn.Conv2d):
+        bias = theirs.bias is not None
+        new.recurrent = convolution(theirs.in_channels, theirs.kernel_size, bias, True, None)  # type: ignore[arg-type]
+        new.recurrent._parameters = dict(theirs._parameters)
+        moved = {f"recurrent.{name}": Moved(f"recurrent.{name}") for name, _ in theirs.named_parameters()}
+    else:
+        if isinstance(theirs.V, nn.Parameter):
+            new.recurrent.V = theirs.V
+        else:
+            new.recurrent = connection(None, False, theirs.V.float(), False, False, None)
+        # There, it has two names, and both are in a checkpoint.
+        moved = {name: Moved("recurrent.V") for name in ("V", "recurrent.V")}
+    kept = {key: place for key, place in replacement.moved.items() if not key.startswith("recurrent.")}
+    return replace(replacement, moved={**kept, **moved})
+
+
 def _rule(make: Callable[[Any, str], Replacement]) -> Rule:
     return Rule(make)
 
 
-RULES = {"Leaky": _rule(_leaky), "Synaptic": _rule(_synaptic), "Alpha": _rule(_alpha), "Lapicque": _rule(_lapicque)}
+RULES = {
+    "Leaky": _rule(_leaky),
+    "Synaptic": _rule(_synaptic),
+    "Alpha": _rule(_alpha),
+    "Lapicque": _rule(_lapicque),
+    "RLeaky": _rule(_rleaky),
+    "RSynaptic": _rule(_rsynaptic),
+}
 
 
 def _options(old: Any, backend: str) -> dict[str, Any]:

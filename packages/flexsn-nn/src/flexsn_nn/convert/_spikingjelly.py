@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from flexsn_nn import layer, surrogate
+from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
+from flexsn_nn.convert._containers import Concatenated, ElementWiseRecurrent, LinearRecurrent
 from flexsn_nn.convert._report import Moved
 from flexsn_nn.convert._rules import Replacement, Rule, Unconvertible, derived_from, library, of_ones_own, stays
 from flexsn_nn.neuron import (
@@ -59,6 +62,8 @@ def rule_of(module: nn.Module) -> Rule | None:
         return stays("it is of the old clock_driven or event_driven package: build it of activation_based first.")
     if kind.__name__ in CONTAINERS:
         return _container(module)
+    if kind.__name__ in RECURRENT:
+        return _recurrent_container(module)
     if kind.__name__ in RULES:
         return Rule(RULES[kind.__name__])
     if neuron:
@@ -369,6 +374,37 @@ def _container(module: Any) -> Rule:
     return Rule(_stateless, _over_time, container=True)
 
 
+def _recurrent_container(module: Any) -> Rule:
+    """One with a neuron at its end, and linear layers before it, is a `Recurrent`. Others loop, as they are."""
+    linear = type(module).__name__ == "LinearRecurrentContainer"
+    inside = module.sub_module
+    parts = list(inside.named_children()) if type(inside) is nn.Sequential else []
+    (*layers, last) = [part for _, part in parts] or [inside]
+    known = library(type(last)) == PACKAGE and type(last).__name__ in RULES
+    plain_layers = all(isinstance(layer, nn.Linear) for layer in layers)
+    if not known or not plain_layers or (layers and not linear):
+        return stays("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
+
+    def make(old: Any, backend: str) -> Replacement:
+        neuron = RULES[type(last).__name__](last, backend)
+        if not isinstance(neuron.module, FlexSN):
+            raise Unconvertible(f"its {type(last).__name__} is none that works step by step here.")
+        options: Any = {"step_mode": old.step_mode, "backend": backend}
+        before = f"sub_module.{parts[-1][0]}." if parts else "sub_module."
+        moved = {before + key: replace(place, key=f"neuron.{place.key}") for key, place in neuron.moved.items()}
+        dropped = {before + key: why for key, why in neuron.dropped.items()}
+        if not linear:
+            made: FlexSN = ElementWiseRecurrent(neuron.module, old.element_wise_function, **options)
+            return Replacement(made, moved, dropped, neuron.differences)
+        made = LinearRecurrent(neuron.module, Concatenated(old.rc, layers), **options)
+        moved |= {f"rc.{key}": Moved(f"recurrent.rc.{key}") for key in old.rc.state_dict()}
+        for i, (name, layer) in enumerate(parts[:-1]):
+            moved |= {f"sub_module.{name}.{key}": Moved(f"recurrent.layers.{i}.{key}") for key in layer.state_dict()}
+        return Replacement(made, moved, dropped, (*neuron.differences, APART))
+
+    return Rule(make, descend=True)
+
+
 def _over_time(module: Any, children: Mapping[str, nn.Module]) -> nn.Module:
     return _filled(OverTime(), children)
 
@@ -383,6 +419,11 @@ def _filled(made: nn.Sequential, children: Mapping[str, nn.Module]) -> nn.Module
     return made
 
 
+RECURRENT = ("LinearRecurrentContainer", "ElementWiseRecurrentContainer")
+APART = (
+    "the input's part of the product is computed for all steps at once, and what comes back is added to it: sums in "
+    "another order, so the last bits may differ."
+)
 CONTAINERS = ("SeqToANNContainer", "StepModeContainer")
 RULES: dict[str, Callable[[Any, str], Replacement]] = {
     "IFNode": _if,

@@ -1,0 +1,80 @@
+"""What SpikingJelly's recurrent containers become: `Recurrent`, with their parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.neuron import Recurrent, RunOptions
+
+
+class Concatenated(nn.Module):
+    """The weights of a `LinearRecurrentContainer`: columns for the input, and behind them columns for the last output.
+
+    Args:
+        rc: the linear layer, from `[x, y]` to what the layers get.
+        layers: between it and the neuron.
+    """
+
+    rc: nn.Linear
+
+    def __init__(self, rc: nn.Linear, layers: Sequence[nn.Linear]) -> None:
+        super().__init__()
+        self.rc = rc
+        self.layers = nn.ModuleList(layers)
+        self.split = rc.out_features
+
+    def of_input(self, x: Tensor) -> Tensor:
+        """What the input gives to the neuron, at all steps at once; with the biases."""
+        current = F.linear(x, self.rc.weight[:, : self.split], self.rc.bias)
+        for layer in self.layers:
+            current = layer(current)
+        return current
+
+    def forward(self, s: Tensor) -> Tensor:
+        """What the last output gives to the neuron."""
+        current = F.linear(s, self.rc.weight[:, self.split :])
+        for layer in self.layers:
+            current = F.linear(current, layer.weight)  # type: ignore[arg-type]
+        return current
+
+
+class LinearRecurrent(Recurrent):
+    """SpikingJelly's `LinearRecurrentContainer` of linear layers and a neuron."""
+
+    recurrent: Concatenated
+
+    def __init__(self, neuron: FlexSN, weights: Concatenated, **options: Unpack[RunOptions]) -> None:
+        super().__init__(neuron, recurrent=weights, **options)
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """`[T, N, *, in_features] -> [T, N, *, out_features]`, or without `T` in step mode `"s"`."""
+        return super().forward(*map(self.recurrent.of_input, inputs))
+
+    def step(
+        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """As in `Recurrent`."""
+        given = (inputs,) if isinstance(inputs, Tensor) else inputs
+        return super().step([self.recurrent.of_input(x) for x in given], states)
+
+
+class ElementWiseRecurrent(Recurrent):
+    """SpikingJelly's `ElementWiseRecurrentContainer` of a neuron: it gets `element_wise_function(y, x)`."""
+
+    element_wise_function: Callable[..., Any]
+
+    def __init__(
+        self, neuron: FlexSN, element_wise_function: Callable[..., Any], **options: Unpack[RunOptions]
+    ) -> None:
+        super().__init__(neuron, recurrent=nn.Identity(), **options)
+        self.element_wise_function = element_wise_function
+
+    def driven(self, x: Tensor, s: Tensor) -> Tensor:
+        """The neuron's input."""
+        driven: Tensor = self.element_wise_function(s, x)
+        return driven
