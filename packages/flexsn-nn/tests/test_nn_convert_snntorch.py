@@ -153,7 +153,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Run]] = {
         whole,
     ),
     "rsynaptic_hidden": (
-        lambda: hidden(lambda **o: snn.RSynaptic(0.5, 0.8, linear_features=N, threshold=0.4, reset_mechanism="zero", **o)),
+        lambda: hidden(
+            lambda **o: snn.RSynaptic(0.5, 0.8, linear_features=N, threshold=0.4, reset_mechanism="zero", **o)
+        ),
         steps,
     ),
     "alpha": (

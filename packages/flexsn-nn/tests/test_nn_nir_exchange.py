@@ -19,10 +19,16 @@ from flexsn_nn import (
     LI,
     LIF,
     PLIF,
+    RALIF,
+    RLIF,
     Leaky,
     MissingExtraError,
     NirError,
     OverTime,
+    Recurrent,
+    RLeaky,
+    RSynaptic,
+    Synaptic,
     functional,
     surrogate,
 )
@@ -249,3 +255,99 @@ def test_without_nir(monkeypatch: pytest.MonkeyPatch) -> None:
         to_nir(IF(), X)
     with pytest.raises(MissingExtraError, match=r"pip install 'flexsn-nn\[nir\]'"):
         from_nir(None)
+
+
+def quarters(weight: Tensor) -> Tensor:
+    """Few bits: every sum is exact, in any order and with any gain of a power of two."""
+    return weight.copy_((8 * weight).round() / 4)
+
+
+RECURRENT: list[Callable[[], nn.Module]] = [
+    lambda: RLIF(6, tau=2.0, strict=True),
+    lambda: RLIF(6, tau=3.0, strict=True, decay_input=False, bias=True, init=quarters),
+    lambda: RLIF(tau=2.0, strict=True, all_to_all=False, V=-TAUS),
+    lambda: Recurrent(IF(strict=True, v_threshold=0.75), 6),
+    lambda: Recurrent(CUBALIF(strict=True), 6, init=quarters),
+    lambda: Recurrent(LI(tau=2.0), 6, bias=True),
+    lambda: RLeaky(0.5, linear_features=6, reset_mechanism="zero", reset_delay=False, init=quarters, bias=False),
+    lambda: RSynaptic(
+        0.75, 0.5, linear_features=6, reset_mechanism="zero", reset_delay=False, init=quarters, bias=False
+    ),
+    lambda: Synaptic(0.75, 0.5, reset_mechanism="zero", reset_delay=False),
+]
+
+
+@pytest.mark.parametrize("make", RECURRENT)
+def test_round_trip_of_recurrent_weights(make: Callable[[], nn.Module], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), make(), nn.Linear(6, 3))
+    functional.set_backend(net, "torch")
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            for parameter in layer.parameters():
+                quarters(parameter)
+    x = (3 * drawn(30, 5, 4)).round() / 4
+    nir.write(tmp_path / "net.nir", to_nir(net, x, dt=DT))
+    again = from_nir(nir.read(tmp_path / "net.nir"), dt=DT, backend="torch")
+    runs_alike(net, again, x)
+    learned = [p for p in net[1].parameters() if p.dim() > 0]
+    assert len(list(again[1].parameters())) == len(learned)
+
+
+def recurrent_graph(kind: str = "inside", **lif: Any) -> Any:
+    """Two neurons, of which the first excites the second: a graph inside of a chain, as snnTorch writes it, or not."""
+    values = {"tau": 2 * DT, "r": 4.0, "v_leak": 0.0, "v_threshold": 1.0, "v_reset": 0.0, **lif}
+    neuron = nir.LIF(**{name: np.full(2, value) for name, value in values.items()})
+    w_rec = nir.Linear(weight=np.array([[0.0, 0.0], [0.75, 0.0]]))
+    ends = {"input": nir.Input({"input": np.array([2])}), "output": nir.Output({"output": np.array([2])})}
+    edges = [("input", "lif"), ("lif", "w_rec"), ("w_rec", "lif"), ("lif", "output")]
+    inner = nir.NIRGraph(nodes={**ends, "lif": neuron, "w_rec": w_rec}, edges=edges, type_check=False)
+    if kind == "flat":
+        return inner
+    outer = [("input", "hidden"), ("hidden", "output")]
+    return nir.NIRGraph(nodes={**ends, "hidden": inner}, edges=outer, type_check=False)
+
+
+@pytest.mark.parametrize("kind", ["inside", "flat"])
+def test_a_recurrent_graph_is_its_equation(kind: str) -> None:
+    """`tau v' = -v + r (x + w_rec s)`, with a gain that is not the time constant's."""
+    net = from_nir(recurrent_graph(kind), dt=DT, backend="torch")
+    weight = torch.tensor([[0.0, 0.0], [0.75, 0.0]])
+    x = drawn(20, 3, 2) / 2 + 0.3
+    v, s, wanted = torch.zeros(3, 2), torch.zeros(3, 2), []
+    for step in x:
+        h = v + (4 * (step + s @ weight.T) - v) / 2
+        s = (h > 1).float()
+        v = (1 - s) * h
+        wanted.append(s)
+    assert 0.05 < torch.stack(wanted).mean() < 0.95
+    assert torch.equal(net(x), torch.stack(wanted))
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: RLeaky(0.5, linear_features=6, reset_mechanism="zero"), "reset_delay=False"),
+        (lambda: Synaptic(0.5, 0.5, reset_mechanism="zero"), "reset_delay=False"),
+        (lambda: RLeaky(0.5, linear_features=6), "reset_mechanism"),
+        (lambda: RALIF(6, strict=True), "RALIF"),
+        (lambda: Recurrent(ALIF(strict=True), 6), "ALIF"),
+        (lambda: Recurrent(LIF(strict=True), recurrent=nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 6))), "Sequential"),
+    ],
+)
+def test_recurrent_weights_that_nir_does_not_have(make: Callable[[], nn.Module], match: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 6), make())
+    functional.set_backend(net, "torch")
+    with pytest.raises(NirError, match=match):
+        to_nir(net, drawn(2, 1, 4), dt=DT)
+
+
+def test_other_loops_are_refused() -> None:
+    graph = recurrent_graph("flat")
+    graph.nodes["w_rec"] = nir.Threshold(threshold=np.ones(2))
+    with pytest.raises(NirError, match="only one linear node may"):
+        from_nir(graph, dt=DT)
+    graph = recurrent_graph("flat")
+    graph.nodes["w_rec"] = nir.Linear(weight=np.ones((2, 3)))
+    with pytest.raises(NirError, match="only square"):
+        from_nir(graph, dt=DT)

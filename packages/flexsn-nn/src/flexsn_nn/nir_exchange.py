@@ -8,7 +8,8 @@ NIR's neurons are differential equations. Here one step of `dt` seconds is one E
     CubaLIF  tau_syn i' = -i + w_in x;  tau_mem v' = v_leak - v + r i, with the new i
 
 What NIR cannot express, or these neurons cannot, is refused. Networks are chains of layers on sequences
-`[T, B, ...]`.
+`[T, B, ...]`. A neuron with recurrent weights is a graph of its own in the chain: the neuron, and a linear node from
+its output to its input, which arrives a step later.
 
 Source: Pedersen et al., "Neuromorphic intermediate representation", Nature Communications 2024.
 """
@@ -27,7 +28,8 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.errors import MissingExtraError, NirError
 from flexsn_nn.functional import get_states, set_states
-from flexsn_nn.neuron import CUBALIF, IF, LI, LIF, PLIF, ImmediateReset, Leaky
+from flexsn_nn.neuron import CUBALIF, IF, LI, LIF, PLIF, RLIF, Feedback, ImmediateReset, Leaky, Recurrent, Synaptic
+from flexsn_nn.neuron._connections import OneToOne
 from flexsn_nn.surrogate import Surrogate
 
 __all__ = ["Scale", "from_nir", "to_nir"]
@@ -57,7 +59,8 @@ def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality:
     Args:
         net: one layer, or layers in `nn.Sequential` and `OverTime`, nested at will: `nn.Linear`, `nn.Conv1d`,
             `nn.Conv2d`, `nn.Flatten` of all but time and batch, `Scale`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`,
-            and `Leaky` that resets to zero.
+            `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and `RLeaky`
+            and `RSynaptic` that reset to zero at once.
         sample: an input `[T, B, ...]`; the network runs on it once, for the shapes.
         dt: seconds of one step.
         ignore_equality: NIR fires at `v > v_threshold`. Whether a neuron that fires at `v >= v_threshold` too
@@ -78,7 +81,9 @@ def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality:
 
 
 def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Sequential:
-    """A network from a `nir.NIRGraph` that is a chain; layers have the names of its nodes.
+    """A network from a `nir.NIRGraph` that is a chain, in which neurons may have a linear node back to themselves.
+
+    Layers have the names of its nodes. A recurrent neuron may also be a graph inside of the graph.
 
     A file with a convolution whose kernel is not square needs `nir.read(path, type_check=False)` (nir 1.0.8).
 
@@ -98,11 +103,7 @@ def from_nir(graph: Any, *, dt: float = 1e-4, backend: str = "auto") -> nn.Seque
     """
     nir = _import_nir()
     check_number("dt", dt, above=0)
-    net = nn.Sequential()
-    for name, node in _chain(nir, graph):
-        # A dot would be a path to a submodule.
-        net.add_module(name.replace(".", "_"), _from_node(name, node, dt, backend))
-    return net
+    return _from_graph(nir, graph, dt, backend)
 
 
 # -- to NIR ----------------------------------------------------------------------------------------------
@@ -141,14 +142,12 @@ def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
 def _to_node(
     nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: float, ignore_equality: bool
 ) -> Any:
+    if isinstance(layer, Feedback):
+        return _recurrent_to_node(nir, name, layer, shape, dt, ignore_equality)
     if isinstance(layer, FlexSN):
         return _neuron_to_node(nir, name, layer, shape, dt, ignore_equality)
     if isinstance(layer, nn.Linear):
-        if len(shape) != 1:
-            raise NirError(f"{name} is a nn.Linear on {list(shape)}; NIR's takes vectors: nn.Flatten(2) first.")
-        if layer.bias is None:
-            return nir.Linear(weight=_array(layer.weight))
-        return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
+        return _linear_to_node(nir, name, layer, shape)
     if isinstance(layer, nn.Conv1d | nn.Conv2d):
         return _conv_to_node(nir, name, layer, shape)
     if isinstance(layer, nn.Flatten):
@@ -163,8 +162,41 @@ def _to_node(
         return nir.Scale(scale=_values(layer.scale, shape, name))
     raise NirError(
         f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
-        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, IF, LIF, PLIF, CUBALIF, LI, Leaky."
+        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, IF, LIF, PLIF, CUBALIF, LI, Leaky, Synaptic, Recurrent, RLIF, "
+        "RLeaky, RSynaptic."
     )
+
+
+def _linear_to_node(nir: Any, name: str, layer: nn.Linear, shape: tuple[int, ...]) -> Any:
+    if len(shape) != 1:
+        raise NirError(f"{name} is a nn.Linear on {list(shape)}; NIR's takes vectors: nn.Flatten(2) first.")
+    if layer.bias is None:
+        return nir.Linear(weight=_array(layer.weight))
+    return nir.Affine(weight=_array(layer.weight), bias=_array(layer.bias))
+
+
+def _recurrent_to_node(
+    nir: Any, name: str, layer: Feedback, shape: tuple[int, ...], dt: float, ignore_equality: bool
+) -> Any:
+    """A graph of the neuron and its weights, as snnTorch writes one; weights of each neuron to itself are a matrix."""
+    neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
+    if isinstance(layer.recurrent, nn.Linear):
+        weights = _linear_to_node(nir, name, layer.recurrent, shape)
+    elif isinstance(layer.recurrent, OneToOne) and len(shape) == 1:
+        weights = nir.Linear(weight=_array(layer.recurrent.V.expand(shape).diag()))
+    else:
+        raise NirError(
+            f"{name} feeds its spikes back through a {type(layer.recurrent).__name__} on {list(shape)}; NIR, or this "
+            "export, has a matrix for that, on vectors."
+        )
+    nodes = {
+        "input": nir.Input({"input": list(shape)}),
+        "neuron": _neuron_to_node(nir, name, neuron, shape, dt, ignore_equality),
+        "w_rec": weights,
+        "output": nir.Output({"output": list(shape)}),
+    }
+    edges = [("input", "neuron"), ("neuron", "w_rec"), ("w_rec", "neuron"), ("neuron", "output")]
+    return nir.NIRGraph(nodes=nodes, edges=edges, type_check=False)
 
 
 def _conv_to_node(nir: Any, name: str, layer: nn.Conv1d | nn.Conv2d, shape: tuple[int, ...]) -> Any:
@@ -198,10 +230,21 @@ def _neuron_to_node(
     if isinstance(neuron, LI):
         tau = array(neuron.tau)
         return nir.LI(tau=tau * dt, r=tau**0 if neuron.decay_input else tau, v_leak=array(0.0))
-    if isinstance(neuron, Leaky):
-        _check_leaky(name, neuron)
+    if isinstance(neuron, Leaky | Synaptic):
+        _check_delayed(name, neuron)
         _check_strict(name, neuron.spike_grad, ignore_equality)
         steps = _steps(name, "beta", array(neuron.beta))
+        if isinstance(neuron, Synaptic):
+            synapse = _steps(name, "alpha", array(neuron.alpha))
+            return nir.CubaLIF(
+                tau_syn=synapse * dt,
+                tau_mem=steps * dt,
+                r=steps,
+                v_leak=array(0.0),
+                w_in=synapse,
+                v_threshold=array(neuron.threshold),
+                v_reset=array(0.0),
+            )
         return nir.LIF(
             tau=steps * dt,
             r=steps,
@@ -209,7 +252,7 @@ def _neuron_to_node(
             v_threshold=array(neuron.threshold),
             v_reset=array(0.0),
         )
-    if type(neuron) not in (IF, LIF, PLIF, CUBALIF):
+    if type(neuron) not in (IF, LIF, PLIF, CUBALIF, RLIF):
         raise NirError(f"{name} is a {type(neuron).__name__}, which NIR does not have.")
     assert isinstance(neuron, ImmediateReset)
     if neuron.v_reset is None:
@@ -240,11 +283,16 @@ def _neuron_to_node(
     return nir.LIF(tau=tau * dt, r=r, v_leak=array(neuron.v_start), **ends)
 
 
-def _check_leaky(name: str, neuron: Leaky) -> None:
+def _check_delayed(name: str, neuron: Leaky | Synaptic) -> None:
     if neuron.reset_mechanism != "zero":
         raise NirError(
             f"{name} has reset_mechanism={neuron.reset_mechanism!r}; NIR's neurons are set to v_reset: "
             "train with reset_mechanism='zero'."
+        )
+    if neuron.reset_delay and type(neuron) is not Leaky:
+        raise NirError(
+            f"{name} is a {type(neuron).__name__} whose reset waits for the next step, and takes that step's input "
+            "with it; NIR's neurons are reset at once: train with reset_delay=False."
         )
 
 
@@ -282,10 +330,59 @@ def _values(value: float | Tensor, shape: tuple[int, ...], name: str) -> Any:
 # -- from NIR --------------------------------------------------------------------------------------------
 
 
-def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any]]:
-    """The nodes between input and output, in order."""
+def _from_graph(nir: Any, graph: Any, dt: float, backend: str) -> nn.Sequential:
+    net = nn.Sequential()
+    for name, node, weights in _chain(nir, graph):
+        if isinstance(node, nir.NIRGraph):
+            inner = _from_graph(nir, node, dt, backend)
+            layer = inner[0] if len(inner) == 1 else inner
+        else:
+            layer = _from_node(name, node, dt, backend)
+        if weights is not None:
+            layer = _recurrent_from_node(name, layer, weights)
+        # A dot would be a path to a submodule.
+        net.add_module(name.replace(".", "_"), layer)
+    return net
+
+
+def _recurrent_from_node(name: str, layer: nn.Module, node: Any) -> nn.Module:
+    """The neuron, with weights from its output to its input. A gain in front of it is of both inputs."""
+    gain: Tensor | None = None
+    if isinstance(layer, nn.Sequential) and len(layer) == 2 and isinstance(layer[0], Scale):
+        gain, layer = layer[0].scale, layer[1]
+    if not isinstance(layer, FlexSN):
+        raise NirError(f"{name} has weights from its output to its input, and is no neuron.")
+    bias = _double(node.bias) if type(node).__name__ == "Affine" else None
+    weight = _double(node.scale) if type(node).__name__ == "Scale" else _double(node.weight)
+    if weight.dim() > 2 or weight.shape[0] != weight.shape[-1]:
+        raise NirError(f"{name} has recurrent weights of shape {list(weight.shape)}; only square matrices can be read.")
+    if gain is not None:
+        weight = weight * (gain.double().unsqueeze(-1) if gain.dim() and weight.dim() == 2 else gain.double())
+        bias = None if bias is None else bias * gain.double()
+    alone = weight.dim() == 1 or (bias is None and torch.equal(weight, weight.diag().diag()))
+    if alone:
+        V = (weight if weight.dim() == 1 else weight.diag()).float()
+        made = Recurrent(layer, all_to_all=False, V=V)
+    else:
+        made = Recurrent(layer, len(weight), bias=bias is not None)
+        _filled(made.recurrent, weight, bias)
+    return made if gain is None else nn.Sequential(Scale(gain), made)
+
+
+def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The nodes between input and output, in order, each with its recurrent weights, a node, or `None`."""
+    edges = [tuple(edge) for edge in graph.edges]
+    loops: dict[str, Any] = {}
+    for name, node in graph.nodes.items():
+        around = {source for source, target in edges if target == name}
+        if around == {target for source, target in edges if source == name} and len(around) == 1:
+            (neuron,) = around
+            if type(node).__name__ not in ("Linear", "Affine", "Scale") or neuron in loops or neuron == name:
+                raise NirError(f"{name} leads back to where it comes from, {neuron!r}: only one linear node may.")
+            loops[neuron] = node
+            edges = [edge for edge in edges if name not in edge]
     following: dict[str, str] = {}
-    for source, target in graph.edges:
+    for source, target in edges:
         if source in following or target in following.values():
             raise NirError(
                 f"the graph forks or joins at the edge {source!r} -> {target!r}; only chains can be read."
@@ -296,7 +393,7 @@ def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any]]:
         raise NirError(f"the graph has {len(starts)} inputs; only chains with one can be read.")
     name, count = following.get(starts[0]), 0
     while name is not None and not isinstance(graph.nodes[name], nir.Output):
-        yield name, graph.nodes[name]
+        yield name, graph.nodes[name], loops.get(name)
         name, count = following.get(name), count + 1
         if count > len(graph.nodes):
             raise NirError("the graph has a loop; only chains can be read.")
@@ -328,7 +425,7 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
         return _spiking_from_node(name, node, dt, backend)
     raise NirError(
         f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, Flatten, Scale, "
-        "IF, LIF, CubaLIF, LI."
+        "IF, LIF, CubaLIF, LI, and graphs of these."
     )
 
 

@@ -379,10 +379,10 @@ def _recurrent_container(module: Any) -> Rule:
     linear = type(module).__name__ == "LinearRecurrentContainer"
     inside = module.sub_module
     parts = list(inside.named_children()) if type(inside) is nn.Sequential else []
-    (*layers, last) = [part for _, part in parts] or [inside]
+    (*before_last, last) = [part for _, part in parts] or [inside]
     known = library(type(last)) == PACKAGE and type(last).__name__ in RULES
-    plain_layers = all(isinstance(layer, nn.Linear) for layer in layers)
-    if not known or not plain_layers or (layers and not linear):
+    layers = [part for part in before_last if isinstance(part, nn.Linear)]
+    if not known or len(layers) < len(before_last) or (layers and not linear):
         return stays("it loops over time; its neurons are converted. " + RUNS_AS_IT_IS, descend=True)
 
     def make(old: Any, backend: str) -> Replacement:
@@ -398,8 +398,8 @@ def _recurrent_container(module: Any) -> Rule:
             return Replacement(made, moved, dropped, neuron.differences)
         made = LinearRecurrent(neuron.module, Concatenated(old.rc, layers), **options)
         moved |= {f"rc.{key}": Moved(f"recurrent.rc.{key}") for key in old.rc.state_dict()}
-        for i, (name, layer) in enumerate(parts[:-1]):
-            moved |= {f"sub_module.{name}.{key}": Moved(f"recurrent.layers.{i}.{key}") for key in layer.state_dict()}
+        for i, (name, part) in enumerate(parts[:-1]):
+            moved |= {f"sub_module.{name}.{key}": Moved(f"recurrent.layers.{i}.{key}") for key in part.state_dict()}
         return Replacement(made, moved, dropped, (*neuron.differences, APART))
 
     return Rule(make, descend=True)
