@@ -8,6 +8,7 @@ from typing import Any, Unpack
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flexsn_nn._affine import Producer
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.neuron import Recurrent, RunOptions
 
@@ -51,16 +52,23 @@ class LinearRecurrent(Recurrent):
     def __init__(self, neuron: FlexSN, weights: Concatenated, **options: Unpack[RunOptions]) -> None:
         super().__init__(neuron, recurrent=weights, **options)
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor:
         """`[T, N, *, in_features] -> [T, N, *, out_features]`, or without `T` in step mode `"s"`."""
-        return super().forward(*map(self.recurrent.of_input, inputs))
+        return super().forward(*self._currents(inputs, affine))
 
     def step(
-        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+        self,
+        inputs: Tensor | Sequence[Tensor],
+        states: Sequence[Tensor] | None = None,
+        *,
+        affine: Producer | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """As in `Recurrent`."""
         given = (inputs,) if isinstance(inputs, Tensor) else inputs
-        return super().step([self.recurrent.of_input(x) for x in given], states)
+        return super().step(self._currents(given, affine), states)
+
+    def _currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
+        return [self.recurrent.of_input(x if affine is None else affine.of(x)) for x in inputs]
 
 
 class ElementWiseRecurrent(Recurrent):
