@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -116,3 +118,27 @@ def test_reset_finds_modules_that_are_shared_nested_and_replaced() -> None:
             assert neuron.states
         functional.reset_net(net)
         assert not any(neuron.states for neuron in found)
+
+
+def test_a_reset_of_a_network_takes_a_few_calls_of_python() -> None:
+    """Counted, and not timed: one call for each module with a state, and none for the others."""
+
+    def calls(blocks: int) -> int:
+        net = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), IF()) for _ in range(blocks)))
+        functional.reset_net(net)
+        count = 0
+
+        def look(frame: object, event: str, arg: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        before = sys.getprofile()
+        sys.setprofile(look)
+        try:
+            functional.reset_net(net)
+        finally:
+            sys.setprofile(before)
+        return count
+
+    few, many = calls(10), calls(110)
+    assert many - few <= 100  # of modules that are 400 more

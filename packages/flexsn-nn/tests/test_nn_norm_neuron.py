@@ -66,7 +66,7 @@ def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequent
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.long(all_but=["*-torch", "2d-*", "1d-cpp", "3d-cpp", "not_affine-cpp"])
+@pytest.mark.long(all_but=["*-torch", "2d-*", "3d-triton", "not_affine-triton"])
 def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
     apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
     for training in (True, True, False):
@@ -91,6 +91,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.long(all_but=["memory_format0-dtype1-*", "memory_format1-dtype0-*"])
 def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
     """The stated reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
@@ -108,6 +109,7 @@ def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_forma
 
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("training", [True, False])
+@pytest.mark.long(all_but=["*-triton"])
 def test_gradcheck(training: bool, backend: str) -> None:
     layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), smooth_neuron(backend))
     layer.train(training)
@@ -133,6 +135,32 @@ def test_a_second_gradient_in_a_loop() -> None:
         return output
 
     assert torch.autograd.gradgradcheck(run, [x])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_on_a_gpu(memory_format: torch.memory_format, dtype: torch.dtype) -> None:
+    """Gradients and running statistics of the network that it was, in both formats."""
+    apart, fused, norm = pair("2d", lambda: smooth_neuron("triton"), device="cuda")
+    for _ in range(2):
+        functional.reset_net(apart)
+        functional.reset_net(fused)
+        x = (2 * torch.randn(4 * 6, 5, 33, 31, device="cuda") + 0.3).to(dtype).contiguous(memory_format=memory_format)
+        x = x.unflatten(0, (4, 6)).requires_grad_()
+        weight = torch.randn(x.shape, device="cuda").to(dtype)
+        outputs = [net(x) for net in (apart, fused)]
+        got, wanted = (
+            torch.autograd.grad((output * weight).sum(), [x, *net.parameters()])
+            for output, net in zip(outputs[::-1], (fused, apart), strict=True)
+        )
+        assert outputs[1].stride() == x.stride() == got[0].stride()
+        near = 1e-3 if dtype == torch.float32 else 5e-2
+        torch.testing.assert_close(outputs[1], outputs[0], rtol=near, atol=near)
+        for mine, theirs in zip(got, wanted, strict=True):
+            assert (mine - theirs).abs().max() <= near * theirs.abs().max()
+        for mine, theirs in zip(norm.buffers(), apart[0].buffers(), strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
 class Saved:

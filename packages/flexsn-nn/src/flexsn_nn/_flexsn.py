@@ -313,7 +313,15 @@ class FlexSN(nn.Module):
         if torch.compiler.is_compiling():
             self.states, self.state_seqs = [], []
         else:  # as in forward
-            self.__dict__.update(states=[], state_seqs=[], _reset_in=recomputation())
+            self._forget(recomputation())
+
+    def _forget(self, inside: tuple[int, int] | None) -> None:
+        """A reset outside of compilers.
+
+        Args:
+            inside: the `recomputation()` that this is in.
+        """
+        self.__dict__.update(states=[], state_seqs=[], _reset_in=inside)
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
@@ -718,8 +726,12 @@ class FlexSN(nn.Module):
         return program
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
-        """Whether nobody but the step asks for the first input: `init_states` of a user's may look at it."""
-        return type(self).init_states.__module__.startswith("flexsn_nn.") and _PLAIN.issuperset(map(type, inputs))
+        """Whether nobody but the step asks for the first input."""
+        return not self._starts_by_input() and _PLAIN.issuperset(map(type, inputs))
+
+    def _starts_by_input(self) -> bool:
+        """Whether `init_states` may look at more of the inputs than shape, dtype and format: a user's may."""
+        return not type(self).init_states.__module__.startswith("flexsn_nn.")
 
     def _step_function(self) -> Callable[..., Any]:
         """The core as it runs; another one may have been assigned."""

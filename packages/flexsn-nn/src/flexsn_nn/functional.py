@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
+from flexsn_nn._torch_private import recomputation
 
 __all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode"]
 
@@ -55,13 +56,17 @@ def reset_net(net: nn.Module) -> None:
         for _, module in _with_state(net):
             module.reset()
     else:
+        inside = recomputation()  # asked once, which takes as long as the rest of a reset
         for module in _all_with_state(net):
-            module.reset()
+            if type(module).reset is FlexSN.reset:
+                module._forget(inside)
+            else:
+                module.reset()
 
 
-def _all_with_state(net: nn.Module) -> list[FlexSN | Stateful]:
+def _all_with_state(net: nn.Module) -> list[Any]:
     """The modules of `_with_state(net)`, without their names, which take most of the time to make."""
-    found: list[FlexSN | Stateful] = []
+    found: list[Any] = []  # a cast is a call, too
     kinds: dict[type, bool] = {}
     seen, waiting = {net}, [net]
     while waiting:
@@ -70,7 +75,7 @@ def _all_with_state(net: nn.Module) -> list[FlexSN | Stateful]:
         if kind not in kinds:
             kinds[kind] = issubclass(kind, FlexSN | Stateful)
         if kinds[kind]:
-            found.append(cast("FlexSN | Stateful", module))
+            found.append(module)
         for child in module._modules.values():
             if child is not None and child not in seen:
                 seen.add(child)

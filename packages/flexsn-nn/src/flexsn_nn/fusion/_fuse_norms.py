@@ -136,7 +136,7 @@ def _why_not(layer: OverTime, neuron: FlexSN) -> str | None:
     kind = type(neuron)
     if kind.forward not in (FlexSN.forward, Neuron.forward):
         return f"{kind.__name__} has a forward of its own"
-    if not kind.init_states.__module__.startswith("flexsn_nn."):
+    if neuron._starts_by_input():
         return f"{kind.__name__} has init_states of its own, which may look at the normalised input"
     if neuron._forward_pre_hooks:
         return "its neuron has a forward pre-hook, which would see what is not normalised"

@@ -178,6 +178,12 @@ class Recurrent(Feedback):
     def _starts_at_zero(self) -> bool:
         return type(self).init_states is Recurrent.init_states and self.neuron._starts_at_zero()
 
+    def _starts_by_input(self) -> bool:
+        return super()._starts_by_input() or self.neuron._starts_by_input()
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        return self.neuron.spike_range if type(self).dynamics is Recurrent.dynamics else None
+
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # The neuron may add inputs of its own, as noise.
         return super()._checked(self.neuron._checked(inputs))
