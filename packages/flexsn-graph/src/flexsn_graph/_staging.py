@@ -456,6 +456,8 @@ class _Staging:
             phase = Phase.AFTER if node in self._after else Phase.LOOP
             shape = _unsummed(node)
             level = self._level.get(node, 0)
+            if node not in self._of_carried and (Phase.BEFORE, level, shape) in self._groups:
+                phase = Phase.BEFORE
             if (phase, level, shape) in self._groups:
                 self._groups[phase, level, shape].results.append((node, whole))
             else:

@@ -23,8 +23,9 @@ from flexsn_runtime._launches import Launch, launch
 from flexsn_runtime._operands import Arguments, Operands
 from flexsn_runtime._order import StepOrder
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime._specialization import CompiledKernel, CoreSpecialization, changed_between
 from flexsn_runtime._targets import TargetName
+from flexsn_runtime._torch_private import as_outside
 
 _aten = torch.ops.aten
 Act = Callable[[int], object]
@@ -55,11 +56,13 @@ class RecurrentSpecialization(CoreSpecialization):
         key = (cotangents, wanted, kept)
         with self._lock:
             if key not in self._vjps:
-                self._vjps[key] = self._traced_again(lambda trace: trace.vjp(cotangents, wanted, kept))
+                now = self.trace.reads.fetch()
+                if now is None or any(a is not b for a, b in zip(now, self.trace.captured, strict=False)):
+                    changed = ", ".join(place.name for place in self.trace.reads.changed()) or "of its tensors"
+                    raise changed_between(changed)
+                with as_outside():
+                    self._vjps[key] = self.trace.vjp(cotangents, wanted, kept)
             return self._vjps[key]
-
-    def _traced_again(self, make: Callable[[RecurrentTrace], StagedStep]) -> StagedStep:
-        return make(self.trace)
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
         """What the forward keeps of each step for the backward: states, operands and products; their shapes and dtypes.

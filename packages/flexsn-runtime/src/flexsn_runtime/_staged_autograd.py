@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep
 from flexsn_runtime._autograd import not_differentiable, refuse_double_backward, scan_pointwise
 from flexsn_runtime._backward import _input_gradient
+from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._order import strides_like
 from flexsn_runtime._program import Specialization
@@ -182,73 +183,117 @@ def _backward(
     if num_steps == 0 or 0 in shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     of_outputs, of_states = grads[:num_outputs], grads[num_outputs:]
-    present = tuple(g is not None and d for g, d in zip(of_outputs, trace.differentiable, strict=False))
-    cotangents = (*present, *trace.differentiable[num_outputs:])
-    staged = step.vjp(cotangents, step.carrying(needed), kept)
-    sequences = _sequences(staged)
-    between = _intermediates(staged, num_steps, sequences, device)
-    reads: dict[Port, Rows] = dict(between)
-    writes: dict[Port, Rows] = dict(between)
-    for i, x in enumerate(arguments.inputs):
-        reads[Port(Role.INPUT, i)] = Rows(x.detach(), 0, num_steps)
-    for port, saved in memory.items():
-        if port.role is Role.STATE:
-            reads[port] = Rows(saved, 0, num_steps)
-    for i, port in enumerate(staged.saved):
-        reads[Port(Role.SAVED, i)] = Rows(memory[port], 0, num_steps)
-    for i, g in enumerate(of_outputs):
-        if g is not None:
-            reads[Port(Role.GRAD_OUTPUT, i)] = Rows(g.resolve_neg(), 0, num_steps)
+    segments = _segments(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
+    results = {port for segment in segments for port in segment.staged.results}
+    sequences = {port for segment in segments for port in _sequences(segment.staged)}
     carried: dict[int, Tensor] = {}
-    arriving: list[tuple[Tensor, Tensor]] = []
     for i, value in enumerate(trace.states):
         port = Port(Role.GRAD_STATE, i)
-        if not trace.differentiable[num_outputs + i] and port not in staged.results:
+        g = of_states[i]
+        if g is None and port not in results:
             continue
         # The gradient after step t is in row t + 1, that before it in row t.
-        rows = num_steps + 1 if port in sequences or state_seqs or port not in staged.results else 2
+        rows = num_steps + 1 if state_seqs or port in sequences else 2
         carried[i] = gradient = torch.zeros((rows, *shape), dtype=value.dtype, device=device)
-        g = of_states[i]
         if g is not None and not state_seqs:
             gradient[num_steps % rows].copy_(g)
-        elif g is not None:
-            arriving.append((gradient, g))
-        reads[port] = Rows(gradient, 1, num_steps)
-        writes[port] = Rows(gradient, 0, num_steps)
     gradients: list[Tensor | None] = [None] * len(needed)
     for i, x in enumerate(arguments.inputs):
         port = Port(Role.GRAD_INPUT, i)
-        if port in staged.results:
-            like, dtype = staged.values[port]
+        if port in results:
+            like, dtype = next(s.staged.values[port] for s in segments if port in s.staged.results)
             full = (num_steps, *like)
-            if x.shape == full:
-                gradient = torch.empty_strided(full, strides_like(x), dtype=dtype, device=device)
-            else:
-                gradient = torch.empty(full, dtype=dtype, device=device)
-            writes[port] = Rows(gradient, 0, num_steps)
-            gradients[i] = gradient
-    scan = StagedScan(
-        step, staged, num_steps, reads=reads, writes=writes, lifted=arguments.lifted, backwards=True
-    )
-    scan.run(arriving)
+            strides = strides_like(x) if x.shape == full else contiguous_strides(full)
+            gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
+    for segment in segments:
+        start, count, staged = segment.start, segment.num_steps, segment.staged
+        between = _intermediates(staged, count, _sequences(staged), device)
+        reads: dict[Port, Rows] = dict(between)
+        writes: dict[Port, Rows] = dict(between)
+        reads |= {Port(Role.INPUT, i): Rows(x.detach(), start, count) for i, x in enumerate(arguments.inputs)}
+        reads |= {port: Rows(rows, start, count) for port, rows in memory.items() if port.role is Role.STATE}
+        reads |= {Port(Role.SAVED, i): Rows(memory[port], start, count) for i, port in enumerate(staged.saved)}
+        for i, g in enumerate(of_outputs):
+            if g is not None:
+                reads[Port(Role.GRAD_OUTPUT, i)] = Rows(g.resolve_neg(), start, count)
+        for i, gradient in carried.items():
+            reads[Port(Role.GRAD_STATE, i)] = Rows(gradient, start + 1, count)
+            writes[Port(Role.GRAD_STATE, i)] = Rows(gradient, start, count)
+        for i in range(trace.num_inputs):
+            of_input = gradients[i]
+            if of_input is not None and Port(Role.GRAD_INPUT, i) in staged.results:
+                writes[Port(Role.GRAD_INPUT, i)] = Rows(of_input, start, count)
+            elif of_input is not None:
+                of_input[start : start + count].zero_()
+        arriving = [
+            (carried[i][start:], g[start:]) for i, g in enumerate(of_states) if state_seqs and g is not None
+        ]
+        scan = StagedScan(step, staged, count, reads=reads, writes=writes, lifted=arguments.lifted, backwards=True)
+        scan.run(arriving)
+        for term in staged.terms:
+            place = first_lifted + term.lifted
+            if needed[place]:
+                part, before = scan.summed(term), gradients[place]
+                gradients[place] = part if before is None else before + part
     for i, x in enumerate(arguments.inputs):
         gradient_of = gradients[i]
         if gradient_of is not None and gradient_of.shape != x.shape:
             gradients[i] = _input_gradient(gradient_of, x, by_program=False)
     for i, gradient in carried.items():
         initial = arguments.states[i]
-        if needed[trace.num_inputs + i] and initial is not None and Port(Role.GRAD_STATE, i) in staged.results:
+        flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
+        if flows and needed[trace.num_inputs + i] and initial is not None:
             gradients[trace.num_inputs + i] = _copied(gradient[0], strides_like(initial))
-    for term in staged.terms:
-        place = first_lifted + term.lifted
-        if needed[place]:
-            part, before = scan.summed(term), gradients[place]
-            gradients[place] = part if before is None else before + part
     for place, tensor in enumerate(arguments.lifted, first_lifted):
         gradient_of = gradients[place]
         if gradient_of is not None:
             gradients[place] = gradient_of.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
     return gradients
+
+
+class _Segment(NamedTuple):
+    """Steps that have the same VJP."""
+
+    start: int
+    num_steps: int
+    staged: StagedStep
+
+
+def _segments(
+    step: RecurrentSpecialization,
+    num_steps: int,
+    kept: frozenset[Port],
+    grads: Sequence[Tensor | None],
+    needed: Sequence[bool],
+    *,
+    state_seqs: bool,
+) -> list[_Segment]:
+    """The steps, the last ones first, by which gradients come to them.
+
+    To the last step comes no gradient of a state that is in no loss; nor, where that leads to none, to those before.
+    Zeros in their place would be wrong where they meet an infinite derivative.
+    """
+    trace = step.trace
+    differentiable = trace.differentiable
+    count = trace.num_outputs
+    present = tuple(g is not None and d for g, d in zip(grads[:count], differentiable, strict=False))
+    came = tuple(g is not None for g in grads[count:])
+    segments: list[_Segment] = []
+    end = num_steps
+    while end > 0:
+        flows = tuple(c and d for c, d in zip(came, differentiable[count:], strict=True))
+        staged = step.vjp((*present, *flows), step.carrying(needed), kept)
+        found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
+        after = tuple(
+            i in found or (state_seqs and grads[count + i] is not None) for i in range(trace.num_states)
+        )
+        if len(segments) > trace.num_states:  # which come goes in a circle, as between states that change places
+            after = came = (True,) * trace.num_states
+            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
+        start = 0 if after == came else end - 1
+        segments.append(_Segment(start, end - start, staged))
+        came, end = after, start
+    return segments
 
 
 def _without_steps(
