@@ -58,9 +58,9 @@ class FlexSN(nn.Module):
 
     Args:
         core: `core(*inputs, *states) -> (*outputs, *new_states)`: one time step, pointwise over the step's
-            elements. A function, or an `nn.Module`, whose parameters become this module's. Tensors that it
-            captures get gradients; parameters among them that no module and no optimizer has are warned of at
-            the first call.
+            elements, but for products with captured matrices along its last dimension. A function, or an
+            `nn.Module`, whose parameters become this module's. Tensors that it captures get gradients; parameters
+            among them that no module and no optimizer has are warned of at the first call.
         num_inputs, num_states, num_outputs: how many of each.
         example_inputs: one step's inputs and states; with them, errors in the core come at construction.
         requires_grad: for each input and (initial) state, whether a gradient may flow to it; `None`: to all.
