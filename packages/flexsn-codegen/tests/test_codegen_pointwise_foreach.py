@@ -45,7 +45,8 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         once(group, numbers)
 
     monkeypatch.setattr(_foreach.Group, "launch", counted)
-    sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5)]  # several programs, none a multiple; empty; without dimensions
+    # Several programs, not a multiple of one; empty; without dimensions.
+    sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
     again = tensors(sizes, torch.float32, 7) + tensors([(9, 5)], torch.bfloat16, 7)
     runs: list[list[Tensor]] = []
@@ -55,7 +56,7 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
         for i in range(2):
             g = tensors(sizes, torch.float32, 2 + i) + tensors([(9, 5)], torch.bfloat16, 5)
             if together:
-                assert step.foreach(p, g, m, 0.1 * (i + 1), (0.9, 0.99)) == [None] * 6
+                assert step.foreach(p, g, m, 0.1 * (i + 1), (0.9, 0.99)) == [None] * 7
             else:
                 for arguments in zip(p, g, m, strict=True):
                     lion(*arguments, 0.1 * (i + 1), (0.9, 0.99))
@@ -72,8 +73,9 @@ def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPat
     for a, e in zip(*runs, strict=True):
         torch.testing.assert_close(a, e, rtol=1e-6 if a.dtype == torch.float32 else 0.02, atol=1e-6)
     if language == "triton":
-        # Each step: one launch for a dtype, of a program for each 1024 elements of a tensor.
-        assert launched == [3 + 1 + 1 + 1, 1] * 4
+        # Each step: one launch for a dtype, of a program for each 1024 elements of a tensor; and one for the tensors
+        # that can be moved in vectors.
+        assert launched == [3 + 1 + 1 + 1, 2, 1] * 4
 
 
 def test_results_one_tensor_for_all_and_strided_ones(language: str) -> None:

@@ -18,6 +18,8 @@ from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import tl_name
 
 _MAX_STEPS = 16
+# In bytes and in elements: with these known, Triton moves vectors, as it does where it sees the arguments themselves.
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class Step:
 class Steps:
     """Calls over lists that have been made, and the kernels that walk tables."""
 
-    kernels: dict[tuple[str, tuple[torch.dtype, ...]], Any] = field(default_factory=dict)
+    kernels: dict[tuple[str, tuple[torch.dtype, ...], bool], Any] = field(default_factory=dict)
     known: dict[tuple[Any, ...], Step] = field(default_factory=dict)
 
     def keep(self, key: tuple[Any, ...], step: Step) -> None:
@@ -104,18 +106,19 @@ class Steps:
                 continue
             if source.target is TRITON and len(todo.numbers) == 1 + len(_words(source)):
                 dtypes = tuple(t.dtype for t in todo.tensors)
-                alike.setdefault((source.name, dtypes, todo.tensors[0].device), []).append((kernel, variant, todo))
+                key = (source.name, dtypes, _is_aligned(todo), todo.tensors[0].device)
+                alike.setdefault(key, []).append((kernel, variant, todo))
                 continue
             all_grouped = False
             fast_math = kernel.numerics.fast_math
             launch(source.target, todo.built.compiled(), todo.tensors, todo.numbers, todo.numel, fast_math=fast_math)
         groups = []
-        for (name, dtypes, device), group in alike.items():
+        for (name, dtypes, aligned, device), group in alike.items():
             kernel, variant, todo = group[0]
-            known = self.kernels.get((name, dtypes))
+            known = self.kernels.get((name, dtypes, aligned))
             if known is None:
-                known = TRITON.compile(over_table(todo.built.source, dtypes))
-                self.kernels[name, dtypes] = known
+                known = TRITON.compile(over_table(todo.built.source, dtypes, aligned=aligned))
+                self.kernels[name, dtypes, aligned] = known
             table = _table([one for _, _, one in group], device)
             groups.append(Group(variant, known, table, kernel.numerics.fast_math))
             groups[-1].launch(numbers)
@@ -125,6 +128,11 @@ class Steps:
 def place_of(tensor: Tensor) -> tuple[Any, ...]:
     """Equal for tensors that are the same memory in the same way."""
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _is_aligned(todo: Launch) -> bool:
+    """Whether the tensors can be read and written in vectors."""
+    return todo.numel % _ALIGNMENT == 0 and all(t.data_ptr() % _ALIGNMENT == 0 for t in todo.tensors)
 
 
 def _words(source: KernelSource) -> list[str]:
@@ -146,19 +154,27 @@ def _table(group: Sequence[Launch], device: torch.device) -> Tensor:
     return table.pin_memory().to(device, non_blocking=True)
 
 
-def over_table(source: KernelSource, dtypes: Sequence[torch.dtype]) -> KernelSource:
-    """A Triton kernel of dense tensors as one whose programs find their tensors in a table."""
-    name = f"{source.name}_foreach"
+def over_table(source: KernelSource, dtypes: Sequence[torch.dtype], *, aligned: bool) -> KernelSource:
+    """A Triton kernel of dense tensors as one whose programs find their tensors in a table.
+
+    Args:
+        aligned: see `_is_aligned`, for all rows of the table.
+    """
+    name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
+
+    def known(text: str, factor: int) -> str:
+        return f"tl.multiple_of({text}, {factor})" if aligned else text
+
     pointers = [f"{port.name}_ptr" for port in source.params]
     words = _words(source)
     types = [f"tl.pointer_type({tl_name(torch.int8 if dtype == torch.bool else dtype)})" for dtype in dtypes]
     lines = [
         f"    row = table_ptr + tl.program_id(0).to(tl.int64) * {2 + len(pointers)}",
-        "    N = tl.load(row + 1)",
+        f"    N = {known('tl.load(row + 1)', _ALIGNMENT)}",
     ]
     for i, (pointer, kind) in enumerate(zip(pointers, types, strict=True)):
-        lines.append(f"    {pointer} = tl.load(row + {2 + i}).to({kind})")
-    offsets = "    off = tl.load(row) + tl.arange(0, BLOCK)"
+        lines.append(f"    {pointer} = {known(f'tl.load(row + {2 + i}).to({kind})', _ALIGNMENT)}")
+    offsets = f"    off = {known('tl.load(row)', _ALIGNMENT)} + tl.arange(0, BLOCK)"
     signature = ", ".join(["table_ptr", *words, "BLOCK: tl.constexpr"])
     start = source.source.rindex("@triton.jit")
     head, kernel = source.source[:start], source.source[start:]

@@ -15,7 +15,6 @@ _NOT_DIRECT = "pointwise kernels in compiled code are launched by an operator, n
 
 _are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
 _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-_current_level = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=-1)
 _is_exporting = private(
     "torch.export._trace", "custom_triton_ops_decomposition_disabled", _NOT_DIRECT, default=lambda: True
 )
@@ -42,7 +41,8 @@ def is_transformed() -> bool:
 
 def is_forward_mode() -> bool:
     """Whether derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
-    return bool(forward_ad._current_level >= 0)
+    # Where torch has no such name, it refuses forward mode itself, in other words.
+    return bool(getattr(forward_ad, "_current_level", -1) >= 0)
 
 
 def is_exporting() -> bool:

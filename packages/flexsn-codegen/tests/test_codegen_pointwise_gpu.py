@@ -1,0 +1,73 @@
+"""Pointwise kernels on a GPU: launched directly in compiled code, and once for a whole model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flexsn_codegen import pointwise
+
+pytestmark = pytest.mark.gpu
+
+
+def gated(x: Tensor, gate: Tensor, scale: float) -> Tensor:
+    return x * functional.silu(gate) * scale
+
+
+def adamw(
+    p: Tensor, g: Tensor, m: Tensor, v: Tensor, step: int, lr: float, betas: tuple[float, float], eps: float, wd: float
+) -> None:
+    p.mul_(1 - lr * wd)
+    m.mul_(betas[0]).add_(g, alpha=1 - betas[0])
+    v.mul_(betas[1]).addcmul_(g, g, value=1 - betas[1])
+    p.addcdiv_(m, (v.sqrt() / math.sqrt(1 - betas[1] ** step)).add_(eps), value=-lr / (1 - betas[0] ** step))
+
+
+def test_inductor_launches_the_kernel_itself() -> None:
+    from torch._inductor.utils import run_and_get_code
+
+    fused: Any = pointwise(gated, autograd=True)
+    compiled = torch.compile(lambda x, g: fused(x * 2, g, 0.5).relu(), fullgraph=True, dynamic=True)
+    x = torch.randn(100, 33, device="cuda", requires_grad=True)
+    gate = torch.randn(33, device="cuda", requires_grad=True)
+    result, codes = run_and_get_code(compiled, x, gate)
+    assert any("gated_kernel" in code for code in codes)
+    assert not any("flexsn_codegen.pointwise" in code for code in codes)
+    torch.testing.assert_close(result, gated(x * 2, gate, 0.5).relu())
+    found = torch.autograd.grad(result.sum(), (x, gate))
+    for a, e in zip(found, torch.autograd.grad(gated(x * 2, gate, 0.5).relu().sum(), (x, gate)), strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-4, atol=1e-4)
+
+
+def test_writes_in_compiled_code() -> None:
+    step = pointwise(lambda p, g: p.sub_(g, alpha=0.1))
+    compiled = torch.compile(lambda p, g: step(p, g) * 2, fullgraph=True)
+    p, g = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+    expected = p - 0.1 * g
+    result = compiled(p, g)
+    torch.testing.assert_close(p, expected)
+    torch.testing.assert_close(result, expected * 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
+    start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
+    theirs = [t.clone().requires_grad_() for t in start]
+    optimizer = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1, foreach=False, fused=False)
+    m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]
+    step = pointwise(adamw)
+    for i in range(5):
+        gradients = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        step.foreach(start, gradients, m, v, i + 1, 1e-3, (0.9, 0.999), 1e-8, 0.1)
+    for a, e in zip(start, theirs, strict=True):
+        torch.testing.assert_close(a, e.detach(), rtol=1e-6 if dtype == torch.float32 else 0.02, atol=1e-6)
