@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_codegen import ArgumentError, TraceError, pointwise
+from flexsn_codegen import ArgumentError, TraceError, UnsupportedOpError, pointwise
 
 X = torch.linspace(-3, 3, 11)
 
@@ -179,6 +179,20 @@ def test_closures_over_tensors_have_gradients() -> None:
     assert torch.autograd.gradcheck(lambda x, w: kernel(x), (x, w))
     kernel(x).sum().backward()
     torch.testing.assert_close(w.grad, (x * (x * w).cos()).detach())
+
+
+def test_errors_and_comments_name_the_users_line() -> None:
+    module = Affine()
+
+    def scaled(x: Tensor, a: float) -> Tensor:
+        return module(x) * a  # type: ignore[no-any-return]
+
+    source = pointwise(scaled, autograd=True).source(X, 0.5).source
+    assert "test_codegen_pointwise_calls.py" in source
+    assert "_host_numbers.py" not in source
+    assert "_substitute.py" not in source
+    with pytest.raises(UnsupportedOpError, match=r"sum(.|\n)*at .*test_codegen_pointwise_calls.py"):
+        pointwise(lambda x, a: (x * a).sum() + x)(X, 0.5)
 
 
 def test_results_whose_structure_depends_on_numbers_are_refused() -> None:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+
+from flexsn_graph import Converted
 
 Number = int | float
 Expression = tuple[Any, ...]
@@ -200,19 +201,6 @@ def _install() -> None:
 _install()
 
 
-class _PlainNumbers(TorchFunctionMode):
-    """Gives torch's operators plain numbers."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*_plain_in(args), **{name: _plain_in(value) for name, value in (kwargs or {}).items()})
-
-
-def _plain_in(value: Any) -> Any:
-    if isinstance(value, tuple | list) and type(value) in (tuple, list):
-        return type(value)(_plain_in(part) for part in value)
-    return plain(value)
-
-
 _patched = threading.RLock()
 
 
@@ -233,7 +221,7 @@ def noting() -> Iterator[None]:
         for name in _MATH:
             setattr(math, name, noted(f"math.{name}", _MATH_FUNCTIONS[f"math.{name}"]))
         try:
-            with _PlainNumbers():
+            with Converted(plain):
                 yield
         finally:
             for name in _MATH:

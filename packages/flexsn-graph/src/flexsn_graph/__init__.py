@@ -25,7 +25,7 @@ from flexsn_graph._residuals import Residuals, keep_residuals, without_cotangent
 from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, View
 from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
-from flexsn_graph._substitute import Effects, Substituted
+from flexsn_graph._substitute import Converted, Effects, Substituted
 from flexsn_graph.errors import (
     CaptureError,
     ComplexDtypeError,
@@ -60,6 +60,7 @@ __all__ = [
     "CellStep",
     "Cells",
     "ComplexDtypeError",
+    "Converted",
     "CoreArityError",
     "CoreReturnError",
     "CoreTrace",

@@ -14,7 +14,27 @@ from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, u
 from flexsn_graph.reads import Reads
 
 
-class Substituted(TorchFunctionMode):
+class Converted(TorchFunctionMode):
+    """Torch's functions get other values for some of their arguments.
+
+    Args:
+        convert: what is given in place of an argument that is no list or tuple, or of a part of one.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._convert = convert
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*self._in(args), **{name: self._in(value) for name, value in (kwargs or {}).items()})
+
+    def _in(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(self._in(part) for part in value)
+        return self._convert(value)
+
+
+class Substituted(Converted):
     """Torch's functions get stand-ins for some tensors.
 
     Args:
@@ -23,21 +43,16 @@ class Substituted(TorchFunctionMode):
     """
 
     def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:
-        super().__init__()
+        super().__init__(self._stand_in)
         self._stand_ins, self._make = stand_ins, make
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._in(args), **{name: self._in(value) for name, value in (kwargs or {}).items()})
-
-    def _in(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            stand_in = self._stand_ins.get(id(value))
-            if stand_in is None and self._make is not None and not isinstance(value, FakeTensor):
-                return self._make(value)
-            return value if stand_in is None else stand_in
-        if type(value) in (tuple, list):
-            return type(value)(self._in(part) for part in value)
-        return value
+    def _stand_in(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        stand_in = self._stand_ins.get(id(value))
+        if stand_in is None and self._make is not None and not isinstance(value, FakeTensor):
+            return self._make(value)
+        return value if stand_in is None else stand_in
 
 
 @dataclass(frozen=True, slots=True)
