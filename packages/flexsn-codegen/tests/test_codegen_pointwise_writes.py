@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -111,6 +112,17 @@ def test_into_tensors_that_are_there() -> None:
         kernel.into(out, x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):
         pointwise(torch.neg).into(x[:, 1:], x[:, :3])
+
+
+def test_writes_under_inference_mode_and_by_a_copy() -> None:
+    kernel = copy.deepcopy(pointwise(torch.neg))
+    with torch.inference_mode():
+        x = torch.rand(5)
+        out = torch.empty(5)
+        kernel.into(out, x)
+        assert torch.equal(out, -x)
+        pointwise(lambda x: x.mul_(2))(x)
+        assert torch.equal(out, -x / 2)
 
 
 def test_what_cannot_be_written() -> None:

@@ -136,6 +136,10 @@ class Pointwise(Generic[P, R]):
         structure, parts = take_apart(self._name, args, kwargs)
         return cast(R, self._by_operator(structure, parts))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is loaded from a file, compile by themselves."""
+        return _remade, (self._fn, self._autograd, self._name, self._numerics)
+
     def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Runs the kernel, and writes its results to tensors that are there, as ``out=`` of torch's functions does.
 
@@ -190,7 +194,7 @@ class Pointwise(Generic[P, R]):
             step.run(parts.numbers)
             for tensor in every:
                 if tensor.data_ptr() in step.written:
-                    torch.autograd.graph.increment_version(tensor)
+                    _tell_written(tensor)
             return [None] * len(calls)
         return self._first_over_lists(key, calls, parts.numbers)
 
@@ -465,10 +469,19 @@ class Pointwise(Generic[P, R]):
     def _bump(self, kernel: Kernel, tensors: Sequence[Tensor], outs: Sequence[Tensor] | None) -> Sequence[Tensor]:
         """Tells autograd what was written: what it had saved of it is not what it was."""
         for i in kernel.written:
-            torch.autograd.graph.increment_version(tensors[i])
+            _tell_written(tensors[i])
         for out in outs or ():
-            torch.autograd.graph.increment_version(out)
+            _tell_written(out)
         return tensors
+
+
+def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
+    return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
+
+
+def _tell_written(tensor: Tensor) -> None:
+    if not tensor.is_inference():  # of which autograd has saved nothing
+        torch.autograd.graph.increment_version(tensor)
 
 
 def _is_list(value: Any) -> bool:
