@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,8 +26,8 @@ STEPS, LANES = 9, 1000  # three blocks of 256, and a part of one
 def cold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache folder of the test's own, and nothing loaded."""
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(_compiler, "_loaded", {})
-    monkeypatch.setattr(_kernel, "_programs", {})
+    monkeypatch.setattr(_compiler, "_loaded", weakref.WeakValueDictionary())
+    monkeypatch.setattr(_kernel, "_programs", weakref.WeakValueDictionary())
 
 
 def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,6 +96,25 @@ def test_what_is_spoilt_is_compiled_again(
         subprocess.run([sys.executable, "-c", code], env=environment, check=True)
         (kept,) = (tmp_path / "cache").glob("*.so")
         spoil(kept)  # in no process that has it loaded
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, compiler: None) -> None:
+    def is_open() -> bool:
+        (kept,) = (tmp_path / "cache").glob("*.so")
+        return str(kept) in Path("/proc/self/maps").read_text()
+
+    dtypes = (torch.float32,) * 3
+    run, again = kernel().compiled(dtypes, 256), kernel().compiled(dtypes, 256)
+    assert run is again
+    assert is_open()
+    del again
+    gc.collect()
+    assert is_open()
+    del run
+    gc.collect()
+    assert not is_open()
+    assert_runs()
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import LIF, FlexSN, GatedLIF, _backends, _flexsn
+from flexsn_nn import LIF, BackendUnavailableError, FlexSN, GatedLIF, _backends, _flexsn
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -54,6 +55,33 @@ def test_the_choice_of_auto(compiler: None) -> None:
     layer.reset()
     layer(ones(3))
     assert layer.explain().splitlines()[0] == expected[0]
+
+
+@pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With a path on which there is none: sequences, gradients, single steps, and inside of torch.compile."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    ours, loop = LIF(), LIF(backend="torch")
+    x = (torch.rand(5, 3, 4) * 3).requires_grad_()
+    results = []
+    for layer in (ours, loop):
+        spikes = layer(x)
+        results += [spikes, *torch.autograd.grad(spikes.sum(), x)]
+    assert torch.equal(results[0], results[2])
+    assert torch.equal(results[1], results[3])
+    told = ours.explain()
+    why = "torch: compiled kernels cannot run: there is no C++ compiler (g++, clang++, c++) on the path. Install one: "
+    assert told.startswith(why)
+    one = LIF(step_mode="s")
+    assert torch.equal(torch.stack([one(frame) for frame in x]), results[0])
+    assert one.explain().startswith(why)
+    torch._dynamo.reset()
+    network = nn.Sequential(LIF())
+    assert torch.equal(torch.compile(network, backend="aot_eager", fullgraph=True)(x), results[0])
+    with pytest.raises(BackendUnavailableError, match=r"backend='cpp' cannot run: there is no C\+\+"):
+        LIF(backend="cpp")(x)
 
 
 def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ compiled by another process has it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -12,6 +13,9 @@ from torch import Tensor
 from flexsn_codegen.targets.cpp import CppKernel, program
 from flexsn_runtime._cpp_launch import launch_program
 from flexsn_runtime._torch_private_inductor import lower_launches
+
+# Compiled graphs have sources: the libraries of so many stay open.
+_program = functools.lru_cache(256)(program)
 
 
 @torch.library.custom_op("flexsn_runtime::launch_cpp", mutates_args=("written",), device_types="cpu")
@@ -23,7 +27,7 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
         sizes: its integer arguments.
         source: from `CppKernel.text`.
     """
-    launch_program(program(source), (*read, *written), len(read), sizes)
+    launch_program(_program(source), (*read, *written), len(read), sizes)
 
 
 @launch_cpp.register_fake

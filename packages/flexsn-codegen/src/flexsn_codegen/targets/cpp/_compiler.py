@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from pathlib import Path
 
 import torch
@@ -31,7 +32,8 @@ FLAGS = (
 )
 _HEADERS = Path(__file__).parent
 
-_loaded: dict[str, ctypes.CDLL] = {}
+# As long as somebody has a function of them: a program that is called with ever new steps does not grow.
+_loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
 _locks: dict[str, threading.Lock] = {}  # one for each source: others are compiled at the same time
 
 
@@ -55,7 +57,8 @@ def why_no_compiler() -> str | None:
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library of a source, compiled unless the cache folder has it; loaded once per process.
+    """The library of a source, compiled unless the cache folder has it; loaded once per process, and closed when it and
+    what was got from it by `library["name"]` are gone.
 
     Raises:
         CompilerMissingError: there is no compiler.
@@ -77,15 +80,27 @@ def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
         with contextlib.suppress(OSError):  # no library, whatever made it so, or gone meanwhile
-            return ctypes.CDLL(str(path))
+            return _opened(path)
     path, _ = keep(name, _compiled(source))
     try:
-        return ctypes.CDLL(str(path))
+        return _opened(path)
     except OSError as error:
         raise CacheFolderError(
             f"a kernel was compiled, and cannot be loaded: {error}. Where programs may not be run from that folder "
             "(noexec), name another one in FLEXSN_CACHE_DIR."
         ) from error
+
+
+def _opened(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    weakref.finalize(library, _close, library._handle).atexit = False
+    return library
+
+
+def _close(handle: int) -> None:
+    close = ctypes.CDLL(None).dlclose
+    close.argtypes = [ctypes.c_void_p]
+    close(handle)
 
 
 def _compiled(source: str) -> bytes:

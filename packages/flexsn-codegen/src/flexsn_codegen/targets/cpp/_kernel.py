@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class CppKernel:
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
+        self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Run] = {}  # open as long as this kernel is there
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
     def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Run:
@@ -52,7 +54,11 @@ class CppKernel:
         Raises:
             CompilerMissingError, CompilationError, CacheFolderError: see `program`.
         """
-        return program(self.text(dtypes, block, fast_math=fast_math))
+        key = (dtypes, block, fast_math)
+        run = self._runs.get(key)
+        if run is None:
+            run = self._runs[key] = program(self.text(dtypes, block, fast_math=fast_math))
+        return run
 
     def text(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> str:
         """The source of a program, with an entry for these dtypes and this block."""
@@ -74,7 +80,7 @@ class CppKernel:
 
 
 def program(text: str) -> Run:
-    """What launches a program, compiled unless it has been.
+    """What launches a program, compiled unless it has been; its library is closed when nobody has it any more.
 
     Args:
         text: from `CppKernel.text`.
@@ -88,12 +94,12 @@ def program(text: str) -> Run:
     if run is None:
         library = load(text)
         count = ctypes.c_int64.in_dll(library, "count").value
-        run = _programs[text] = _Program(library.run, count)
+        run = _programs[text] = _Program(library["run"], count)
     return run
 
 
 class _Program:
-    __slots__ = ("_array", "_function")
+    __slots__ = ("__weakref__", "_array", "_function")  # the function keeps its library open
 
     def __init__(self, function: Any, count: int) -> None:
         function.argtypes, function.restype = [ctypes.c_void_p], None
@@ -103,4 +109,4 @@ class _Program:
         self._function(self._array(*arguments))
 
 
-_programs: dict[str, Run] = {}
+_programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDictionary()
