@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 import weakref
@@ -125,6 +126,18 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "")
     assert (why_no_compiler() or "").startswith("there is no C++ compiler (g++, clang++, c++) on the path. Install one")
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not shutil.which("clang++"), reason="there is no clang++ here")
+def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "clang++")
+    try:
+        assert_runs(threads=2)
+    except CompilationError as error:
+        remedy = str(error)
+    else:
+        return
+    assert "apt install libomp-dev" in remedy, "its OpenMP is not installed, or something else is wrong"
 
 
 def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:

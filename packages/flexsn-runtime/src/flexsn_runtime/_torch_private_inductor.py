@@ -30,14 +30,14 @@ def lower_launches(op: Any) -> None:
     register_lowering = needed("torch._inductor.lowering", "register_lowering", _NO_CPP)
     fallback_handler = needed("torch._inductor.lowering", "fallback_handler", _NO_CPP)
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
+    ir = needed("torch._inductor", "ir", _NO_CPP)
     call = fallback_handler(op, add_to_fallback_set=False)
 
     def lower(read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
-        if not V.graph.cpp_wrapper:
-            call(read, written, sizes, source)
-            return
-        strides = [node.meta["val"].stride() for node in V.graph.current_node.args[0]]
-        _launch_node()(read, strides, written, sizes, source)
+        # What is written is new memory, of the strides that were asked for.
+        strides = (node.meta["val"].stride() for node in V.graph.current_node.args[0])
+        read = [ir.ExternKernel.require_exact_strides(x, s) for x, s in zip(read, strides, strict=True)]
+        (_launch_node() if V.graph.cpp_wrapper else call)(read, written, sizes, source)
 
     register_lowering(op, type_promotion_kind=None)(lower)
 
@@ -48,22 +48,10 @@ def _launch_node() -> Any:
     V = needed("torch._inductor.virtualized", "V", _NO_CPP)
 
     class CppLaunch(ir.ExternKernel):  # type: ignore[misc, name-defined]
-        """A launch in Inductor's graph.
+        """A launch in Inductor's graph."""
 
-        Args:
-            strides: that `read` shall have.
-        """
-
-        def __init__(
-            self,
-            read: Sequence[Any],
-            strides: Sequence[Sequence[Any]],
-            written: Sequence[Any],
-            sizes: Sequence[Any],
-            source: str,
-        ) -> None:
-            inputs = [self.realize_input(self.require_exact_strides(x, s)) for x, s in zip(read, strides, strict=True)]
-            inputs += map(self.realize_input, written)  # new memory, of the strides that were asked for
+        def __init__(self, read: Sequence[Any], written: Sequence[Any], sizes: Sequence[Any], source: str) -> None:
+            inputs = [self.realize_input(x) for x in (*read, *written)]
             self._device = inputs[0].get_device()
             none = ir.NoneLayout(device=self._device)
             super().__init__(None, none, self.unwrap_storage(inputs), tuple(sizes))

@@ -115,8 +115,11 @@ def _compiled(source: str) -> bytes:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        remedy = f"Name another one in {_VARIABLE}, or report it."
+        if "-lomp" in done.stderr:
+            remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler refuses a generated kernel. Name another one in {_VARIABLE}, or report it.\n"
+            f"the C++ compiler refuses a generated kernel. {remedy}\n"
             f"{shlex.join(command)}\n{done.stderr[:4000]}"
         )
 
@@ -140,10 +143,14 @@ def _openmp() -> tuple[str, ...]:
 
 
 def _link() -> tuple[str, ...]:
-    """Nothing of OpenMP, where torch's is in the process for everybody: loops over blocks run in the same threads."""
+    """Nothing of OpenMP, where torch's is in the process for everybody: loops over blocks run in the same threads.
+
+    Clang calls another library than GCC does, which torch need not have loaded.
+    """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
-    return () if hasattr(ctypes.CDLL(None), "GOMP_parallel") else ("-fopenmp",)
+    called = "__kmpc_fork_call" if _is_clang(tuple(_command())) else "GOMP_parallel"
+    return () if hasattr(ctypes.CDLL(None), called) else ("-fopenmp",)
 
 
 def _include(source: str) -> list[str]:
@@ -161,9 +168,16 @@ def _environment() -> str:
 
 @functools.cache
 def _environment_of(command: tuple[str, ...]) -> str:
-    # As macros, the compiler says which version it is and what "native" means here.
-    macros = subprocess.run(
-        [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull], capture_output=True, text=True, check=False
-    ).stdout
     headers = [path.read_text(encoding="utf-8") for path in sorted(_HEADERS.rglob("*.h"))]
-    return "\n".join([torch.__version__, *command, *FLAGS, *_openmp(), *_link(), macros, *headers])
+    return "\n".join([torch.__version__, *command, *FLAGS, *_openmp(), *_link(), _macros(command), *headers])
+
+
+@functools.cache
+def _macros(command: tuple[str, ...]) -> str:
+    """In which the compiler says which version it is and what "native" means here."""
+    asked = [*command, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull]
+    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout
+
+
+def _is_clang(command: tuple[str, ...]) -> bool:
+    return "#define __clang__ " in _macros(command)
