@@ -37,14 +37,15 @@ def inlined(text: str) -> Inlined:
     headers: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
         _add(headers, header, _HEADERS)
-    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Clang has no such pragma;
+    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Inductor, which writes vector
+    # code by itself, switches GCC's off, without which they take twenty times as long. Clang has no such pragma;
     # its own defaults are these, but for errno, which keeps a square root from becoming vector code.
     source = f"""
 #ifndef {name.upper()}
 #define {name.upper()}
 #if defined(__GNUC__) && !defined(__clang__)
 #pragma GCC push_options
-#pragma GCC optimize("fp-contract=off,no-math-errno,no-trapping-math,wrapv")
+#pragma GCC optimize("fp-contract=off,no-math-errno,no-trapping-math,tree-loop-vectorize,wrapv")
 #elif defined(__clang__)
 #pragma clang fp contract(off)
 #endif
