@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import shutil
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, InputLayout, KernelSource, emit_core, forward_source
 from flexsn_codegen.errors import CompilationError, CompilerMissingError
-from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, why_no_compiler
+from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, inlined, why_no_compiler
 from flexsn_graph import trace_step
 
 STEPS, LANES = 9, 1000  # three blocks of 256, and a part of one
@@ -116,6 +117,30 @@ def test_a_library_is_open_as_long_as_somebody_has_its_program(tmp_path: Path, c
     gc.collect()
     assert not is_open()
     assert_runs()
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="asks g++ what it did")
+def test_in_another_source_it_is_vector_code_whatever_the_flags(tmp_path: Path) -> None:
+    """Inductor has GCC's vectoriser off. Several kernels stand in one file, and one twice."""
+    one, other = (inlined(kernel().text((torch.float32,) * 3, block)) for block in (256, 512))
+    source = tmp_path / "both.cpp"
+    source.write_text(one.source + other.source + one.source)
+    flags = ["-std=c++17", "-O3", "-fno-tree-loop-vectorize", "-fopt-info-vec-optimized", "-fPIC", "-shared"]
+    command = ["g++", *flags, str(source), "-o", str(tmp_path / "both.so")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "loop vectorized" in done.stderr
+    library = ctypes.CDLL(str(tmp_path / "both.so"))
+    x = torch.randn(STEPS, LANES)
+    for part in (one, other):
+        output, final = torch.empty(STEPS, LANES), torch.empty(LANES)
+        arguments = [x.data_ptr(), output.data_ptr(), final.data_ptr(), STEPS, LANES, 1]
+        library[part.name]((ctypes.c_int64 * len(arguments))(*arguments))
+        v = torch.zeros(LANES)
+        for t in range(STEPS):
+            expected, v = step(x[t], v)
+            assert torch.equal(output[t], expected)
+        assert torch.equal(final, v)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,8 @@ def inlined(text: str) -> Inlined:
     headers: dict[str, str] = {}
     for header in _INCLUDE.findall(text):
         _add(headers, header, _HEADERS)
-    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Inductor, which writes vector
-    # code by itself, switches GCC's off, without which they take twenty times as long. Clang has no such pragma;
+    # Whoever compiles it has flags of their own: the kernels need ours (see `_compiler.py`). Inductor, which writes
+    # vector code by itself, switches GCC's off, without which they take twenty times as long. Clang has no such pragma;
     # its own defaults are these, but for errno, which keeps a square root from becoming vector code.
     source = f"""
 #ifndef {name.upper()}
