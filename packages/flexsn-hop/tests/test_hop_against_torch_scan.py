@@ -126,6 +126,7 @@ POINTS = {
 REFUSED_HERE = {"y without the dimension": "ys\\[1\\] has 1 dimensions", "no length": "pass length"}
 
 
+@pytest.mark.long(all_but=[name for name in POINTS if name != "training by Inductor"])
 @pytest.mark.parametrize("name", POINTS)
 def test_scan_does_it_as_the_loop(name: str) -> None:
     torch._dynamo.reset()

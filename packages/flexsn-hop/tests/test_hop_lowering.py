@@ -102,6 +102,13 @@ def test_a_constant_inside_the_core() -> None:
         torch.testing.assert_close(run(*arguments), eager_scan(core, 1, 1, 1, *arguments))
 
 
+def test_a_constant_inside_the_core_in_training() -> None:
+    arguments = [torch.randn(4, 3, requires_grad=True), torch.randn(3, requires_grad=True)]
+    core = functools.partial(flex_sn_scan, lambda x, v: (v.sin(), v * torch.tensor([0.5, 0.25, 0.125]) + x), 1, 1, 1)
+    run = torch.compile(core, fullgraph=True)
+    assert_same(run, functools.partial(eager_scan, *core.args), arguments)
+
+
 class Unrolled:
     """A lowering that needs no GPU: the loops themselves, traced into Inductor's graph."""
 

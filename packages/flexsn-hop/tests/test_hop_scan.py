@@ -31,6 +31,7 @@ from flexsn_hop import errors, scan
 Scan = Callable[..., tuple[Any, Any]]
 
 
+@pytest.mark.long(all_but=["*-5", "counting-1"])
 @pytest.mark.parametrize("steps", [1, 5])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_equals_the_loop(name: str, steps: int) -> None:

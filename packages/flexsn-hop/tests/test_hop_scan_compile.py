@@ -51,7 +51,7 @@ def size(graph: torch.fx.GraphModule) -> int:
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
-@pytest.mark.long(all_but=["backwards", "minimal_gru", "kalman", "counting"])
+@pytest.mark.long(all_but=["minimal_gru", "counting"])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
     sizes = []
@@ -127,6 +127,7 @@ class Network(torch.nn.Module):
         return scan(self.step, h, x, dim=1)
 
 
+@pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_for_every_length(strict: bool) -> None:
     network, h = Network(), draw(2, 4)
@@ -143,6 +144,7 @@ def test_export_for_every_length(strict: bool) -> None:
         torch.testing.assert_close(loaded(h, x), looped(network.step, h, x, dim=1))
 
 
+@pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", ["minimal_gru", "counting"])
 def test_inductor(name: str) -> None:
     found = recurrence(name, 5)
@@ -187,6 +189,7 @@ def test_transforms() -> None:
 ONLY_EAGER = {"y of another shape", "y of another structure"}
 
 
+@pytest.mark.long(all_but=["structure", "shape", "lengths", "no length", "dim of ys", "arity", "no pair"])
 @pytest.mark.parametrize("mistake", [mistake for mistake in MISTAKES if mistake not in ONLY_EAGER])
 def test_mistakes_are_named(mistake: str) -> None:
     call, kind, words = MISTAKES[mistake]

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._absent import Gradients, StepVJP, zeros
 from ._arguments import StepFunction
 from ._eager import CoreSteps, run_steps, stack_values, state_copies, step_values
 from ._formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
@@ -110,12 +111,14 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
     grads_by_step: Sequence[Tensors] = (
         list(zip(*(gradient.unbind(0) for gradient in output_grads), strict=True)) if output_grads else [()] * steps
     )
+    step_vjp = StepVJP(vjp, len(flat_args))
+    active = _needed(states, layout.active_states)
     added = _StateGradients(layout, states, state_grads, steps)
     cotangents = added.initial()
     input_grads: list[Tensors] = []
-    lifted_grads: Tensors | None = None
-    _, _, lifted_needs = layout.scan.split(layout.needs)
-    num_carried, num_lifted = len(cotangents), sum(lifted_needs)
+    input_needs, _, lifted_needs = layout.scan.split(layout.needs)
+    num_inputs, num_carried = sum(input_needs), len(cotangents)
+    lifted_grads: Gradients = (None,) * sum(lifted_needs)
     for first, last, start in _segments_backwards(layout, states, saved, steps):
         befores = [start]
         for step in range(first, last - 1):
@@ -126,32 +129,38 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
             )
             befores.append(values[layout.scan.num_outputs :])
         for step in range(last - 1, first - 1, -1):
-            gradients = tuple(
-                vjp(
-                    *inputs_by_step[step],
-                    *befores[step - first],
-                    *lifted,
-                    *grads_by_step[step],
-                    *added.at(step, cotangents),
-                )
-            )
-            split = len(gradients) - num_carried - num_lifted
-            input_grads.append(gradients[:split])
-            cotangents = gradients[split : split + num_carried]
-            step_lifted = gradients[split + num_carried :]
-            lifted_grads = (
-                step_lifted
-                if lifted_grads is None
-                else tuple(a + b for a, b in zip(lifted_grads, step_lifted, strict=True))
-            )
-    assert lifted_grads is not None  # the operators are never called with T == 0
+            values = (*inputs_by_step[step], *befores[step - first], *lifted)
+            came = grads_by_step[step]
+            gradients = step_vjp(values, (*came, *added.at(step, cotangents)), (*came, *active))
+            input_grads.append(_filled(gradients[:num_inputs], _needed(inputs_by_step[step], input_needs)))
+            cotangents = gradients[num_inputs : num_inputs + num_carried]
+            of_step = gradients[num_inputs + num_carried :]
+            lifted_grads = tuple(_sum(old, new) for old, new in zip(lifted_grads, of_step, strict=True))
     sequences = list(zip(*input_grads[::-1], strict=True))
-    carried = [cotangents[i] for i in _needed_carried(layout)]
+    all_carried = _filled(cotangents, active)
+    carried = [all_carried[i] for i in _needed_carried(layout)]
+    of_lifted = _filled(lifted_grads, _needed(lifted, lifted_needs))
     orders = iter([order_like(argument) for argument in _differentiated(layout, flat_args)])
     return (
         *[stack_in_order(gradients, next(orders)) for gradients in sequences],
-        *[copy_in_order(gradient, next(orders)) for gradient in (*carried, *lifted_grads)],
+        *[copy_in_order(gradient, next(orders)) for gradient in (*carried, *of_lifted)],
     )
+
+
+def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    return [value for value, need in zip(values, needs, strict=True) if need]
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one + other
+
+
+def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
+    """The gradients, and zeros where nothing flowed."""
+    pairs = zip(gradients, like, strict=True)
+    return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
 
 
 def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
@@ -205,22 +214,18 @@ class _StateGradients:
         by_state = [next(came) if present else None for present in layout.state_grads]
         active = list(zip(states, by_state, layout.active_states, strict=True))
         self._final = layout.scan.final_state
-        self._states = [state for state, _, is_active in active if is_active]
         self._gradients = [gradient for _, gradient, is_active in active if is_active]
         self._by_step = [
             None if gradient is None or self._final else gradient.unbind(0) for gradient in self._gradients
         ]
 
-    def initial(self) -> Tensors:
+    def initial(self) -> Gradients:
         """Cotangents after the last step."""
-        return tuple(
-            gradient if self._final and gradient is not None else torch.zeros_like(state)
-            for state, gradient in zip(self._states, self._gradients, strict=True)
-        )
+        return tuple(gradient if self._final else None for gradient in self._gradients)
 
-    def at(self, step: int, cotangents: Tensors) -> Tensors:
+    def at(self, step: int, cotangents: Gradients) -> Gradients:
         """Cotangents of the states after ``step``: what was carried, and what came for it."""
         return tuple(
-            carried if sequence is None else carried + sequence[step]
+            carried if sequence is None else _sum(carried, sequence[step])
             for carried, sequence in zip(cotangents, self._by_step, strict=True)
         )

@@ -9,13 +9,12 @@ import base64
 import functools
 import json
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 
-from ._arguments import StepFunction
 from ._layout import BackwardLayout, ScanLayout
 from ._loop import (
     backward_loop,
@@ -33,16 +32,24 @@ _MOST_CONSTANT_ELEMENTS = 4096
 _SCHEMA = "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Program:
     """One of the two operators with its graphs, ready to be called."""
 
-    graphs: tuple[StepFunction, ...]
+    graphs: tuple[functools.partial[Any], ...]
     layout: ScanLayout | BackwardLayout
+
+    @functools.cached_property
+    def vjp(self) -> torch.fx.GraphModule:
+        """The second graph as one again, which tells what depends on a gradient that did not come."""
+        function = self.graphs[1]
+        step = type("Step", (torch.nn.Module,), {"forward": function.func})()
+        vars(step).update(vars(*function.args))  # its constants
+        return torch.fx.symbolic_trace(step)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
-            return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
+            return backward_loop(self.graphs[0], self.vjp, self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
@@ -107,7 +114,7 @@ def _decode(program: str) -> _Program:
     return _Program(tuple(_function(source) for source in content["graphs"]), layout)
 
 
-def _function(source: str) -> Callable[..., Any]:
+def _function(source: str) -> functools.partial[Any]:
     namespace: dict[str, Any] = {}
     exec(compile(source, "<step of a scan>", "exec"), namespace)
     return functools.partial(namespace["forward"], namespace["self"])
