@@ -169,5 +169,5 @@ class _Once(torch.autograd.Function):
     def backward(ctx: Any, *_: torch.Tensor) -> Any:
         raise DoubleBackwardError(
             "the gradient of flex_sn_scan has no gradient itself (double backward, create_graph=True) in a graph: "
-            "use eager_scan, or leave create_graph out"
+            "use eager_scan, or scan without a compiler, or leave create_graph out"
         )
