@@ -33,6 +33,7 @@ FIGURES = {
     "resonator": rf"accuracy {PERCENT}",
     "convert": r"\d+ of \d+ spikes differ",
     "mixed_precision": rf"held-out accuracy {PERCENT}",
+    "recurrent": rf"accuracy {PERCENT} over \d+ steps",
     "truncated_bptt": r"differs by \S+ from the whole sequence's",
     "distributed": rf"^held-out accuracy {PERCENT}",
     "gated_activation": r"^ *result: relative error \S+",

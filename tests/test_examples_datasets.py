@@ -106,6 +106,19 @@ def test_whoever_resumes_ends_where_one_run_does(
     assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
 
 
+@one_thread()
+def test_words_through_recurrent_layers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small("audio", tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    module = example("audio")
+    weights = [name for name, _ in module.Network("torch", recurrent=True).named_parameters() if "recurrent" in name]
+    assert weights == ["layers.2.recurrent.weight", "layers.4.recurrent.weight"]
+    assert module.main(["--data", "data", "--recurrent", "--epochs", "1", "--batch", "30"]) == 0
+    assert "held-out accuracy" in capsys.readouterr().out
+
+
 def test_torchvision_reads_the_images_that_were_written(tmp_path: Path) -> None:
     images = example("images")
     from sklearn.datasets import load_digits

@@ -13,6 +13,7 @@ RUNS = {
     "convert": (["--steps", "4", "--neurons", "20"], r"hands its state on: 0 of 320 spikes differ"),
     "evidence": (["--steps", "20", "--updates", "2"], r"tau learned: \d+ and \d+ steps after 2 updates, accuracy "),
     "mixed_precision": (["--updates", "2"], r"float32 on torch.bfloat16: 0\.86"),
+    "recurrent": (["--steps", "14", "--epochs", "1"], r"recurrent: loss \d\.\d+ to \d\.\d+, accuracy .* over 14 steps"),
     "resonator": (["--steps", "40", "--updates", "2"], r"four rhythms with noise: loss \d\.\d+ to \d\.\d+, accuracy "),
     "truncated_bptt": (["--steps", "64", "--chunk", "16", "--passes", "1"], r"last chunk: differs by 0\.0e\+00 "),
 }

@@ -1,6 +1,6 @@
 """Audio as spikes: from the files of the Spiking Heidelberg Digits to accuracy, through tonic.
 
-    python examples/datasets/audio.py [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
+    python examples/datasets/audio.py [--recurrent] [--data DIR] [--epochs 20] [--checkpoint DIR] [--out audio.png]
 
 With `--data DIR`, tonic finds the spikes in DIR, or downloads them there: 8156 words to train on, 2264 held out, of
 speakers who say the digits in English and German. Without, synthetic words are written in files of the same format and
@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import h5py
@@ -24,7 +25,7 @@ from tonic.transforms import Compose, Downsample, ToFrame
 from torch import Tensor, nn
 from training import draw, fit, parser, report
 
-from flexsn_nn import LI, LIF
+from flexsn_nn import LI, LIF, Recurrent
 from flexsn_nn.data import pad_sequences, readout
 from flexsn_nn.surrogate import ATan
 
@@ -36,14 +37,20 @@ WORDS = 20  # ten digits in two languages
 class Network(nn.Module):
     """Spike counts `[T, B, 1, 140]` and their lengths `[B]` to scores `[B, 20]`."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, recurrent: bool = False) -> None:
         super().__init__()
+
+        def neurons() -> nn.Module:
+            neuron = LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend)
+            # Small weights at first, so that the spikes that come back do not drown those that come in.
+            return Recurrent(neuron, 128, init=partial(nn.init.orthogonal_, gain=0.2)) if recurrent else neuron
+
         self.layers = nn.Sequential(
             nn.Flatten(2),
             nn.Linear(CHANNELS, 128),
-            LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend),
+            neurons(),
             nn.Linear(128, 128),
-            LIF(tau=10.0, decay_input=False, surrogate_function=ATan(), backend=backend),
+            neurons(),
             nn.Linear(128, WORDS),
             LI(tau=20.0, backend=backend),
         )
@@ -103,7 +110,9 @@ def write_words(folder: Path, seed: int, counts: tuple[int, int] = (400, 200)) -
 
 def main(arguments: list[str]) -> int:
     says = "Trains a spiking network on spoken words."
-    chosen = parser("audio", says, "tonic.datasets.SHD", 20, 32).parse_args(arguments)
+    options = parser("audio", says, "tonic.datasets.SHD", 20, 32)
+    options.add_argument("--recurrent", action="store_true", help="two recurrent layers")
+    chosen = options.parse_args(arguments)
     torch.manual_seed(chosen.seed)
     with tempfile.TemporaryDirectory() as made:
         if chosen.data is None:
@@ -116,7 +125,7 @@ def main(arguments: list[str]) -> int:
             MemoryCachedDataset(SHD(root, train=train, transform=frames())) for train in (True, False)
         )
         print(f"{len(training)} words to train on, {len(held_out)} held out")
-        network = Network(chosen.backend).to(chosen.device)
+        network = Network(chosen.backend, chosen.recurrent).to(chosen.device)
         history = fit(network, training, held_out, chosen, pad_sequences)
         draw(network, history, pad_sequences([held_out[number] for number in range(32)]), chosen)
     report(history, f"{WINDOW // 1000} ms a step", chosen)

@@ -1,0 +1,26 @@
+"""examples/recurrent.py: what a cue was is remembered with recurrent weights, and forgotten without."""
+
+from __future__ import annotations
+
+import torch
+from scripts import load, one_thread
+
+recurrent = load("examples/recurrent.py")
+CPU = torch.device("cpu")
+
+
+@one_thread()
+def test_recurrent_weights_remember_and_neurons_alone_forget() -> None:
+    alone, connected = (recurrent.train(way, steps=50, epochs=3, seed=0, device=CPU) for way in (False, True))
+    assert alone.accuracy < 0.4
+    assert connected.accuracy > 0.6
+    assert connected.losses[-1] < 0.75 * alone.losses[-1]
+
+
+def test_the_cue_is_in_the_first_steps_alone() -> None:
+    torch.manual_seed(0)
+    spikes, cues = recurrent.draw(60, 2000, CPU)
+    assert spikes.unique().tolist() == [0.0, 1.0]
+    early, late = spikes[: recurrent.CUE_STEPS].sum(0), spikes[recurrent.CUE_STEPS :].sum(0)
+    assert (early.argmax(1) == cues).float().mean() > 0.99
+    assert abs((late.argmax(1) == cues).float().mean() - 0.25) < 0.1
