@@ -88,7 +88,6 @@ class Case:
         scale, shift: of the input, so that some neurons fire and some do not.
         fires: whether it can at all.
         smooth: the same neuron with a smooth spike function, for gradcheck; `None`: there is none.
-        mixes: whether the neurons of a step reach one another, through a matrix.
     """
 
     name: str
@@ -99,7 +98,6 @@ class Case:
     shift: float = 0.4
     fires: bool = True
     smooth: Mapping[str, Any] | None = field(default_factory=lambda: {"surrogate_function": smooth_spike})
-    mixes: bool = False
 
 
 def smooth_spike(x: Tensor) -> Tensor:
@@ -547,7 +545,7 @@ def _cases() -> list[Case]:
         ),
     ]
     cases += [
-        Case("rlif", _make(RLIF, features=35, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0, mixes=True),
+        Case("rlif", _make(RLIF, features=35, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0),
         Case(
             "rlif_one_to_one",
             _make(RLIF, features=35, tau=2.5, all_to_all=False, V=-0.6, v_reset=-0.2),
@@ -560,15 +558,13 @@ def _cases() -> list[Case]:
             _make(RALIF, features=35, tau_a=5.0, v_threshold=0.6, bias=True),
             _recurrent(_alif(v_reset=0.0)),
             [0, 0, 0],
-            mixes=True,
         ),
-        Case("recurrent_lif", _wrapped(LIF, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0, mixes=True),
+        Case("recurrent_lif", _wrapped(LIF, tau=2.5), _recurrent(_lif(2.5, True, 0.0)), [0, 0], 1.0, 1.0),
         Case(
             "recurrent_plif",
             _wrapped(PLIF, init_tau=1.7, decay_input=False, v_reset=None),
             _recurrent(_plif_no_decay),
             [0, 0],
-            mixes=True,
         ),
         Case(
             "recurrent_adex",
@@ -576,14 +572,12 @@ def _cases() -> list[Case]:
             _recurrent(_adex),
             [0, -0.1, 0],
             2.0,
-            mixes=True,
         ),
         Case(
             "recurrent_gated_lif",
             _wrapped(GatedLIF, init_linear_decay=0.05),
             _recurrent(_gated_lif),
             [0, 0, 0],
-            mixes=True,
         ),
         Case(
             "recurrent_li",
@@ -593,7 +587,6 @@ def _cases() -> list[Case]:
             0.3,
             fires=False,
             smooth={},
-            mixes=True,
         ),
         Case(
             "recurrent_leaky",
@@ -603,7 +596,6 @@ def _cases() -> list[Case]:
             _recurrent(_leaky("zero")),
             [0, 0],
             smooth=None,
-            mixes=True,
         ),
     ]
     for mechanism in ("subtract", "zero", "none"):
@@ -618,7 +610,6 @@ def _cases() -> list[Case]:
                 _rleaky(mechanism, delay=True),
                 [0, 0],
                 smooth=smooth,
-                mixes=True,
             ),
             Case(
                 f"rleaky_at_once_{mechanism}",
@@ -635,7 +626,6 @@ def _cases() -> list[Case]:
                 0.5,
                 0.1,
                 smooth=smooth,
-                mixes=True,
             ),
             Case(
                 f"leaky_{mechanism}",

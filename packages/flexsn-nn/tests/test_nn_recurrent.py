@@ -20,6 +20,7 @@ from flexsn_nn import (
     RALIF,
     RLIF,
     FlexSN,
+    GatedLIF,
     InputShapeError,
     Leaky,
     NonSpikingLIF,
@@ -189,6 +190,25 @@ def test_around_neurons_with_inputs_of_their_own() -> None:
     assert torch.equal(spikes, StochasticLIF(scale=0.3, backend="torch")(X))
     layer.reset()
     assert layer(X, torch.zeros_like(X)).shape == X.shape
+
+
+def test_what_auto_runs_is_the_loop_or_equals_it() -> None:
+    """Kernels, or the loop where they refuse the step, as that of a neuron with an input of fewer elements."""
+    for make in (lambda: RLIF(H), lambda: RLeaky(0.5, linear_features=H), lambda: Recurrent(GatedLIF(5, None), H)):
+        torch.manual_seed(0)
+        layer = make()
+        with torch.no_grad():
+            few_bits(layer.V)
+        results = []
+        for backend in ("auto", "torch"):
+            layer.backend = backend
+            layer.reset()
+            x = ((8 * X[:5]).round() / 4).requires_grad_()
+            output = layer(x)
+            results.append((output, *torch.autograd.grad(output.square().sum(), [x, layer.V])))
+        assert torch.equal(results[0][0], results[1][0])
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def test_around_a_neuron_of_ones_own() -> None:
