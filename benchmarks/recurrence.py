@@ -1,6 +1,6 @@
 """Recurrent LIF: launches step by step against the loop, snnTorch's `RLeaky` and torch's `nn.RNN`.
 
-    python benchmarks/recurrent.py [--output benchmarks/results/recurrent.md] [--shapes 250x256x128 ...] [--dtypes ...]
+    python benchmarks/recurrence.py [--output benchmarks/results/recurrence.md] [--shapes 250x256x128 ...] [--dtypes ...]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
 the matrix. On a GPU the loop is captured in a CUDA graph, too. All that is compared takes turns; a figure is the median
@@ -136,7 +136,7 @@ def main(shapes: list[str], dtypes: list[str], rounds: int, threads: int | None,
     lines = [
         "# Recurrent LIF",
         "",
-        f"`python benchmarks/recurrent.py`. {where(device)}",
+        f"`python benchmarks/recurrence.py`. {where(device)}",
         f"Threads of torch's: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         "`ours`: one kernel for each pointwise stage and a library's product at every step, launched from Python.",
@@ -148,7 +148,7 @@ def main(shapes: list[str], dtypes: list[str], rounds: int, threads: int | None,
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrent.md")
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence.md")
     parser.add_argument("--shapes", nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", default=[])
     parser.add_argument("--rounds", type=int, default=5)
