@@ -6,6 +6,7 @@ replaced by the launch itself, which holds the kernel's source: that runs in any
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from flexsn_codegen.errors import ArgumentError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP, CppKernel, program
 from flexsn_codegen.targets.triton import TRITON
+
+# Graphs hold the source alone: their libraries stay open as long as they are among the last ones used.
+_program = functools.lru_cache(256)(program)
 
 
 @torch.library.custom_op(
@@ -38,7 +42,7 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
     """
     if sizes[0]:
         addresses = [tensor.data_ptr() for tensor in (*read, *written)]
-        program(source)([*addresses, *sizes, torch.get_num_threads()])
+        _program(source)([*addresses, *sizes, torch.get_num_threads()])
 
 
 @launch_cpp.register_fake
