@@ -60,10 +60,15 @@ def test_a_negative_variance_gives_no_number() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fake_quantization(dtype: torch.dtype) -> None:
     x = tensor(dtype, -20, 20)
+    scale, zero = torch.linspace(0.05, 0.3, 11), torch.arange(11, dtype=torch.int32)
     same_with_gradients(lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 3, -128, 127), x)
 
     def per_tensor(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
         return torch.fake_quantize_per_tensor_affine(x, scale.detach(), zero, 0, 255)
 
+    def per_channel(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+        return torch.fake_quantize_per_channel_affine(x, scale.detach(), zero, 1, 0, 255)
+
     if dtype == torch.float32:  # eager mode has it in no other
         same_with_gradients(per_tensor, x, torch.tensor(0.1), torch.tensor(3, dtype=torch.int32))
+        same_with_gradients(per_channel, x, scale, zero)

@@ -1,59 +1,43 @@
-"""`python -m flexsn_codegen`: what becomes of a function, without a GPU; and the cache's upkeep."""
+"""`flexsn-codegen`, or `python -m flexsn_codegen`: what becomes of a function, without a GPU; the cache's upkeep."""
 
 from __future__ import annotations
 
 import argparse
-import importlib
-import inspect
+import itertools
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+from collections.abc import Sequence
+from pathlib import Path
 
 from flexsn_codegen._cache import cache_folder, prune_cache
+from flexsn_codegen._launch import CPP_BLOCK
 from flexsn_codegen._numerics import Numerics
-from flexsn_codegen._pointwise import Gradient, Pointwise
+from flexsn_codegen._register import supported_ops
+from flexsn_codegen._shown import ShownKernel, UsageError, kernels
 from flexsn_codegen.errors import PrecisionError
-from flexsn_codegen.targets.triton import OfflineJob, compile_offline
-from flexsn_graph import Role
+from flexsn_codegen.targets import Target
+from flexsn_codegen.targets.cpp import CPP, CppKernel, library_of
+from flexsn_codegen.targets.triton import TRITON, OfflineJob, compile_offline
+from flexsn_graph import OpFacts, facts_of, known_ops
 
 _OURS = os.path.dirname(__file__)
-
-
-class _UsageError(Exception):
-    """What was asked for does not exist."""
+_TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status: 0, 1 if there is no kernel, 2 for a wrong command line."""
-    parser = argparse.ArgumentParser(prog="python -m flexsn_codegen", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    show = commands.add_parser("show", help="prints a function's graph, its kernel and what that uses of a GPU")
-    show.add_argument("function", metavar="module:function")
-    show.add_argument(
-        "--arguments",
-        nargs="+",
-        metavar="DTYPE[:0]",
-        help="dtype of each argument, with :0 for one without dimensions; by default float32, all of them",
-    )
-    show.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
-    show.add_argument("--precision", default="eager", help="eager (default) or float32: where half values are rounded")
-    show.add_argument("--fast-math", action="store_true", help="approximate functions, fused multiply-add")
-    show.add_argument("--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, … (default: sm_90)")
-    prune = commands.add_parser("prune", help="deletes generated sources that have not been used for a while")
-    prune.add_argument("--days", type=float, default=30.0)
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     try:
         if given.command == "prune":
             print(f"deleted {prune_cache(given.days)} files from {cache_folder()}")
+        elif given.command == "ops":
+            print("\n".join(_ops(given.text)))
+        elif given.command == "compile":
+            _compile(given)
         else:
-            numerics = Numerics(given.precision, given.fast_math)
-            _show(given.function, given.arguments, given.gradient, given.target, numerics)
-    except (_UsageError, PrecisionError) as error:
+            _show(given)
+    except (UsageError, PrecisionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except Exception as error:
@@ -62,83 +46,118 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="flexsn-codegen", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    show = commands.add_parser("show", help="prints a function's graph, its kernel and what that uses of a GPU")
+    compile_ = commands.add_parser("compile", help="compiles a function for targets, into files")
+    for command in (show, compile_):
+        command.add_argument("function", metavar="module:function")
+        command.add_argument(
+            "--arguments",
+            nargs="+",
+            metavar="DTYPE[:SHAPE]",
+            help="of each argument, its dtype and its shape, as float32:3x8; :0 for one without dimensions; by default "
+            "float32, all of them. Shapes matter where the function cuts a dimension into pieces.",
+        )
+        command.add_argument("--gradient", action="store_true", help="also the kernel of the gradient")
+        command.add_argument(
+            "--precision", default="eager", help="eager (default) or float32: where half values are rounded"
+        )
+        command.add_argument("--fast-math", action="store_true", help="approximate functions, fused multiply-add")
+        command.add_argument(
+            "--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, …, or cpp (default: sm_90)"
+        )
+    compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
+    ops = commands.add_parser("ops", help="lists the ops, what is known of each, and which targets have a rule")
+    ops.add_argument("text", nargs="?", default="", help="only those whose names contain it")
+    prune = commands.add_parser("prune", help="deletes generated sources that have not been used for a while")
+    prune.add_argument("--days", type=float, default=30.0)
+    return parser
+
+
 def _place(error: Exception) -> str:
     """The line that failed, unless it is ours: our errors say where."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith(_OURS) else f"\n  at {last.filename}:{last.lineno}: {last.line}"
 
 
-def _show(
-    path: str, dtypes: Sequence[str] | None, gradient: bool, targets: Sequence[str], numerics: Numerics
-) -> None:
-    fn = _function(path)
-    inputs = _inputs(fn, dtypes)
-    kernel: Pointwise[..., object] = Pointwise(fn, autograd=gradient, name=path.rpartition(":")[2], numerics=numerics)
-    _print_kernel(kernel, inputs, targets, fast_math=numerics.fast_math)
-    if gradient:
-        built = kernel.traced(*inputs)
-        flags = tuple(t.requires_grad for t in inputs)
-        if not any(built.differentiable):
-            raise _UsageError(f"no result of {path} is differentiable.")
-        pairs = zip(built.dtypes, built.differentiable, strict=True)
-        given = [t.detach() for t in inputs]
-        given += [torch.empty(8, device="meta", dtype=dtype) for dtype, there in pairs if there]
-        print("\n# --- the gradient ---\n")
-        _print_kernel(kernel.gradient(inputs, flags), given, targets, fast_math=numerics.fast_math)
+def _made(given: argparse.Namespace, target: Target) -> tuple[list[ShownKernel], list[ShownKernel]]:
+    numerics = Numerics(given.precision, given.fast_math)
+    return kernels(given.function, given.arguments, numerics, target, gradient=given.gradient)
 
 
-def _print_kernel(
-    kernel: Pointwise[..., object] | Gradient, inputs: Sequence[Tensor], targets: Sequence[str], *, fast_math: bool
-) -> None:
-    traced, source = kernel.traced(*inputs), kernel.source(*inputs)
-    print(f"# graph\n{traced.step.graph}\n\n# source\n{source.source}")
-    of_result = iter(traced.dtypes)
-    dtypes = [inputs[p.index].dtype if p.role is Role.INPUT else next(of_result) for p in source.params]
-    for use in compile_offline([OfflineJob(source, target, dtypes, fast_math=fast_math) for target in targets]):
-        print(f"# {use}")
+def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> list[OfflineJob]:
+    return [OfflineJob(kernel.source, target, kernel.dtypes, fast_math=fast_math) for target in targets]
 
 
-def _function(path: str) -> Callable[..., Any]:
-    module_name, colon, name = path.partition(":")
-    if not colon or not name:
-        raise _UsageError(f"{path!r} is not of the form module:function")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise _UsageError(f"there is no module {error.name!r}") from None
-    except SyntaxError as error:
-        raise _UsageError(f"{error.filename}:{error.lineno}: {error.msg}") from None
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise _UsageError(f"{module_name!r} has no {name!r}")
-        found = getattr(found, part)
-    if not callable(found):
-        raise _UsageError(f"{path} is a {type(found).__name__}, not a function")
-    function: Callable[..., Any] = found
-    return function
+def _show(given: argparse.Namespace) -> None:
+    gpus = [target for target in given.target if target != "cpp"]
+    languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
+    for language in languages:
+        shown, gradients = _made(given, _TARGETS[language])
+        for title, found in (("", shown), ("\n# --- the gradient ---\n", gradients)):
+            if title and found:
+                print(title)
+            for kernel in found:
+                print(f"# graph\n{kernel.graph}\n\n# source\n{kernel.source.source}")
+                for use in compile_offline(
+                    _jobs(kernel, gpus if language == "triton" else [], fast_math=given.fast_math)
+                ):
+                    print(f"# {use}")
 
 
-def _inputs(fn: Callable[..., Any], given: Sequence[str] | None) -> list[Tensor]:
-    if given is None:
-        try:
-            parameters = inspect.signature(fn).parameters.values()
-        except (TypeError, ValueError):
-            raise _UsageError("the number of arguments is not known: give --arguments") from None
-        needed = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-        if not needed or any(p.kind is p.VAR_POSITIONAL for p in needed):
-            raise _UsageError("the number of arguments is not known: give --arguments")
-        given = ["float32"] * len(needed)
-    return [_input(text) for text in given]
+def _compile(given: argparse.Namespace) -> None:
+    """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
+    if not given.target:
+        raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
+    given.output.mkdir(parents=True, exist_ok=True)
+    gpus = [target for target in given.target if target != "cpp"]
+    for kernel in itertools.chain(*_made(given, TRITON)) if gpus else ():
+        _write(given.output / f"{kernel.source.name}.py", kernel.source.source.encode())
+        for use in compile_offline(_jobs(kernel, gpus, fast_math=given.fast_math)):
+            amd = use.target.startswith("gfx")
+            stem = f"{kernel.source.name}.{use.target}"
+            _write(given.output / f"{stem}.{'amdgcn' if amd else 'ptx'}", use.assembly.encode())
+            _write(given.output / f"{stem}.{'hsaco' if amd else 'cubin'}", use.binary)
+            print(f"# {use}")
+    for kernel in itertools.chain(*_made(given, CPP)) if "cpp" in given.target else ():
+        text = CppKernel(kernel.source).text(kernel.dtypes, CPP_BLOCK)
+        _write(given.output / f"{kernel.source.name}.cpp", text.encode())
+        _write(given.output / f"{kernel.source.name}.so", library_of(text))
 
 
-def _input(text: str) -> Tensor:
-    name, _, dimensions = text.partition(":")
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype) or dimensions not in ("", "0"):
-        raise _UsageError(f"{text!r} is no argument: float32, bfloat16, int64, float32:0 are")
-    shape = () if dimensions else (8,)
-    return torch.empty(shape, dtype=dtype, device="meta", requires_grad=dtype.is_floating_point)
+def _write(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    print(path)
+
+
+def _ops(text: str) -> list[str]:
+    """A line per op: its name, its facts, the targets that have a rule."""
+    rules = {name: set(supported_ops(target)) for name, target in _TARGETS.items()}
+    lines = []
+    for op in known_ops():
+        if text in str(op):
+            facts = facts_of(op)
+            assert facts is not None
+            written = ", ".join(name for name, known in rules.items() if op in known) or "no rule"
+            lines.append(f"{op}: {'; '.join([*_facts(facts), written])}")
+    if not lines:
+        raise UsageError(f"there is no op with {text!r} in its name")
+    return lines
+
+
+def _facts(facts: OpFacts) -> list[str]:
+    found = []
+    if facts.linear:
+        found.append("linear in " + " or ".join(_places(together) for together in facts.linear))
+    if facts.continuous:
+        found.append(f"continuous in {_places(facts.continuous)}")
+    return [*found, "exact"] if facts.exact else found
+
+
+def _places(places: frozenset[int]) -> str:
+    return " and ".join(str(place) for place in sorted(places))
 
 
 if __name__ == "__main__":

@@ -334,7 +334,9 @@ class Pointwise(Generic[P, R]):
         cut = CutFunction(self._fn if plain_call else function, self._name, self._numerics)
         grad = torch.is_grad_enabled()
         try:
-            cut.trace(tensors, tuple(grad and t.requires_grad for t in tensors))
+            # What torch refuses for the tracer's shapes may be fine for the arguments' own.
+            wanted = tuple(grad and t.requires_grad for t in tensors)
+            cut.trace(tensors, wanted, must_cut=not isinstance(error, TorchError))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:

@@ -76,6 +76,14 @@ def load(source: str) -> ctypes.CDLL:
     return library
 
 
+def library_of(source: str) -> bytes:
+    """The library of a source, as a file's content, compiled anew. Raises as `load` does."""
+    why = why_no_compiler()
+    if why is not None:
+        raise CompilerMissingError(why)
+    return _compiled(source)
+
+
 def _found(name: str, source: str) -> ctypes.CDLL:
     path = kept(name)
     if path is not None:
