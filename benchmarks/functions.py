@@ -1,0 +1,189 @@
+"""Functions as people write them, by `pointwise`, against eager mode: results and gradients in three dtypes; a table.
+
+    TRITON_INTERPRET=1 python benchmarks/functions.py [--output FILE] [NAME ...]
+
+The functions are those of `function_catalog.py`. On a GPU, if there is one. Ends with status 1 if an answer is wrong,
+an error has no name, or less than 97 % of the functions work. `tests/test_functions.py` runs some of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+if DEVICE.type == "cpu":
+    # Before triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from function_catalog import ROWS_BY_NAME, Row, Values, rows  # noqa: E402
+from measure import where  # noqa: E402
+
+from flexsn_codegen import ArgumentError, AutogradError, TraceError, UnsupportedOpError, pointwise  # noqa: E402
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+# Relative and absolute, as torch.testing.assert_close.
+TOLERANCE = {torch.float64: (1e-7, 1e-7), torch.float32: (1.3e-6, 1e-5), torch.bfloat16: (1.6e-2, 1e-5)}
+NEEDED = 0.97
+REFUSALS = (UnsupportedOpError, TraceError, ArgumentError, AutogradError)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a function in a dtype.
+
+    Attributes:
+        verdict: ``"equal"``, ``"close"``, ``"refused"``, ``"wrong"`` or ``"crashed"``; ``"–"``: eager mode has none.
+    """
+
+    verdict: str
+    why: str = ""
+
+    @property
+    def works(self) -> bool:
+        return self.verdict in ("equal", "close", "–")
+
+
+def values(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
+    """What a call gives: its results, and what it wrote to."""
+    given = arguments(row, dtype, wide=wide)
+    results = call(*given)
+    written = [given[i] for i in row.writes]
+    return [*([] if row.writes else as_tuple(results)), *written]
+
+
+def gradients(row: Row, call: Callable[..., Any], dtype: torch.dtype, *, wide: bool = False) -> list[Tensor]:
+    """Its results, and the gradients of a weighted sum of those that have one."""
+    given = arguments(row, dtype, wide=wide)
+    asked = []
+    for value, made in zip(given, row.arguments, strict=True):
+        if isinstance(made, Values) and made.requires_grad and value.is_floating_point():
+            asked.append(value.requires_grad_())
+    results = as_tuple(call(*given))
+    roots = [r for r in results if r.requires_grad]
+    weights = [torch.linspace(-1, 2, r.numel(), dtype=torch.float64, device=DEVICE) for r in roots]
+    weights = [w.reshape(r.shape).to(dtype).to(r.dtype) for w, r in zip(weights, roots, strict=True)]
+    found = torch.autograd.grad(roots, asked, weights, allow_unused=True)
+    given_or_zero = [torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True)]
+    return [*(r.detach() for r in results), *given_or_zero]
+
+
+def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
+    """The same numbers in each call."""
+    generator = torch.Generator().manual_seed(0)
+    given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
+    return [
+        (a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given
+    ]
+
+
+def as_tuple(value: Any) -> tuple[Tensor, ...]:
+    return (value,) if isinstance(value, Tensor) else tuple(value)
+
+
+def check(row: Row, dtype: torch.dtype, compute: Callable[..., list[Tensor]]) -> Outcome:
+    """One function in one dtype: `compute` is `values` or `gradients`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = compute(row, row.call, dtype)
+        except NotImplementedError:
+            return Outcome("–")
+        try:
+            actual = compute(row, pointwise(row.call, autograd=compute is gradients), dtype)
+        except REFUSALS as error:
+            return Outcome("refused", str(error).splitlines()[0])
+        except Exception as error:
+            return Outcome("crashed", f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        exact = compute(row, row.call, dtype, wide=True)
+    if len(actual) != len(expected):
+        return Outcome("wrong", f"{len(actual)} results, not {len(expected)}")
+    problems = [judge(e, a, x) for e, a, x in zip(expected, actual, exact, strict=True)]
+    if any(problems):
+        return Outcome("wrong", next(filter(None, problems)))
+    same = all(torch.equal(e.double(), a.double()) for e, a in zip(expected, actual, strict=True))
+    return Outcome("equal" if same else "close")
+
+
+def judge(expected: Tensor, actual: Tensor, exact: Tensor) -> str:
+    """What is wrong, if anything; an element may be as near to `exact`, eager mode in float64, as `expected` is."""
+    if expected.dtype != actual.dtype or expected.shape != actual.shape:
+        return f"{actual.dtype} {list(actual.shape)}, not {expected.dtype} {list(expected.shape)}"
+    if not expected.is_floating_point() or expected.dtype not in TOLERANCE:
+        return "" if torch.equal(expected.double(), actual.double()) else "other values"
+    relative, absolute = TOLERANCE[expected.dtype]
+    wrong = ~torch.isclose(actual, expected, rtol=relative, atol=absolute, equal_nan=True)
+    wrong &= ~((actual.double() - exact).abs() <= (expected.double() - exact).abs())
+    if not wrong.any():
+        return ""
+    place = tuple(wrong.nonzero()[0].tolist())
+    return f"at {place} {actual[place].item()!r}, not {expected[place].item()!r}"
+
+
+def main() -> int:
+    """Writes the table; returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", help="names of functions; by default all")
+    parser.add_argument("--output", type=Path, help="by default benchmarks/results/functions.md, or nowhere for some")
+    given = parser.parse_args()
+    chosen = [ROWS_BY_NAME[name] for name in given.names] or rows()
+    counts: Counter[str] = Counter()
+    lines = []
+    for row in chosen:
+        forward = [check(row, dtype, values) for dtype in DTYPES]
+        backward = [check(row, dtype, gradients) for dtype in DTYPES] if row.gradient else []
+        both = [*forward, *backward]
+        verdicts = {outcome.verdict for outcome in both}
+        verdict = next((v for v in ("crashed", "wrong", "refused") if v in verdicts), "works")
+        counts[verdict] += 1
+        why = next((o.why for o in both if not o.works), "").replace("|", "\\|")
+        cells = [row.kind, f"`{row.name}`", *(o.verdict for o in forward)]
+        cells += [*(o.verdict for o in backward)] if backward else ["–"] * len(DTYPES)
+        lines.append(f"| {' | '.join([*cells, why])} |")
+        print(lines[-1], flush=True)
+    text = page(lines, counts, chosen)
+    output = given.output or (None if given.names else ROOT / "benchmarks/results/functions.md")
+    if output is not None:
+        output.write_text(text, encoding="utf-8")
+    print(dict(counts))
+    return int(bool(counts["wrong"] + counts["crashed"]) or counts["works"] < NEEDED * counts.total())
+
+
+def page(lines: Sequence[str], counts: Counter[str], chosen: Sequence[Row]) -> str:
+    share = 100 * counts["works"] / max(counts.total(), 1)
+    kinds = Counter(row.kind for row in chosen)
+    tolerances = ", ".join(f"{TOLERANCE[d][0]:g}" for d in DTYPES)
+    head = " | ".join(["kind", "function", *(str(d).removeprefix("torch.") for d in DTYPES * 2), "why"])
+    return f"""# Functions as people write them, by `pointwise`
+
+Made by `python benchmarks/functions.py` on {where(DEVICE)} Each function of
+`benchmarks/function_catalog.py` as one kernel, against eager mode on the same device: results (and what it writes to)
+in three dtypes, and then the gradients of a weighted sum of its results, where it has one.
+
+Of {counts.total()} functions ({", ".join(f"{n} {kind}" for kind, n in kinds.items())}), {counts["works"]} work in all
+of them ({share:.1f} %), {counts["refused"]} are refused by name in at least one, {counts["wrong"]} are wrong,
+{counts["crashed"]} end with another error.
+
+"Equal" is every bit of every element. "Close" is within `torch.testing.assert_close`'s tolerance of eager mode in the
+same dtype (relative {tolerances}), or no further from eager mode in float64 than eager mode in that dtype is.
+Where eager mode has no such function in a dtype, there is "–".
+
+| {head} |
+|{"---|" * (3 + 2 * len(DTYPES))}
+""" + "".join(f"{line}\n" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Some rows of `benchmarks/functions.py`: functions as people write them, by `pointwise`, against eager mode."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+
+import functions
+from function_catalog import ROWS_BY_NAME, Row, rows
+
+# Refused by name, with what to do.
+REFUSED = {"float8_round_trip": "float8_e4m3fn", "float8_e5m2": "float8_e5m2", "complex_rotation": "two tensors"}
+KINDS = {"activation", "gated, cells", "loss", "optimizer step", "quantiser", "tone curve", "ODE", "statistics"}
+
+
+def test_there_are_functions_of_all_kinds() -> None:
+    assert {row.kind for row in rows()} == KINDS
+    assert len(rows()) >= 83
+    assert len(REFUSED) <= (1.0 - functions.NEEDED) * len(rows())
+
+
+@pytest.mark.long(all_but=["snake", "rotary_embedding", "lstm_cell", "sigmoid_focal_loss", "adamw", "luminance"])
+@pytest.mark.parametrize("row", [row for row in rows() if row.name not in REFUSED], ids=lambda row: row.name)
+def test_a_function_works_in_all_dtypes(row: Row) -> None:
+    computations = [functions.values, *([functions.gradients] if row.gradient else [])]
+    found = {(c.__name__, d): functions.check(row, d, c) for c in computations for d in functions.DTYPES}
+    assert {place: outcome for place, outcome in found.items() if not outcome.works} == {}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_is_named(name: str) -> None:
+    outcome = functions.check(ROWS_BY_NAME[name], torch.float32, functions.values)
+    assert outcome.verdict == "refused"
+    assert REFUSED[name] in outcome.why
+
+
+def test_a_wrong_answer_is_found() -> None:
+    expected = torch.tensor([1.0, 2.0])
+    exact = expected.double()
+    assert functions.judge(expected, expected, exact) == ""
+    assert functions.judge(expected, torch.tensor([1.0, 2.1]), exact) == "at (1,) 2.0999999046325684, not 2.0"
+    assert "float64" in functions.judge(expected, exact, exact)
