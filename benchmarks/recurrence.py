@@ -1,6 +1,6 @@
 """Recurrent LIF: launches step by step against the loop, snnTorch's `RLeaky` and torch's `nn.RNN`.
 
-    python benchmarks/recurrence.py [--output benchmarks/results/recurrence.md] [--shapes 250x256x128 ...] [--dtypes ...]
+    python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
 the matrix. On a GPU the loop is captured in a CUDA graph, too. All that is compared takes turns; a figure is the median
