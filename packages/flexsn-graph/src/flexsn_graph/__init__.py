@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flexsn_graph._cell_trace import CellGraph, CellStep, cells_gradient_of, trace_cells
-from flexsn_graph._cells import Axis, CellResult, Cells, Part
 from flexsn_graph._continuity import continuous_nodes
 from flexsn_graph._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph._info import FlexSNInfo, extract_info
@@ -26,6 +25,7 @@ from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, V
 from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
 from flexsn_graph._substitute import Converted, Effects, Substituted
+from flexsn_graph.cells import Axis, CellResult, Cells, Part
 from flexsn_graph.errors import (
     CaptureError,
     ComplexDtypeError,

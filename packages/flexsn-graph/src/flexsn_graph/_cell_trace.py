@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_graph._cells import CUTTING_OPS, CellModule, CellResult, Part, in_cells
 from flexsn_graph._core import unwrap_compiled
 from flexsn_graph._decompositions import TO_PRIMS
 from flexsn_graph._lowering import lower
@@ -21,6 +20,7 @@ from flexsn_graph._step_graph import StepGraph
 from flexsn_graph._strides import broadcast_shapes
 from flexsn_graph._torch_private import FakeTensorMode, undisturbed
 from flexsn_graph._tracer import Tracer
+from flexsn_graph.cells import CUTTING_OPS, CellModule, CellResult, Part, in_cells
 from flexsn_graph.errors import NothingCutError, TraceError
 
 

@@ -1,0 +1,638 @@
+"""One try: a graph on tensors, node by node, into one on the elements of a step."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise, lacks_a_rule
+from flexsn_graph._torch_private import FakeTensor
+from flexsn_graph.cells._parts import Axis, CellModule, CellResult, Cells, CutModule, Dimension, Part
+from flexsn_graph.cells._registry import RULES
+from flexsn_graph.cells._values import (
+    Dim,
+    Factor,
+    Key,
+    OpenAxis,
+    Refined,
+    Spec,
+    Value,
+    counts_of,
+    num_values,
+    number_of,
+    shape_of,
+    size_of,
+    with_chosen,
+)
+from flexsn_graph.errors import NonPointwiseError, UnsupportedCoreError
+
+MAX_CELLS = 64
+
+_prims = torch.ops.prims
+
+
+class Pass:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        refined: Mapping[Key, tuple[Spec, ...]],
+        blamed: Mapping[Key, fx.Node],
+        sums_allowed: bool,
+    ) -> None:
+        self._module = module
+        self._refined = refined
+        self._blamed = blamed
+        self._sums_allowed = sums_allowed
+        self._graph = fx.Graph()
+        self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
+        self._parents: dict[Key, Key] = {}
+        self._made = 0
+        self._inputs: list[Value] = []
+        # To be looked at when it is known which axes are one.
+        self._distinct: list[tuple[fx.Node, list[OpenAxis]]] = []
+        self._zeros: dict[torch.dtype, fx.Node] = {}
+
+    def run(self) -> CutModule:
+        nodes = list(self._module.graph.nodes)
+        arguments: list[list[Any]] = []
+        for node in nodes:
+            if node.op == "placeholder":
+                value, described = self._placeholder(node)
+                self._values[node] = value
+                self._inputs.append(value)
+                arguments.append(described)
+            elif node.op == "get_attr":
+                self._values[node] = self._constant(node)
+            elif node.op == "call_function":
+                found = self._call(node)
+                self._values[node] = found
+                for one in found if isinstance(found, tuple) else (found,):
+                    self._distinct.append((node, [*one.axes, *one.summed]))
+        (output,) = (n for n in nodes if n.op == "output")
+        self._check_distinct()
+        return self._finish(output, arguments)
+
+    # -- axes ----------------------------------------------------------------------------------------------
+
+    def _new_dim(self, size: int) -> Dim:
+        self._made += 1
+        return self._factors(OpenAxis((self._made,), size)) if size > 1 else ()
+
+    def _factors(self, axis: OpenAxis) -> Dim:
+        known = self._refined.get(axis.key)
+        if known is None:
+            return (axis,)
+        found: list[Factor] = []
+        for i, (is_axis, size) in enumerate(known):
+            found += self._factors(OpenAxis((*axis.key, i), size)) if is_axis else (size,)
+        return tuple(found)
+
+    def _root(self, axis: OpenAxis) -> Key:
+        key = axis.key
+        while key in self._parents:
+            key = self._parents[key]
+        return key
+
+    def _unite(self, one: OpenAxis, other: OpenAxis) -> None:
+        first, second = sorted((self._root(one), self._root(other)))
+        if first != second:
+            self._parents[second] = first
+
+    def _check_distinct(self) -> None:
+        for node, axes in self._distinct:
+            roots = [self._root(a) for a in axes]
+            if len(set(roots)) != len(roots):
+                raise self.refusal(node, f"{called_op(node)} mixes elements of different places")
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> tuple[Value, list[Any]]:
+        before = self._made + 1
+        dims = tuple(self._new_dim(size) for size in node.meta["val"].shape)
+        counts = counts_of(dims)
+        made_by = [key for key in self._blamed if key[0] in range(before, self._made + 1)]
+        self._limit(self._blamed[made_by[-1]] if made_by else node, counts)
+        index = len(self._inputs)
+        made, described = [], []
+        for flat in range(math.prod(counts)):
+            new = self._graph.placeholder(f"input_{index}_{flat}")
+            new.meta["val"] = node.meta["val"]
+            made.append(new)
+            described.append(with_chosen(dims, flat, counts))
+        return Value(dims, torch.arange(math.prod(counts)).view(counts), tuple(made)), described
+
+    def _constant(self, node: fx.Node) -> Value:
+        tensor = getattr(self._module, str(node.target))
+        if isinstance(tensor, FakeTensor) or not isinstance(tensor, Tensor) or tensor.numel() > MAX_CELLS:
+            raise self.refusal(node, "the function makes a constant that is no small tensor")
+        dims: tuple[Dim, ...] = tuple((size,) if size > 1 else () for size in tensor.shape)
+        nodes = tuple(self._number(v, tensor) for v in tensor.flatten().tolist())
+        return Value(dims, torch.arange(len(nodes)).view(counts_of(dims)), nodes)
+
+    def _number(self, value: bool | int | float, like: Tensor) -> fx.Node:
+        node = self._graph.call_function(_prims.scalar_tensor.default, (value,), {"dtype": like.dtype})
+        node.meta["val"] = like
+        return node
+
+    def _zero(self, like: Tensor) -> fx.Node:
+        if like.dtype not in self._zeros:
+            self._zeros[like.dtype] = self._number(0, like)
+        return self._zeros[like.dtype]
+
+    def value(self, node: fx.Node) -> Value:
+        value = self._values[node]
+        assert isinstance(value, Value), f"{node} has several results"
+        return value
+
+    def _limit(self, node: fx.Node, counts: Sequence[int]) -> None:
+        if math.prod(counts) > MAX_CELLS:
+            raise self.refusal(
+                node, f"{called_op(node)} cuts a tensor into {math.prod(counts)} pieces, and {MAX_CELLS} are possible"
+            )
+
+    # -- ops -----------------------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Value | tuple[Value, ...]:
+        target: Any = node.target
+        if target is operator.getitem:
+            source = self._values[node.all_input_nodes[0]]
+            assert isinstance(source, tuple)
+            return source[node.args[1]]  # type: ignore[index]
+        if target in FILL_OPS or target in EMPTY_OPS:
+            return self._filled(node)
+        rule = RULES.get(target)
+        if rule is not None:
+            return rule(self, node, *node.args, **node.kwargs)  # type: ignore[no-any-return]
+        if target in ALIAS_OPS:
+            return self._regroup(node, self.value(node.all_input_nodes[0]), shape_of(node))
+        if is_pointwise(target):
+            return self._pointwise(node)
+        if lacks_a_rule(target):
+            raise UnsupportedCoreError(
+                f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+                called_op(node),
+                location_of(node),
+            )
+        raise self.refusal(node, f"{called_op(node)} does not work element by element")
+
+    def _filled(self, node: fx.Node) -> Value:
+        target: Any = node.target
+        dims = tuple(self._new_dim(size) for size in shape_of(node))
+        zero = False
+        if target in EMPTY_OPS:
+            new = self._graph.node_copy(node, lambda n: n)
+        else:
+            position = FILL_OPS[target]
+            number: Any = 0 if position is None else node.args[position]
+            if isinstance(number, fx.Node):
+                return replace(self.value(number), dims=dims)
+            new, zero = self._number(number, node.meta["val"]), number == 0
+        counts = counts_of(dims)
+        self._limit(node, counts)
+        return Value(dims, torch.zeros(counts, dtype=torch.int64), (new,), zero=zero)
+
+    def _pointwise(self, node: fx.Node) -> Value | tuple[Value, ...]:
+        args = [self.value(a) if isinstance(a, fx.Node) else a for a in node.args]
+        found = self._apply(node, node.target, args, node.meta["val"], node.kwargs)
+        one = found[0] if isinstance(found, tuple) else found
+        if tuple(size_of(d) for d in one.dims) != shape_of(node):
+            raise self.refusal(node, f"{called_op(node)} mixes elements")
+        return found
+
+    def _apply(
+        self, node: fx.Node, target: Any, args: Sequence[Any], like: Any, kwargs: Mapping[str, Any] | None = None
+    ) -> Value | tuple[Value, ...]:
+        """An op, element by element, on values and numbers; `like`: the fake result, whose dtype counts."""
+        operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
+        dims, aligned = self._aligned(node, list(operands.values()))
+        counts = counts_of(dims)
+        self._limit(node, counts)
+        summed = self._summed(node, target, args, like)
+        expanded = [cells.expand(counts).flatten().tolist() for cells in aligned]
+        # Of cells that are alike, one.
+        known: dict[tuple[int, ...], int] = {}
+        made: list[fx.Node] = []
+        order = []
+        for chosen in zip(*expanded, strict=True):
+            if chosen not in known:
+                known[chosen] = len(made)
+                given = iter(o.nodes[c] for o, c in zip(operands.values(), chosen, strict=True))
+                new = self._graph.call_function(
+                    target, tuple(next(given) if isinstance(a, Value) else a for a in args), dict(kwargs or {})
+                )
+                new.meta["val"], new.stack_trace = like, node.stack_trace
+                made.append(new)
+            order.append(known[chosen])
+        cells = torch.tensor(order).view(counts)
+        facts = facts_of(target)
+        in_all = facts is not None and frozenset(operands) in facts.linear and len(operands) == num_values(args)
+        zero = in_all and all(o.zero for o in operands.values())
+        if isinstance(like, Tensor):
+            wide = None
+            if summed and target is _prims.convert_element_type.default:
+                wide = operands[0].wide or operands[0]
+            return Value(dims, cells, tuple(made), summed, zero, wide)
+        parts = []
+        for i, one in enumerate(like):
+            picked = []
+            for source_node in made:
+                new = self._graph.call_function(operator.getitem, (source_node, i))
+                new.meta["val"], new.stack_trace = one, node.stack_trace
+                picked.append(new)
+            parts.append(Value(dims, cells, tuple(picked), summed))
+        return tuple(parts)
+
+    def one(self, node: fx.Node, op: str, *args: Any, dtype: torch.dtype) -> Value:
+        """A prim with one result of `dtype`."""
+        like = torch.empty((), dtype=dtype, device="meta")
+        if op == "convert_element_type":
+            args = (*args, dtype)
+        found = self._apply(node, getattr(_prims, op).default, args, like)
+        assert isinstance(found, Value)
+        return found
+
+    def _summed(self, node: fx.Node, target: Any, args: Sequence[Any], like: Any) -> frozenset[OpenAxis]:
+        """The axes that the result is summed over; refuses what is not linear in a sum. As in `_positions`."""
+        operands = {i: a for i, a in enumerate(args) if isinstance(a, Value)}
+        sums = {i: o.summed for i, o in operands.items() if o.summed}
+        if not sums:
+            return frozenset()
+        facts = facts_of(target)
+        first = next(iter(sums.values()))
+        same = all({self._root(a) for a in s} == {self._root(a) for a in first} for s in sums.values())
+        linear = facts is not None and any(
+            set(sums) <= together
+            and all(operands[i].zero if i in operands else i < len(args) and args[i] == 0 for i in together - set(sums))
+            for together in facts.linear
+        )
+        if not same or not linear or not like.is_floating_point():
+            raise self.refusal(node, f"{called_op(node)} uses a sum over elements")
+        for operand in operands.values():
+            self._distinct.append((node, [*operand.axes, *first]))
+        return first
+
+    # -- dimensions ----------------------------------------------------------------------------------------
+
+    def _aligned(self, node: fx.Node, values: Sequence[Value]) -> tuple[tuple[Dim, ...], list[Tensor]]:
+        """The dimensions that values broadcast to, and the cells of each, with a 1 where it has none of them."""
+        rank = max((len(v.dims) for v in values), default=0)
+        padded = [((),) * (rank - len(v.dims)) + v.dims for v in values]
+        dims = []
+        for column in zip(*padded, strict=True):
+            there = [d for d in column if d]
+            one: Dim = there[0] if there else ()
+            for other in there[1:]:
+                one = self._common(node, one, other)
+            dims.append(one)
+        cells = []
+        for value, own in zip(values, padded, strict=True):
+            sizes: list[int] = []
+            for mine, common in zip(own, dims, strict=True):
+                sizes += counts_of([common]) if mine else [1] * len(counts_of([common]))
+            cells.append(value.cells.reshape(sizes))
+        return tuple(dims), cells
+
+    def _common(self, node: fx.Node, one: Dim, other: Dim) -> Dim:
+        """What two ways to factor a dimension have in common; refines axes, and unites them."""
+        left, right, found = list(one), list(other), []
+        while left and right:
+            a, b = left[0], right[0]
+            size, wanted = (f.size if isinstance(f, OpenAxis) else f for f in (a, b))
+            if size == wanted:
+                if isinstance(a, OpenAxis) and isinstance(b, OpenAxis):
+                    self._unite(a, b)
+                elif isinstance(a, OpenAxis):
+                    raise Refined(node, a, (False, size))
+                elif isinstance(b, OpenAxis):
+                    raise Refined(node, b, (False, size))
+                found.append(a)
+                del left[0], right[0]
+                continue
+            larger, small, sequence = (a, wanted, left) if size > wanted else (b, size, right)
+            large = max(size, wanted)
+            if large % small:
+                raise self.refusal(node, f"{called_op(node)} combines pieces of different sizes")
+            if isinstance(larger, OpenAxis):
+                raise Refined(node, larger, (True, small), (True, large // small))
+            sequence[:1] = [small, large // small]
+        return tuple(found)
+
+    def _regroup(self, node: fx.Node, value: Value, shape: Sequence[int]) -> Value:
+        """`view`: the factors in order, in other dimensions."""
+        if math.prod(shape) != math.prod(size_of(d) for d in value.dims):
+            raise self.refusal(node, f"{called_op(node)} picks some of the elements")
+        factors = list(value.factors)
+        dims: list[Dim] = []
+        for size in shape:
+            dim: list[Factor] = []
+            while size_of(dim) < size:
+                missing = size // size_of(dim)
+                factor = factors.pop(0)
+                here = factor.size if isinstance(factor, OpenAxis) else factor
+                if here > missing:
+                    if size % size_of(dim) or here % missing:
+                        raise self.refusal(node, f"{called_op(node)} moves elements")
+                    if isinstance(factor, OpenAxis):
+                        raise Refined(node, factor, (True, missing), (True, here // missing))
+                    factor, rest = missing, here // missing
+                    factors.insert(0, rest)
+                elif missing % here or size % size_of(dim):
+                    raise self.refusal(node, f"{called_op(node)} moves elements")
+                dim.append(factor)
+            dims.append(tuple(dim))
+        return replace(value, dims=tuple(dims), cells=value.cells.reshape(counts_of(dims)), wide=None)
+
+    def permute(self, node: fx.Node, value: Value, order: Sequence[int]) -> Value:
+        dims = tuple(value.dims[d] for d in order)
+        places, at = [], 0
+        for dim in value.dims:
+            count = len(counts_of([dim]))
+            places.append(list(range(at, at + count)))
+            at += count
+        return replace(value, dims=dims, cells=value.cells.permute([p for d in order for p in places[d]]), wide=None)
+
+    def expand(self, node: fx.Node, value: Value) -> Value:
+        shape = shape_of(node)
+        own = ((),) * (len(shape) - len(value.dims)) + value.dims
+        dims = tuple(d or self._new_dim(size) for d, size in zip(own, shape, strict=True))
+        sizes: list[int] = []
+        for mine, new in zip(own, dims, strict=True):
+            sizes += counts_of([new]) if mine else [1] * len(counts_of([new]))
+        self._limit(node, counts_of(dims))
+        return replace(value, dims=dims, cells=value.cells.reshape(sizes).expand(counts_of(dims)), wide=None)
+
+    def _leading(self, node: fx.Node, dim: Dim, unit: int) -> tuple[int, Dim]:
+        """A dimension as `(cells, the rest)`, the rest of so many elements."""
+        count, rest = 1, list(dim)
+        while size_of(rest) > unit:
+            factor = rest[0]
+            if isinstance(factor, OpenAxis):
+                inside = size_of(rest[1:])
+                # Of the axis, what lies inside of one piece.
+                kept = unit // inside if unit % inside == 0 else 1
+                kept = kept if factor.size % kept == 0 else 1
+                raise Refined(node, factor, (False, factor.size // kept), (True, kept))
+            within = size_of(rest) // factor
+            if within >= unit:
+                count *= factor
+                del rest[0]
+            else:
+                if unit % within or factor % (unit // within):
+                    raise self.refusal(node, f"{called_op(node)} cuts pieces of different sizes")
+                count *= factor // (unit // within)
+                rest[0] = unit // within
+        if size_of(rest) != unit:
+            raise self.refusal(node, f"{called_op(node)} cuts pieces of different sizes")
+        return count, tuple(rest)
+
+    def _trailing(self, node: fx.Node, dim: Dim, step: int) -> tuple[Dim, int]:
+        """A dimension as `(the rest, so many cells)`."""
+        found, rest = 1, list(dim)
+        while found < step:
+            factor = rest[-1]
+            missing = step // found
+            size = factor.size if isinstance(factor, OpenAxis) else factor
+            if step % found or (size % missing and missing % size):
+                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size_of(dim)}")
+            taken = min(size, missing)
+            if isinstance(factor, OpenAxis):
+                raise Refined(node, factor, (True, size // taken), (False, taken))
+            rest[-1:] = [size // taken] if size > taken else []
+            found *= taken
+        return tuple(rest), step
+
+    def _with_dim(self, value: Value, dim: int, factors: Dim) -> Value:
+        """The same, with one dimension's cells grouped otherwise."""
+        dims = (*value.dims[:dim], factors, *value.dims[dim + 1 :])
+        return replace(value, dims=dims, cells=value.cells.reshape(counts_of(dims)), wide=None)
+
+    def _cell_axis(self, value: Value, dim: int) -> int:
+        """Where the cells of a dimension begin."""
+        return len(counts_of(value.dims[:dim]))
+
+    def slice(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
+        dim %= len(value.dims)
+        size = size_of(value.dims[dim])
+        start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
+        count = max(0, -(-(end - start) // step))
+        if count == size:
+            return value
+        if count == 0:
+            raise self.refusal(node, f"{called_op(node)} leaves nothing")
+        if step > 1 and count * step == size and start < step:
+            rest, cells = self._trailing(node, value.dims[dim], step)
+            value = self._with_dim(value, dim, (*rest, cells))
+            at = self._cell_axis(value, dim) + len(counts_of([rest]))
+            return replace(
+                value, dims=(*value.dims[:dim], rest, *value.dims[dim + 1 :]), cells=value.cells.select(at, start)
+            )
+        unit = math.gcd(size, start, end) if step == 1 else 1
+        number, rest = self._leading(node, value.dims[dim], unit)
+        value = self._with_dim(value, dim, (number, *rest))
+        at = self._cell_axis(value, dim)
+        cells_left = value.cells[(slice(None),) * at + (slice(start // unit, end // unit, step),)]
+        kept = cells_left.shape[at]
+        lead: Dim = (kept,) if kept > 1 else ()
+        dims = (*value.dims[:dim], (*lead, *rest), *value.dims[dim + 1 :])
+        return replace(value, dims=dims, cells=cells_left.reshape(counts_of(dims)))
+
+    def cat(self, node: fx.Node, values: Sequence[Value], dim: int) -> Value:
+        dim %= len(values[0].dims)
+        sums = {frozenset(self._root(a) for a in v.summed) for v in values if not v.zero}
+        if len(sums) > 1:
+            raise self.refusal(node, f"{called_op(node)} joins sums with what is none")
+        unit = math.gcd(*(size_of(v.dims[dim]) for v in values))
+        split = [self._leading(node, v.dims[dim], unit) for v in values]
+        alike = [self._with_dim(v, dim, (n, *rest)) for v, (n, rest) in zip(values, split, strict=True)]
+        # All but the cells in front are the same.
+        without = [replace(v, dims=(*v.dims[:dim], v.dims[dim][1:], *v.dims[dim + 1 :])) for v in alike]
+        dims = without[0].dims
+        for other in without[1:]:
+            dims = tuple(self._common(node, a, b) if a and b else a or b for a, b in zip(dims, other.dims, strict=True))
+        if any(tuple(map(size_of, v.dims)) != tuple(map(size_of, dims)) for v in without):
+            raise self.refusal(node, f"{called_op(node)} joins tensors of different shapes")
+        nodes: list[fx.Node] = []
+        tables = []
+        for value, (number, _) in zip(alike, split, strict=True):
+            counts = [*counts_of(dims[:dim]), number, *counts_of(dims[dim:])]
+            tables.append(value.cells.reshape(counts) + len(nodes))
+            nodes += value.nodes
+        cells = torch.cat(tables, len(counts_of(dims[:dim])))
+        total = sum(number for number, _ in split)
+        joined = (*dims[:dim], (*((total,) if total > 1 else ()), *dims[dim]), *dims[dim + 1 :])
+        self._limit(node, counts_of(joined))
+        first = next((v for v in values if not v.zero), values[0])
+        zero = all(v.zero for v in values)
+        return Value(joined, cells.reshape(counts_of(joined)), tuple(nodes), first.summed, zero)
+
+    def _zeros_like(self, value: Value, dim: int, size: int, like: Tensor) -> Value:
+        """Zeros of the same shape, but for one dimension of `size`, which is to be joined."""
+        dims = (*value.dims[:dim], self._new_dim(size), *value.dims[dim + 1 :])
+        counts = counts_of(dims)
+        return Value(dims, torch.zeros(counts, dtype=torch.int64), (self._zero(like),), value.summed, zero=True)
+
+    def put(self, node: fx.Node, value: Value, dim: int, start: int, end: int, step: int, size: int) -> Value:
+        """`slice_backward`: the value at some places of a dimension of `size`, zeros at the others."""
+        like = node.meta["val"]
+        dim %= len(value.dims)
+        start, end = (max(0, min(size, p + size if p < 0 else p)) for p in (start, end))
+        count = size_of(value.dims[dim])
+        if step > 1:
+            if count * step != size:
+                raise self.refusal(node, f"{called_op(node)} takes each {step}th element of {size}")
+            after = self.unsqueeze(value, dim + 1)
+            pieces = [self._zeros_like(after, dim + 1, 1, like)] * step
+            pieces[start] = after
+            joined = self.cat(node, pieces, dim + 1)
+            return self._regroup(node, joined, shape_of(node))
+        parts = [value]
+        if start:
+            parts.insert(0, self._zeros_like(value, dim, start, like))
+        if start + count < size:
+            parts.append(self._zeros_like(value, dim, size - start - count, like))
+        return self.cat(node, parts, dim) if len(parts) > 1 else value
+
+    def unsqueeze(self, value: Value, dim: int) -> Value:
+        return replace(value, dims=(*value.dims[:dim], (), *value.dims[dim:]))
+
+    def sum(self, node: fx.Node, value: Value, dims: Sequence[int]) -> Value:
+        """Cells are added up here; what is summed over axes is summed after the kernel."""
+        cells, left, gone = value.cells, [], set(value.summed)
+        at = 0
+        tables: list[int] = []
+        for number, dim in enumerate(value.dims):
+            count = len(counts_of([dim]))
+            if number in {d % len(value.dims) for d in dims}:
+                gone.update(f for f in dim if isinstance(f, OpenAxis))
+                tables += range(at, at + count)
+            else:
+                left.append(dim)
+            at += count
+        others = [i for i in range(cells.dim()) if i not in tables]
+        grouped = cells.permute([*others, *tables]).reshape([*(cells.shape[i] for i in others), -1])
+        rows = grouped.reshape(-1, grouped.shape[-1]).tolist()
+        made = []
+        for row in rows:
+            total = value.nodes[row[0]]
+            for one in row[1:]:
+                new = self._graph.call_function(_prims.add.default, (total, value.nodes[one]))
+                new.meta["val"], new.stack_trace = node.meta["val"], node.stack_trace
+                total = new
+            made.append(total)
+        new_cells = torch.arange(len(made)).view(grouped.shape[:-1])
+        if value.zero:
+            gone = set()
+        if gone and not self._sums_allowed:
+            raise self.refusal(node, f"{called_op(node)} sums over elements")
+        return Value(tuple(left), new_cells, tuple(made), frozenset(gone), value.zero)
+
+    # -- results -------------------------------------------------------------------------------------------
+
+    def _finish(self, output: fx.Node, arguments: Sequence[Sequence[Any]]) -> CutModule:
+        entries: Sequence[fx.Node] = output.args[0]  # type: ignore[assignment]
+        values = [self.value(entry) for entry in entries]
+        groups: dict[frozenset[Key], list[int]] = {}
+        results: dict[int, CellResult] = {}
+        for i, value in enumerate(values):
+            constant = number_of(value)
+            if constant is not None:
+                results[i] = CellResult(-1, self._fixed(value, {}), constant)
+            else:
+                groups.setdefault(frozenset(self._root(a) for a in (*value.axes, *value.summed)), []).append(i)
+        parts = [Part(i, p) for i, described in enumerate(arguments) for p in described]
+        steps = tuple(self._step(n, group, values, parts, results) for n, group in enumerate(groups.values()))
+        return CutModule(steps, tuple(results[i] for i in range(len(values))), self._free())
+
+    def _step(
+        self,
+        number: int,
+        group: Sequence[int],
+        values: Sequence[Value],
+        parts: Sequence[Part],
+        results: dict[int, CellResult],
+    ) -> CellModule:
+        """What computes the results in `group`, which have the same axes."""
+        # In the order of one that is not summed, if there is one.
+        first = min((values[i] for i in group), key=lambda v: len(v.summed))
+        axes = [*sorted(first.summed, key=self._root), *first.axes]
+        numbers = {self._root(a): i for i, a in enumerate(axes)}
+        nodes, outputs = [], []
+        for i in group:
+            value = values[i]
+            written = value.wide if value.summed and value.wide is not None else value
+            for flat, node in enumerate(written.cells.reshape(-1).tolist()):
+                described = with_chosen(value.dims, flat, counts_of(value.dims))
+                outputs.append(Part(i, self._resolved(described, numbers)))
+                nodes.append(written.nodes[node])
+            summed = tuple(sorted(numbers[self._root(a)] for a in value.summed))
+            results[i] = CellResult(number, self._fixed(value, numbers), None, summed)
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        graph.graph_copy(self._graph, copies)
+        graph.output(tuple(copies[n] for n in nodes))
+        inputs = tuple(Part(p.tensor, self._resolved(p.dimensions, numbers)) for p in parts)
+        where: list[tuple[int, int] | None] = [None] * len(axes)
+        for key, places in self._whole().items():
+            if key in numbers:
+                where[numbers[key]] = places[0]
+        return CellModule(fx.GraphModule({}, graph), inputs, tuple(outputs), tuple(a.size for a in axes), tuple(where))
+
+    def _fixed(self, value: Value, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
+        """The dimensions of a result; those of a constant are cells of any number."""
+        return tuple(
+            tuple(
+                Axis(numbers[self._root(f)])
+                if isinstance(f, OpenAxis) and self._root(f) in numbers
+                else Cells(f.size if isinstance(f, OpenAxis) else f, 0)
+                for f in dim
+            )
+            for dim in value.dims
+        )
+
+    def _resolved(self, described: Any, numbers: Mapping[Key, int]) -> tuple[Dimension, ...]:
+        found = []
+        for dim in described:
+            factors: list[Axis | Cells] = []
+            for factor in dim:
+                if isinstance(factor, OpenAxis):
+                    number = numbers.get(self._root(factor))
+                    # An axis that no result has: what reads it is not used.
+                    factors.append(Cells(factor.size, 0) if number is None else Axis(number))
+                else:
+                    factors.append(Cells(*factor))
+            found.append(tuple(factors))
+        return tuple(found)
+
+    def _whole(self) -> dict[Key, list[tuple[int, int]]]:
+        """By axis, the arguments' dimensions that are it alone."""
+        found: dict[Key, list[tuple[int, int]]] = {}
+        for index, value in enumerate(self._inputs):
+            for d, dim in enumerate(value.dims):
+                if len(dim) == 1 and isinstance(dim[0], OpenAxis):
+                    found.setdefault(self._root(dim[0]), []).append((index, d))
+        return found
+
+    def _free(self) -> tuple[tuple[int | None, ...], ...]:
+        """The dimensions that are whole axes, and no part of a dimension that is cut."""
+        dims = [dim for value in self._inputs for dim in value.dims if len(dim) > 1]
+        cut = {self._root(f) for dim in dims for f in dim if isinstance(f, OpenAxis)}
+        free: list[list[int | None]] = [[None] * len(v.dims) for v in self._inputs]
+        for number, (key, places) in enumerate(self._whole().items()):
+            for index, d in places if key not in cut else ():
+                free[index][d] = number
+        return tuple(map(tuple, free))
+
+    def refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"{what}. A kernel may cut tensors into up to {MAX_CELLS} pieces of one size, work on these element by "
+            "element, and join them again.",
+            called_op(node),
+            location_of(node),
+        )

@@ -1,0 +1,155 @@
+"""What the ops do to dimensions: they cut, join, move and sum them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from flexsn_graph._location import called_op
+from flexsn_graph._ops import SUM_OP
+from flexsn_graph.cells._registry import rule
+from flexsn_graph.cells._values import Dim, Value, shape_of, size_of
+
+if TYPE_CHECKING:
+    from flexsn_graph.cells._pass import Pass
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+_END = 2**63 - 1
+
+
+@rule(_aten.slice.Tensor)
+def _slice(
+    work: Pass, node: fx.Node, x: fx.Node, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    return work.slice(node, work.value(x), dim, start or 0, _END if end is None else end, step)
+
+
+@rule(_aten.select.int)
+def _select(work: Pass, node: fx.Node, x: fx.Node, dim: int, index: int) -> Value:
+    value = work.value(x)
+    dim %= len(value.dims)
+    index %= max(1, size_of(value.dims[dim]))
+    found = work.slice(node, value, dim, index, index + 1)
+    return replace(found, dims=(*found.dims[:dim], *found.dims[dim + 1 :]))
+
+
+@rule(_aten.unbind.int)
+def _unbind(work: Pass, node: fx.Node, x: fx.Node, dim: int = 0) -> tuple[Value, ...]:
+    value = work.value(x)
+    return tuple(_select(work, node, x, dim, i) for i in range(size_of(value.dims[dim % len(value.dims)])))
+
+
+@rule(_aten.split.Tensor)
+def _split(work: Pass, node: fx.Node, x: fx.Node, size: int, dim: int = 0) -> tuple[Value, ...]:
+    value = work.value(x)
+    total = size_of(value.dims[dim % len(value.dims)])
+    return tuple(work.slice(node, value, dim, at, min(total, at + size)) for at in range(0, total, size))
+
+
+@rule(_aten.split_with_sizes.default)
+def _split_with_sizes(work: Pass, node: fx.Node, x: fx.Node, sizes: Sequence[int], dim: int = 0) -> Any:
+    value, at, found = work.value(x), 0, []
+    for size in sizes:
+        found.append(work.slice(node, value, dim, at, at + size))
+        at += size
+    return tuple(found)
+
+
+@rule(_aten.cat.default)
+def _cat(work: Pass, node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Value:
+    return work.cat(node, [work.value(t) for t in tensors], dim)
+
+
+@rule(_aten.stack.default)
+def _stack(work: Pass, node: fx.Node, tensors: Sequence[fx.Node], dim: int = 0) -> Value:
+    dim %= len(shape_of(node))
+    return work.cat(node, [work.unsqueeze(work.value(t), dim) for t in tensors], dim)
+
+
+@rule(_aten.slice_backward.default)
+def _slice_backward(
+    work: Pass, node: fx.Node, grad: fx.Node, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Value:
+    return work.put(node, work.value(grad), dim % len(sizes), start, end, step, sizes[dim])
+
+
+@rule(_aten.select_backward.default)
+def _select_backward(work: Pass, node: fx.Node, grad: fx.Node, sizes: Sequence[int], dim: int, index: int) -> Value:
+    dim %= len(sizes)
+    index %= sizes[dim]
+    return work.put(node, work.unsqueeze(work.value(grad), dim), dim, index, index + 1, 1, sizes[dim])
+
+
+@rule(_aten.slice_scatter.default)
+def _slice_scatter(
+    work: Pass,
+    node: fx.Node,
+    x: fx.Node,
+    source: fx.Node,
+    dim: int = 0,
+    start: Any = None,
+    end: Any = None,
+    step: int = 1,
+) -> Value:
+    value, dim = work.value(x), dim % len(shape_of(node))
+    size = shape_of(node)[dim]
+    first = start or 0
+    last = min(size, _END if end is None else end)
+    if step != 1:
+        raise work.refusal(node, f"{called_op(node)} writes to each {step}th element")
+    parts = [work.value(source)]
+    if first:
+        parts.insert(0, work.slice(node, value, dim, 0, first))
+    if last < size:
+        parts.append(work.slice(node, value, dim, last, size))
+    return work.cat(node, parts, dim)
+
+
+@rule(SUM_OP)
+def _sum(work: Pass, node: fx.Node, x: fx.Node, dims: Sequence[int] | None = None, **_: Any) -> Value:
+    value = work.value(x)
+    return work.sum(node, value, range(len(value.dims)) if dims is None else dims)
+
+
+@rule(_aten.expand.default)
+def _expand(work: Pass, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Value:
+    return work.expand(node, work.value(x))
+
+
+@rule(_prims.broadcast_in_dim.default)
+def _broadcast_in_dim(work: Pass, node: fx.Node, x: fx.Node, shape: Sequence[int], places: Sequence[int]) -> Value:
+    value = work.value(x)
+    dims: list[Dim] = [()] * len(shape)
+    for place, dim in zip(places, value.dims, strict=True):
+        dims[place] = dim
+    return work.expand(node, replace(value, dims=tuple(dims)))
+
+
+@rule(_aten.permute.default, _prims.transpose.default)
+def _permute(work: Pass, node: fx.Node, x: fx.Node, order: Sequence[int]) -> Value:
+    value = work.value(x)
+    return work.permute(node, value, [d % len(value.dims) for d in order])
+
+
+@rule(_aten.transpose.int)
+def _transpose(work: Pass, node: fx.Node, x: fx.Node, one: int, other: int) -> Value:
+    value = work.value(x)
+    order = list(range(len(value.dims)))
+    order[one], order[other] = order[other], order[one]
+    return work.permute(node, value, order)
+
+
+@rule(_aten.t.default)
+def _t(work: Pass, node: fx.Node, x: fx.Node) -> Value:
+    value = work.value(x)
+    return work.permute(node, value, list(reversed(range(len(value.dims)))))
+
+
+@rule(_aten.lift_fresh_copy.default, _aten.alias.default, _aten.detach.default, _prims.view_of.default)
+@rule(_prims.clone.default, _prims.device_put.default)
+def _same(work: Pass, node: fx.Node, x: fx.Node, *_: Any, **__: Any) -> Value:
+    return work.value(x)

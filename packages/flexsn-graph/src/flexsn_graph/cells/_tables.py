@@ -1,0 +1,127 @@
+"""Small tables: looked up by index, and searched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+from flexsn_graph._location import called_op
+from flexsn_graph.cells._registry import rule
+from flexsn_graph.cells._values import Value, size_of
+
+if TYPE_CHECKING:
+    from flexsn_graph.cells._pass import Pass
+
+_aten, _prims = torch.ops.aten, torch.ops.prims
+
+
+def _looked_up_at(work: Pass, node: fx.Node, rank: int, indices: Sequence[fx.Node | None]) -> tuple[int, Value]:
+    """The dimension that is indexed, and by what."""
+    given = [(d, i) for d, i in enumerate(indices) if i is not None]
+    if len(given) != 1 or given[0][1].meta["val"].dtype not in (torch.int64, torch.int32):
+        raise work.refusal(node, f"{called_op(node)} picks elements otherwise than by numbers, along one dimension")
+    dim, index = given[0]
+    value = work.value(index)
+    if not value.dims:
+        return dim, value
+    before, after = ((),) * dim, ((),) * (rank - dim - 1)
+    return dim, replace(value, dims=(*before, *value.dims, *after))
+
+
+def _places(work: Pass, node: fx.Node, index: Value, count: int) -> Value:
+    """Indices from the end, counted from the beginning."""
+    like = index.nodes[0].meta["val"].dtype
+    negative = work.one(node, "lt", index, 0, dtype=torch.bool)
+    return work.one(node, "where", negative, work.one(node, "add", index, count, dtype=like), index, dtype=like)
+
+
+@rule(_aten.index.Tensor)
+def _index(work: Pass, node: fx.Node, x: fx.Node, indices: Sequence[fx.Node | None]) -> Value:
+    """`table[index]`: each of the table's entries is an operand, and one after the other is chosen."""
+    table = work.value(x)
+    dim, index = _looked_up_at(work, node, len(table.dims), indices)
+    count = size_of(table.dims[dim])
+    index = _places(work, node, index, count)
+    new = len(index.dims) - len(table.dims) + 1
+    dtype = node.meta["val"].dtype
+    found: Any = math.nan if dtype.is_floating_point else 0  # eager mode refuses an index that is out of range
+    for i in range(count):
+        entry = work.slice(node, table, dim, i, i + 1)
+        entry = replace(entry, dims=(*entry.dims[:dim], *((),) * new, *entry.dims[dim + 1 :]))
+        here = work.one(node, "eq", index, i, dtype=torch.bool)
+        found = work.one(node, "where", here, entry, found, dtype=dtype)
+    return found  # type: ignore[no-any-return]
+
+
+@rule(_aten.index_put.default)
+def _index_put(
+    work: Pass,
+    node: fx.Node,
+    x: fx.Node,
+    indices: Sequence[fx.Node | None],
+    values: fx.Node,
+    accumulate: bool = False,
+) -> Value:
+    """The gradient of `table[index]`: to each entry, the sum of what was given to it."""
+    table, given = work.value(x), work.value(values)
+    dim, index = _looked_up_at(work, node, len(table.dims), indices)
+    if not accumulate or not table.zero:
+        raise work.refusal(node, f"{called_op(node)} writes to elements that are picked by numbers")
+    count = size_of(table.dims[dim])
+    index = _places(work, node, index, count)
+    new = len(index.dims) - len(table.dims) + 1
+    dtype = node.meta["val"].dtype
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    if wide != dtype:
+        given = work.one(node, "convert_element_type", given, dtype=wide)
+    entries = []
+    for i in range(count):
+        here = work.one(node, "eq", index, i, dtype=torch.bool)
+        one = work.one(node, "where", here, given, 0.0, dtype=wide)
+        total = work.sum(node, one, range(dim, dim + new))
+        entries.append(work.unsqueeze(total, dim))
+    joined = work.cat(node, entries, dim)
+    return work.one(node, "convert_element_type", joined, dtype=dtype) if wide != dtype else joined
+
+
+def _counted(work: Pass, node: fx.Node, sequence: Value, x: Value, right: bool) -> Value:
+    """How many numbers of a sorted sequence are less than `x`, or not more if `right`; NaN is behind all."""
+    dtype, total = node.meta["val"].dtype, None
+    for i in range(size_of(sequence.dims[0])):
+        entry = replace(work.slice(node, sequence, 0, i, i + 1), dims=())
+        beyond = work.one(node, "gt" if right else "ge", entry, x, dtype=torch.bool)
+        before = work.one(node, "bitwise_not", beyond, dtype=torch.bool)
+        number = work.one(node, "convert_element_type", before, dtype=dtype)
+        total = number if total is None else work.one(node, "add", total, number, dtype=dtype)
+    assert total is not None
+    return total
+
+
+@rule(_aten.bucketize.Tensor)
+def _bucketize(
+    work: Pass, node: fx.Node, x: fx.Node, boundaries: fx.Node, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return _counted(work, node, work.value(boundaries), work.value(x), right)
+
+
+@rule(_aten.searchsorted.Tensor)
+def _searchsorted(
+    work: Pass,
+    node: fx.Node,
+    sequence: fx.Node,
+    x: fx.Node,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: fx.Node | None = None,
+) -> Value:
+    values = work.value(sequence)
+    if len(values.dims) != 1 or sorter is not None:
+        raise work.refusal(node, f"{called_op(node)} searches in more than one sequence")
+    return _counted(work, node, values, work.value(x), right or side == "right")
