@@ -25,6 +25,7 @@ DOCUMENTS = [
 WITHOUT_EXAMPLES = {
     "ARCHITECTURE.md",
     "docs/README.md",
+    "docs/command-line.md",
 }
 # Documents about an extra, by the module that it brings.
 EXTRAS = {

@@ -73,7 +73,7 @@ def test_every_op_that_has_a_rule_can_be_in_a_step(function: Callable[[Tensor], 
     torch.testing.assert_close(neuron(function, "triton")(x), function(x), equal_nan=True)
 
 
-@pytest.mark.parametrize("function", [lambda x: torch.igamma(x, x), torch.special.airy_ai, torch.ops.prims.cbrt])
+@pytest.mark.parametrize("function", [torch.special.airy_ai, torch.ops.prims.cbrt])
 def test_an_op_without_a_rule_is_refused_when_it_is_traced(function: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(UnsupportedCoreError, match=r"has no rule\. Write it in other ops, or add one with") as caught:
         neuron(function, "triton")(torch.ones(1, 3))
@@ -95,7 +95,7 @@ def test_what_torch_refuses_while_it_traces_names_the_users_line() -> None:
     other = torch.ones(7)
     with pytest.raises(TorchError, match=r"(.|\n)*at .*test_scan_ops\.py:\d+.*x \+ other"):
         neuron(lambda x: x + other, "triton")(torch.ones(1, 3))
-    with pytest.raises(TorchError, match=r"<lambda> was traced on tensors of a shape of their own, \[3\] first"):
+    with pytest.raises(TorchError, match=r"\[7\](.|\n)*\[5\](.|\n)*at .*test_scan_ops\.py:\d+.*torch\.ones\(7\)"):
         pointwise(lambda x: x + torch.ones(7))(torch.ones(5))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from torch import Tensor
 
 from flexsn_hop import eager_scan_final_state, flex_sn_scan_final_state

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from hop_cores import (
     CASES,
     SPIKES,

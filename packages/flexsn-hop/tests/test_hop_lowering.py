@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from hop_cores import CASES, function_spike, plif_core, value_and_gradients
 from torch._inductor.utils import run_and_get_code
 
@@ -149,8 +150,7 @@ class Unrolled:
 @pytest.fixture
 def register() -> Iterator[Callable[[ScanLowering], None]]:
     undo: list[Callable[[], None]] = []
-    # In front of the kernels, which another test may have brought.
-    yield lambda lowering: undo.append(register_scan_lowering(lowering, before="triton"))
+    yield lambda lowering: undo.append(register_scan_lowering(lowering))
     for function in undo:
         function()
 
@@ -271,13 +271,6 @@ class Refusing(Unrolled):
         raise NotImplementedError(self.words)
 
 
-@pytest.fixture
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is registered but by the test."""
-    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
-
-
-@pytest.mark.usefixtures("alone")
 def test_the_first_that_can_takes_the_scan() -> None:
     away, picky, taker = Unrolled(why="it is away", name="away"), Refusing("picky", "not this core"), Unrolled(2)
     half = Refusing("half", "no gradient", only_backward=True)
@@ -291,7 +284,6 @@ def test_the_first_that_can_takes_the_scan() -> None:
     assert scan_lowerings(*arguments) == {"away": "it is away", "picky": None, "half": None, "unrolled": None}
 
 
-@pytest.mark.usefixtures("alone")
 def test_when_none_can_each_reason_is_told() -> None:
     register_scan_lowering(Unrolled(why="it is away", name="away"))
     register_scan_lowering(Refusing("picky", "not this core"))
@@ -308,17 +300,17 @@ def test_when_none_can_each_reason_is_told() -> None:
         by_name(*arguments)
 
 
-@pytest.mark.usefixtures("alone")
 def test_the_order_is_not_that_of_imports() -> None:
     """Nobody comes before the kernels without naming them, whoever is imported first."""
-    for name, before in (("mine", None), ("front", "triton"), ("yours", None), ("ahead", "front"), ("lost", "nobody")):
+    behind = {"mine": None, "front": "flexsn_runtime", "yours": None, "ahead": "front", "lost": "nobody"}
+    for name, before in behind.items():
         register_scan_lowering(Unrolled(name=name), before=before)
     assert list(scan_lowerings()) == ["mine", "yours", "ahead", "front", "lost"]
-    undo = register_scan_lowering(Unrolled(name="triton"))
-    assert list(scan_lowerings()) == ["ahead", "front", "triton", "mine", "yours", "lost"]
+    undo = register_scan_lowering(Unrolled(name="flexsn_runtime"))
+    assert list(scan_lowerings()) == ["ahead", "front", "flexsn_runtime", "mine", "yours", "lost"]
     undo()
     undo()
-    assert "triton" not in scan_lowerings()
+    assert "flexsn_runtime" not in scan_lowerings()
     for taken in ("mine", "loop"):
         with pytest.raises(errors.LoweringError, match=f"there is a lowering '{taken}'"):
             register_scan_lowering(Unrolled(name=taken))

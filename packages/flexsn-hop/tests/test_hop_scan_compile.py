@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from scan_steps import (
     RECURRENCES,
     MinimalGRU,

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import torch._inductor
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from hop_cores import CASES, function_spike, plif_core
 from torch.fx.experimental.proxy_tensor import make_fx
 

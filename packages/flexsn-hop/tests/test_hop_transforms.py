@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
 from hop_cores import CASES, detach_spike, function_spike, plif_core, smooth_spike, value_and_gradients
 from torch._dynamo.testing import AotEagerAndRecordGraphs
 from torch.func import functional_call, grad, jacrev, jvp, vmap

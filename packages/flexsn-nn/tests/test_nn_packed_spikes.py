@@ -109,15 +109,13 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.long(all_but=["False-memory_format1-*", "True-memory_format0-*"])
-def test_the_same_to_the_bit(
-    autocast: bool, memory_format: torch.memory_format, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+def test_the_same_to_the_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
     net = convolutional().to(device).to(memory_format=memory_format)
     fuse_norms(net)
     x = torch.rand(4, 3, 2, 16, 16, device=device)
     packing = PackedSpikes(net)
-    with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+    deterministic = torch.backends.cudnn.flags(deterministic=True)
+    with deterministic, torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
         twin = copy.deepcopy(net)
         wanted = gradients(twin, x, None)
         got = gradients(net, x, packing)

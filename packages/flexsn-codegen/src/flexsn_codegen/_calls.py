@@ -122,6 +122,8 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
         return ("tuple" if type(returned) is tuple else "list", parts)
     if type(returned) is dict:
         return ("dict", tuple([(key, results_apart(part, known, results)) for key, part in returned.items()]))
+    if isinstance(returned, tuple):  # named: of the user's, or torch.return_types
+        return ("named", tuple([results_apart(part, known, results) for part in returned]), type(returned))
     return ("other", type(returned).__name__)
 
 
@@ -142,4 +144,6 @@ def _result(part: Structure, following: Callable[[], Tensor], written: Sequence[
     if kind == "dict":
         return {key: _result(inner, following, written) for key, inner in part[1]}
     inner = [_result(one, following, written) for one in part[1]]
+    if kind == "named":
+        return part[2]._make(inner) if hasattr(part[2], "_make") else part[2](inner)
     return tuple(inner) if kind == "tuple" else inner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,11 +14,9 @@ from flexsn_codegen._launch import BLOCK, interpreted, launch
 from flexsn_codegen._numerics import compile_options
 from flexsn_codegen._source import KernelSource
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_codegen.targets.triton._literals import tl_name
+from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
 
 _MAX_STEPS = 16
-# In bytes and in elements: with these known, Triton moves vectors, as it does where it sees the arguments themselves.
-_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,8 @@ class Steps:
             kernel, variant, todo = group[0]
             known = self.kernels.get((name, dtypes, aligned))
             if known is None:
-                known = TRITON.compile(over_table(todo.built.source, dtypes, aligned=aligned))
+                source = todo.built.source
+                known = TRITON.compile(over_table(source, dtypes, _words(source), aligned=aligned))
                 self.kernels[name, dtypes, aligned] = known
             table = _table([one for _, _, one in group], device)
             groups.append(Group(variant, known, table, kernel.numerics.fast_math))
@@ -132,7 +130,7 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
 
 def _is_aligned(todo: Launch) -> bool:
     """Whether the tensors can be read and written in vectors."""
-    return todo.numel % _ALIGNMENT == 0 and all(t.data_ptr() % _ALIGNMENT == 0 for t in todo.tensors)
+    return todo.numel % ALIGNMENT == 0 and all(t.data_ptr() % ALIGNMENT == 0 for t in todo.tensors)
 
 
 def _words(source: KernelSource) -> list[str]:
@@ -152,35 +150,3 @@ def _table(group: Sequence[Launch], device: torch.device) -> Tensor:
     if device.type == "cpu":
         return table
     return table.pin_memory().to(device, non_blocking=True)
-
-
-def over_table(source: KernelSource, dtypes: Sequence[torch.dtype], *, aligned: bool) -> KernelSource:
-    """A Triton kernel of dense tensors as one whose programs find their tensors in a table.
-
-    Args:
-        aligned: see `_is_aligned`, for all rows of the table.
-    """
-    name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
-
-    def known(text: str, factor: int) -> str:
-        return f"tl.multiple_of({text}, {factor})" if aligned else text
-
-    pointers = [f"{port.name}_ptr" for port in source.params]
-    words = _words(source)
-    types = [f"tl.pointer_type({tl_name(torch.int8 if dtype == torch.bool else dtype)})" for dtype in dtypes]
-    lines = [
-        f"    row = table_ptr + tl.program_id(0).to(tl.int64) * {2 + len(pointers)}",
-        f"    N = {known('tl.load(row + 1)', _ALIGNMENT)}",
-    ]
-    for i, (pointer, kind) in enumerate(zip(pointers, types, strict=True)):
-        lines.append(f"    {pointer} = {known(f'tl.load(row + {2 + i}).to({kind})', _ALIGNMENT)}")
-    offsets = f"    off = {known('tl.load(row)', _ALIGNMENT)} + tl.arange(0, BLOCK)"
-    signature = ", ".join(["table_ptr", *words, "BLOCK: tl.constexpr"])
-    start = source.source.rindex("@triton.jit")
-    head, kernel = source.source[:start], source.source[start:]
-    body = kernel.split('"""', 2)[2]
-    body = re.sub(r"^    off = tl\.program_id\(0\).*$", offsets, body, count=1, flags=re.MULTILINE)
-    skipped = ", ".join(f'"{word}"' for word in words)
-    decorator = f"@triton.jit(do_not_specialize=[{skipped}])" if skipped else "@triton.jit"
-    text = "\n".join([f"{decorator}\ndef {name}({signature}):", *lines]) + body
-    return KernelSource(name, head + text, source.params, tuple(words), source.target)

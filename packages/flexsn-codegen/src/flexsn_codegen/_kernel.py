@@ -461,7 +461,7 @@ def _check_result(name: str, result: Structure, effects: Effects) -> None:
 
 
 def _kinds(result: Structure) -> list[Structure]:
-    if result[0] in ("tuple", "list"):
+    if result[0] in ("tuple", "list", "named"):
         return [kind for part in result[1] for kind in _kinds(part)]
     if result[0] == "dict":
         return [kind for _, part in result[1] for kind in _kinds(part)]

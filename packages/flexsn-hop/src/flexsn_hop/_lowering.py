@@ -27,7 +27,7 @@ __all__ = [
 LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 
-KERNELS = "triton"
+KERNELS = "flexsn_runtime"
 """The lowering that is asked first. It is named here so that the order of imports decides nothing."""
 
 CODE_VERSION = 4
@@ -56,7 +56,7 @@ class ScanLowering(Protocol):
 
     @property
     def name(self) -> str:
-        """A name for messages, such as ``"triton"``."""
+        """A name for messages, such as ``"flexsn_runtime"``."""
         ...
 
     @property
@@ -114,7 +114,7 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
     """Offer a lowering for compiled scans, behind those that are there. Returns the undo.
 
     A scan becomes what the first lowering makes of it that can. They are asked in this order,
-    whatever is imported first: ``"triton"``, the kernels of flexsn-runtime; then the others, as they
+    whatever is imported first: ``"flexsn_runtime"``, its kernels; then the others, as they
     were registered; and in front of one of these, those that name it as ``before``.
     :func:`scan_lowerings` tells the order, and why each cannot have a scan.
 

@@ -1,0 +1,49 @@
+"""A kernel over a table of tensors, instead of over tensors that are its arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_codegen._source import KernelSource
+from flexsn_codegen.targets.triton._literals import tl_name
+
+# In bytes and in elements: with these known, Triton moves vectors, as it does where it sees the arguments themselves.
+ALIGNMENT = 16
+
+
+def over_table(
+    source: KernelSource, dtypes: Sequence[torch.dtype], words: Sequence[str], *, aligned: bool
+) -> KernelSource:
+    """A Triton kernel of dense tensors as one whose programs find their tensors in a table.
+
+    Args:
+        dtypes: of the tensors.
+        words: the integers that it takes beside them.
+        aligned: whether all addresses and counts in the table are multiples of `ALIGNMENT`.
+    """
+    name = f"{source.name}_foreach{'_aligned' if aligned else ''}"
+
+    def known(text: str, factor: int) -> str:
+        return f"tl.multiple_of({text}, {factor})" if aligned else text
+
+    pointers = [f"{port.name}_ptr" for port in source.params]
+    types = [f"tl.pointer_type({tl_name(torch.int8 if dtype == torch.bool else dtype)})" for dtype in dtypes]
+    lines = [
+        f"    row = table_ptr + tl.program_id(0).to(tl.int64) * {2 + len(pointers)}",
+        f"    N = {known('tl.load(row + 1)', ALIGNMENT)}",
+    ]
+    for i, (pointer, kind) in enumerate(zip(pointers, types, strict=True)):
+        lines.append(f"    {pointer} = {known(f'tl.load(row + {2 + i}).to({kind})', ALIGNMENT)}")
+    offsets = f"    off = {known('tl.load(row)', ALIGNMENT)} + tl.arange(0, BLOCK)"
+    signature = ", ".join(["table_ptr", *words, "BLOCK: tl.constexpr"])
+    start = source.source.rindex("@triton.jit")
+    head, kernel = source.source[:start], source.source[start:]
+    body = kernel.split('"""', 2)[2]
+    body = re.sub(r"^    off = tl\.program_id\(0\).*$", offsets, body, count=1, flags=re.MULTILINE)
+    skipped = ", ".join(f'"{word}"' for word in words)
+    decorator = f"@triton.jit(do_not_specialize=[{skipped}])" if skipped else "@triton.jit"
+    text = "\n".join([f"{decorator}\ndef {name}({signature}):", *lines]) + body
+    return KernelSource(name, head + text, source.params, tuple(words), source.target)
