@@ -65,7 +65,8 @@ def scan(
         ScanDimError: A sequence has no dimension ``dim`` (a ``ValueError``, an ``IndexError``).
         NotATensorError: A leaf is neither a tensor nor None (a ``TypeError``).
         EmptyScanError: ``T == 0``, and ``step`` cannot run on fake tensors (a ``ValueError``).
-        Under a compiler also those of :data:`flex_sn_scan`.
+
+    Under a compiler, the errors of :data:`flex_sn_scan`, too.
 
     Example:
         >>> import torch

@@ -2,13 +2,12 @@
 
 `torch.nn.init` has most of what the field uses, for `init=` of a recurrent neuron:
 
-    nn.init.orthogonal_                     every direction keeps its length; also scaled, with `gain`
-    None                                    uniform in `±1 / sqrt(features)`, as `nn.Linear`
-    partial(nn.init.normal_, std=g / features**0.5)
-                                            random, with a spectral radius near `g` (Sompolinsky et al.,
-                                            "Chaos in random neural networks", 1988)
-    nn.init.zeros_                          as without recurrence, at first
-    partial(spectral_radius_, rho=0.9)      as it is, scaled: a reservoir
+- ``nn.init.orthogonal_``: every direction keeps its length; also scaled, with `gain`;
+- ``None``: uniform in ``±1 / sqrt(features)``, as in `nn.Linear`;
+- ``partial(nn.init.normal_, std=g / features**0.5)``: random, with a spectral radius near `g` (Sompolinsky et al.,
+  "Chaos in random neural networks", 1988);
+- ``nn.init.zeros_``: as without recurrence, at first;
+- ``partial(spectral_radius_, rho=0.9)``: as it is, scaled: a reservoir.
 """
 
 from __future__ import annotations
