@@ -222,6 +222,7 @@ print(found, missed)
 """
 
 
+@pytest.mark.long
 def test_compiled_code_is_found_on_disk_by_the_version_that_made_it(tmp_path: Path) -> None:
     def run(version: int) -> list[int]:
         environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
