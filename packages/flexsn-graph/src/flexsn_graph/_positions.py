@@ -34,10 +34,10 @@ from flexsn_graph._ops import (
     UNIFORM,
     facts_of,
     is_pointwise,
-    lacks_a_rule,
 )
+from flexsn_graph._refusals import refuse_without_rule
 from flexsn_graph._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
-from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError, UnsupportedCoreError
+from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError
 
 # The step among the keys of `_Value.reads`; the others are indices of lifted tensors.
 _STEP = -1
@@ -158,12 +158,7 @@ class _Check:
             return self._sum(node)
         if is_pointwise(target):
             return self._pointwise(node)
-        if lacks_a_rule(target):
-            raise UnsupportedCoreError(
-                f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
-                called_op(node),
-                location_of(node),
-            )
+        refuse_without_rule(node)
         raise self._refusal(node, f"{called_op(node)} does not work element by element")
 
     def _view(self, node: fx.Node) -> _Values:

@@ -6,11 +6,11 @@ from collections.abc import Container
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_graph._core import complex_error
-from flexsn_graph._location import SourceLocation
-from flexsn_graph._ops import Op
+from flexsn_graph._location import SourceLocation, called_op, location_of
+from flexsn_graph._ops import Op, lacks_a_rule
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import (
     DataDependentError,
@@ -62,6 +62,16 @@ def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreErr
         f"{name}(out=...)",
         location,
     )
+
+
+def refuse_without_rule(node: fx.Node) -> None:
+    """Refuses an op that works element by element, and that nobody has said how to compute."""
+    if lacks_a_rule(node.target):
+        raise UnsupportedCoreError(
+            f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+            called_op(node),
+            location_of(node),
+        )
 
 
 def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:

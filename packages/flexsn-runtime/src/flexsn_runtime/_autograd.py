@@ -65,16 +65,21 @@ class _Scan(SingleLevelFunction):
         except RuntimeError:
             if not any(map(is_batched, grads)):
                 raise
-            raise TransformError(
-                "the backward of a compiled scan takes one gradient at a time, and several came at once "
-                "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
-                "vectorize=False, or use backend='torch'."
-            ) from None
+            raise several_at_once() from None
         if not torch.is_grad_enabled():
             return None, None, None, *scan.gradients(tensors)
         with torch.no_grad():  # `create_graph`
             gradients = scan.gradients(tensors)
         return None, None, None, *refuse_double_backward(gradients, tensors)
+
+
+def several_at_once() -> TransformError:
+    """The error of a backward to which gradients come batched."""
+    return TransformError(
+        "the backward of a compiled scan takes one gradient at a time, and several came at once "
+        "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
+        "vectorize=False, or use backend='torch'."
+    )
 
 
 def not_differentiable(

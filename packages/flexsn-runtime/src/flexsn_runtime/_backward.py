@@ -222,7 +222,7 @@ class BackwardScan:
         ]
         self._launch(self._arguments_of(given, gradients))
         for i, order in self._broadcast.items():
-            gradients[i] = in_order(_input_gradient(gradients[i], given[i], self._summed[i]), order)
+            gradients[i] = in_order(input_gradient(gradients[i], given[i], self._summed[i]), order)
         for i, order in enumerate(self._lifted_orders, self._first_lifted):
             layout = self._layouts.get(i - self._first_lifted)
             gradients[i] = in_order(_lifted_gradient(gradients[i], layout, given[i], self._summed[i]), order)
@@ -350,7 +350,7 @@ def _sum_over(tensor: Tensor, dims: list[int]) -> Tensor:
     return (sums if beside == 1 else sums.view(beside, columns).sum(0)).view((1,) * count + kept)
 
 
-def _input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:
+def input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:
     """Sums over the dimensions in which an input broadcasts to the step.
 
     Args:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep
-from flexsn_runtime._autograd import not_differentiable, refuse_double_backward, scan_pointwise
-from flexsn_runtime._backward import _input_gradient
+from flexsn_runtime._autograd import not_differentiable, refuse_double_backward, scan_pointwise, several_at_once
+from flexsn_runtime._backward import input_gradient
 from flexsn_runtime._layout import contiguous_strides
 from flexsn_runtime._operands import Arguments
 from flexsn_runtime._order import strides_like
@@ -20,7 +20,6 @@ from flexsn_runtime._program import Specialization
 from flexsn_runtime._specialization import CoreSpecialization
 from flexsn_runtime._staged import RecurrentSpecialization, Rows, StagedScan
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
-from flexsn_runtime.errors import TransformError
 
 _WRITTEN = frozenset({Role.OPERAND, Role.PRODUCT})
 
@@ -66,11 +65,7 @@ class _StagedScan(SingleLevelFunction):
         step: RecurrentSpecialization = ctx.step
         step.check_backward()
         if any(map(is_batched, grads)):
-            raise TransformError(
-                "the backward of a compiled scan takes one gradient at a time, and several came at once "
-                "(is_grads_batched=True, jacobian(vectorize=True), torch.func). Ask for them one by one, with "
-                "vectorize=False, or use backend='torch'."
-            )
+            raise several_at_once()
         trace, saved = step.trace, ctx.saved_tensors
         count = trace.num_inputs + trace.num_states + len(trace.lifted_values)
         arguments = Arguments.of(saved[:count], trace.num_inputs, trace.num_states, len(trace.lifted_values))
@@ -238,7 +233,7 @@ def _backward(
     for i, x in enumerate(arguments.inputs):
         gradient_of = gradients[i]
         if gradient_of is not None and gradient_of.shape != x.shape:
-            gradients[i] = _input_gradient(gradient_of, x, by_program=False)
+            gradients[i] = input_gradient(gradient_of, x, by_program=False)
     for i, gradient in carried.items():
         initial = arguments.states[i]
         flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results

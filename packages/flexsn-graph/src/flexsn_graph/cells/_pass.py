@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise, lacks_a_rule
+from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise
+from flexsn_graph._refusals import refuse_without_rule
 from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.cells._parts import Axis, CellModule, CellResult, Cells, CutModule, Dimension, Part
 from flexsn_graph.cells._registry import RULES
@@ -31,7 +32,7 @@ from flexsn_graph.cells._values import (
     size_of,
     with_chosen,
 )
-from flexsn_graph.errors import NonPointwiseError, UnsupportedCoreError
+from flexsn_graph.errors import NonPointwiseError
 
 MAX_CELLS = 64
 
@@ -174,12 +175,7 @@ class Pass:
             return self._regroup(node, self.value(node.all_input_nodes[0]), shape_of(node))
         if is_pointwise(target):
             return self._pointwise(node)
-        if lacks_a_rule(target):
-            raise UnsupportedCoreError(
-                f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
-                called_op(node),
-                location_of(node),
-            )
+        refuse_without_rule(node)
         raise self.refusal(node, f"{called_op(node)} does not work element by element")
 
     def _filled(self, node: fx.Node) -> Value:
