@@ -22,7 +22,7 @@ import torch
 from changing_cores import PLACES
 from torch import Tensor
 
-from flexsn_graph import UnsupportedOpError
+from flexsn_graph import TorchError, UnsupportedOpError
 from flexsn_hop import eager_scan, eager_scan_final_state
 from flexsn_runtime import ScanProgram, TargetName, prepare, scan
 
@@ -170,6 +170,36 @@ class Signed(torch.autograd.Function):
         return grads[0].sign()
 
 
+class Pulled(torch.autograd.Function):
+    """Its gradient has a part that is there whatever comes, as that of a penalty."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        result = w * 1.5
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        gradient: Tensor = 1.5 * grads[0] + 0.1 * result
+        return gradient
+
+
+class Steady(torch.autograd.Function):
+    """Its gradient does not depend on the one that comes."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor) -> Tensor:
+        ctx.save_for_backward(w)
+        return w * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (w,) = ctx.saved_tensors
+        return torch.full_like(w, 0.3)
+
+
 class Spike(torch.autograd.Function):
     """1 where `h >= threshold`; a surrogate's gradient for both."""
 
@@ -195,7 +225,10 @@ class Spike(torch.autograd.Function):
 
 FUNCTIONS = {
     f.__name__: f
-    for f in (Rounded, Scaled, Passed, Quantised, SumAndDifference, WithSign, Doubled, Nested, Centred, Signed, Spike)
+    for f in (
+        *(Rounded, Scaled, Passed, Quantised, SumAndDifference, WithSign),
+        *(Doubled, Nested, Centred, Signed, Pulled, Steady, Spike),
+    )
 }
 
 UNARY = (
@@ -638,7 +671,9 @@ def _compare(core: Core, dtype: torch.dtype, device: str, residuals: str, on_cpu
             outcome.no_core += 1
             continue
         got = _run(core, call, function, parameters, program, dtype, device)
-        if isinstance(got, UnsupportedOpError) and got.location is not None:
+        named = isinstance(got, UnsupportedOpError) and got.location is not None
+        # What torch cannot do in any step, the loop does not meet without one.
+        if named or (isinstance(got, TorchError) and call.steps == 0 and " at <core" in str(got)):
             outcome.refused.append(f"call {number}: {type(got).__name__}: {got}")
         elif isinstance(got, Exception):
             outcome.broken.append(f"call {number}: {type(got).__name__}: {got}")

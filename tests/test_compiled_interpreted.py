@@ -23,8 +23,8 @@ from flexsn_hop import (
     register_scan_lowering,
 )
 from flexsn_runtime import KernelLowering, UnsupportedScanError
-from flexsn_runtime._graph_step import GraphSpecialization
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.graphs._graph_step import GraphSpecialization
 
 pytestmark = [
     pytest.mark.usefixtures("interpreted"),
@@ -130,7 +130,7 @@ def test_layers_that_are_alike_are_traced_once(
     kernels: list[ScanLayout | BackwardLayout], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: Recent[GraphSpecialization] = Recent()
-    monkeypatch.setattr("flexsn_runtime._graph_step._made", made)
+    monkeypatch.setattr("flexsn_runtime.graphs._graph_step._made", made)
     (plif,) = [case for case in CASES if case.name == "plif_channel"]
     first, second = (problem(plif, 6, (5, 3), seed=seed) for seed in (0, 1))
 

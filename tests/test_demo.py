@@ -45,6 +45,7 @@ def test_it_learns_draws_and_says_which_backend_ran(tmp_path: Path) -> None:
     assert (tmp_path / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.long
 def test_the_seed_decides(tmp_path: Path) -> None:
     options = ("--device", "cpu", "--epochs", "2", "--seed", "5", "--out", "a.png")
     lines = [run(*options, folder=tmp_path).stdout.splitlines()[:3] for _ in range(2)]

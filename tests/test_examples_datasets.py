@@ -72,7 +72,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long(all_but=["images", "events"])
+@pytest.mark.long(all_but=["images"])
 @one_thread()
 @pytest.mark.parametrize("name", NAMES)
 def test_whoever_resumes_ends_where_one_run_does(

@@ -12,6 +12,7 @@ mixed = load("examples/mixed_precision.py")
 CPU = torch.device("cpu")
 
 
+@pytest.mark.long(all_but=["autocast, eager"])
 @one_thread()
 @pytest.mark.parametrize("way", list(mixed.WAYS))
 def test_it_trains_in_each_precision(way: str) -> None:

@@ -16,10 +16,21 @@ from flexsn_codegen.targets.cpp import why_no_compiler
 from flexsn_hop import _formats as hop_formats
 from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn import FlexSN, FlexSNKernel
-from flexsn_runtime import _order as runtime_order
+from flexsn_runtime.operands import _order as runtime_order
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-BACKENDS = ["torch", "hop", "triton", *(["cpp"] if why_no_compiler() is None else [])]
+BACKENDS = {
+    "cpu": ["torch", "hop", "triton", *(["cpp"] if why_no_compiler() is None else [])],
+    "cuda": ["torch", "hop", "triton"],
+}
+BACKENDS_AND_DEVICES = pytest.mark.parametrize(
+    ("backend", "device"),
+    [
+        pytest.param(backend, device, marks=[pytest.mark.gpu] if device == "cuda" else [])
+        for device, backends in BACKENDS.items()
+        for backend in backends
+    ],
+)
 STEP = (2, 3, 4, 5)
 
 Layout = Callable[[int], Tensor]
@@ -89,7 +100,7 @@ def test_results_and_gradients(name: str, steps: int, device: str) -> None:
     plain = x.contiguous()
     for keep in (False, True):
         found = []
-        for backend in BACKENDS:
+        for backend in BACKENDS[device]:
             leaf, weight = x.detach().requires_grad_(), weight_of(x)
             output, state = run(backend, leaf, None, weight, keep=keep)
             assert significant(output) == significant(like_sequence), backend
@@ -132,8 +143,7 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
         torch.testing.assert_close(found[2], reference[2])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str) -> None:
     """Two inputs and a state: as `TensorIterator` decides for the three."""
 
@@ -170,8 +180,7 @@ def test_mixed_formats(backend: str, device: str) -> None:
         torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("backend", BACKENDS)
+@BACKENDS_AND_DEVICES
 def test_gradients_in_another_format_than_the_output(backend: str, device: str) -> None:
     weights = {name: torch.empty_strided(w.shape, w.stride(), device=device) for name, w in (
         (name, LAYOUTS[name](4)) for name in ("contiguous", "channels_last_frames", "batch_first", "time_last")

@@ -72,6 +72,8 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+# Those of codegen and hop have tests of their own, with nothing but their package.
+@pytest.mark.long(all_but=["README.md", "ARCHITECTURE.md", "docs/*", "packages/flexsn-[gnr]*"])
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,6 +115,15 @@ GOLDENS = [
 
 @pytest.mark.long(
     all_but=[
+        "alif_float32",
+        "lif_hard_float32",
+        "two_in_two_out_bfloat16",
+        "plif_channel_float32_long_strided",
+        "izhikevich_*",
+    ]
+)
+@pytest.mark.long(
+    all_but=[
         "lif_hard_float32", "plif_channel_float32*", "alif_float32*", "two_in_two_out_*",
         "izhikevich_bfloat16_precision_float32"
     ]

@@ -102,7 +102,7 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Specialization, "plan", small)
 
 
-@pytest.mark.long(all_but=["lif_hard", "plif_channel", "alif", "two_in_two_out"])
+@pytest.mark.long(all_but=["lif_hard", "plif_channel", "alif"])
 @cases
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
     # A block of 4 and a part of one; a segment of 2 steps and one more.

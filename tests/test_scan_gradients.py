@@ -52,11 +52,16 @@ FUNCTIONS = {
     "returned": "return Rounded.apply(w2), v0 + x0",
     "of the input, too": "h = w2 * 2.0; a, b = SumAndDifference.apply(x0, h); return a, v0 + b * h.sum()",
     "mixing, of the whole step": "return x0 * Centred.apply(w0), v0 + x0",
+    "with a constant, of the whole step": "return Pulled.apply(x0) + Pulled.apply(w2) * v0, v0 + x0 + Pulled.apply(w2)",
     "of a part, as a threshold": "return Spike.apply(x0 + v0, Rounded.apply(w1)[0]), v0 + x0",
 }
 REFUSED = {
     "a hook": "h = w0 * 2.0; h.register_hook(lambda g: g * 2); return x0 * h, v0 + x0",
     "a gradient that is not linear": "return x0 * Signed.apply(w1)[0], v0 + x0",
+    "a gradient with a constant": "return x0 * Pulled.apply(w0), v0 + x0",
+    "a gradient with a constant, as a state": "return x0, 0.5 * v0 + Pulled.apply(w0)",
+    "a constant gradient": "return x0 * Steady.apply(w0), v0 + x0",
+    "a constant gradient of the whole step": "return x0 * Steady.apply(w2), v0 + x0",
     "a part, by the input": "h = w2.flip(0); h[0].mul_(x0[0]); return x0 * h, v0 + x0",
     "out=": "h = w0 * 2.0; torch.add(w0, 1.0, out=h); return x0 * h, v0 + x0",
     "out= of the input": "h = x0 * 2.0; torch.add(x0, 1.0, out=h); return x0 * h, v0 + x0",
@@ -156,8 +161,9 @@ def test_numbers_in_a_core(lines: str) -> None:
 
 
 # Half of the random cores read a value in some place, which changes between the calls.
-@pytest.mark.long(all_but=["[0-2]"])
-@pytest.mark.parametrize("seed", range(12))
+# The last one gives a tensor other memory: the next tensor may get the place of what it had.
+@pytest.mark.long(all_but=["[0-2]", "964"])
+@pytest.mark.parametrize("seed", [*range(12), 964])
 def test_random_cores_and_calls(seed: int) -> None:
     outcome = compare(random_core(seed))
     assert outcome.different + outcome.broken == []

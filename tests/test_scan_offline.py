@@ -13,10 +13,11 @@ from scan_cores import CASES, Case, problem
 from torch import Tensor
 
 from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
-from flexsn_runtime import ScanProgram, _backward, _forward, prepare, scan
-from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, launch_plan
-from flexsn_runtime._program import Specialization
-from flexsn_runtime._specialization import CompiledKernel
+from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime.kernels import _backward, _forward
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, launch_plan
+from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._specialization import CompiledKernel
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 # Every core by the launch plan of large steps; that of small ones unrolls as much in more stages, and takes several
@@ -36,6 +37,7 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
         is_compiled = True
         programs = 1
+        empty_strided = staticmethod(torch.empty_strided)
 
         def __init__(self, kernel: CompiledKernel, sizes: object, config: LaunchConfig, device: object) -> None:
             self._kernel, self._config = kernel, config

@@ -45,9 +45,9 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
     return {Port(role, i): tensor for i, tensor in enumerate(tensors)}
 
 
-@pytest.mark.parametrize("takes_numbers", [False, True])
+@pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
-def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool) -> None:
+def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:
     given = problem(case, STEPS, STEP, dtype=torch.float64)
     num_inputs, num_states, num_outputs = given.counts
     examples = [*(x[0] for x in given.inputs), *given.states]
@@ -61,9 +61,12 @@ def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool) -> None:
     for i in range(len(given.parameters)):
         sizes |= {f"lifted_{i}_inner0": 1, f"lifted_{i}_size0": STEP[-1], f"lifted_{i}_stride0": 1}
     dtypes = (torch.float64,) * num_states
-    core = emit_core(trace.forward, "step", prune=True, numbers="step" if takes_numbers else None, target=NUMPY)
-    gradient = emit_core(vjp, "vjp", prune=True, numbers="vjp" if takes_numbers else None, target=NUMPY)
+    numbers = ("step", "vjp") if takes_numbers else (None, None)
+    core = emit_core(trace.forward, "step", prune=True, numbers=numbers[0], once=once, target=NUMPY)
+    gradient = emit_core(vjp, "vjp", prune=True, numbers=numbers[1], once=once, target=NUMPY)
     assert bool(core.numbers) == takes_numbers
+    # The time constants' functions.
+    assert (core.once is not None) == (gradient.once is not None) == (once and bool(given.parameters))
     sizes |= core.integers | gradient.integers
     forward = forward_source(
         "forward",

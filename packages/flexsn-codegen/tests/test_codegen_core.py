@@ -21,9 +21,10 @@ from flexsn_codegen import (
     register_op,
     supported_ops,
 )
+from flexsn_codegen.targets.cpp import CPP
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import literal
-from flexsn_graph import Port, Role, known_ops
+from flexsn_graph import Port, Role, known_ops, trace_step
 from flexsn_graph._ops import _FACTS
 
 _prims = torch.ops.prims
@@ -285,3 +286,31 @@ def test_supported_ops_are_sorted() -> None:
 def test_verbose_prints_the_source(capsys: pytest.CaptureFixture[str]) -> None:
     source, _ = generate_triton_code_str(graph_of(lif, torch.zeros(4), torch.zeros(4)), "core", verbose=True)
     assert capsys.readouterr().out.strip() == source.strip()
+
+
+def test_slow_ops_on_captured_tensors_alone_are_a_function_of_their_own() -> None:
+    w, scale = torch.tensor([0.25, 0.5]), torch.tensor([2.0, 3.0])
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        decay = torch.sigmoid(w * scale)  # an exponential, and a division that needs nothing else of it
+        h = v * decay + x * torch.sqrt(scale) + torch.exp(x) + w * scale
+        return h, h
+
+    trace = trace_step(core, 1, 1, 1, [torch.zeros(2), torch.zeros(2)])
+    source = emit_core(trace.forward, "step", prune=True, once=True, target=CPP)
+    assert source.once is not None
+    before = source.once.core
+    assert source.once.dtypes == (torch.float32, torch.float32)  # the division and the root
+    assert set(before.arguments) == {Port(Role.LIFTED, 0), Port(Role.LIFTED, 1)}
+    earlier, step = (re.sub("//.*", "", text) for text in (before.source, source.source))
+    assert earlier.count("dev::exp(") == earlier.count(" / ") == earlier.count("sqrt(") == 1
+    assert step.count("dev::exp(") == 1, "that of the input"
+    assert "sqrt(" not in step
+    assert " / " not in step
+    assert step.count("lifted_0 * lifted_1") == 1, "what is as quick as a load stays in the step"
+    assert emit_core(trace.forward, "step", prune=True, target=CPP).once is None
+
+
+def test_nothing_is_computed_once_where_all_depends_on_the_step() -> None:
+    trace = trace_step(lambda x, v: (x, torch.exp(v) / 3.0), 1, 1, 1, [torch.zeros(2), torch.zeros(2)])
+    assert emit_core(trace.forward, "step", prune=True, once=True, target=CPP).once is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,7 @@ def test_what_is_kept_is_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert_runs()
 
 
+@pytest.mark.long(all_but=["<lambda>0"])
 @pytest.mark.parametrize("spoil", [lambda path: path.write_bytes(b"no library"), lambda path: path.unlink()])
 def test_what_is_spoilt_is_compiled_again(
     spoil: Callable[[Path], object], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, compiler: None
@@ -166,7 +168,7 @@ def test_clang_has_openmp_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # there without a path, too
     with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_codegen import ArgumentError, AutogradError, _foreach, pointwise
+from flexsn_codegen import ArgumentError, AutogradError, _together, pointwise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -38,13 +38,13 @@ def language(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_step_over_all_parameters(language: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[int] = []
-    once = _foreach.Group.launch
+    once = _together.Group.launch
 
-    def counted(group: _foreach.Group, numbers: Any) -> None:
+    def counted(group: _together.Group, words: Any) -> None:
         launched.append(group.table.shape[0])
-        once(group, numbers)
+        once(group, words)
 
-    monkeypatch.setattr(_foreach.Group, "launch", counted)
+    monkeypatch.setattr(_together.Group, "launch", counted)
     # Several programs, not a multiple of one; empty; without dimensions.
     sizes = [(3, 1001), (7,), (), (0, 4), (2, 3, 5), (64, 20)]
     step = pointwise(lion)
@@ -96,3 +96,96 @@ def test_errors() -> None:
         step.foreach(p[0], p[0], p[0], 0.1, (0.9, 0.99))
     with pytest.raises(AutogradError, match="no_grad"):
         pointwise(torch.neg).foreach([p[0].requires_grad_()])
+
+
+def halved(p: Tensor, g: Tensor, rate: float) -> None:
+    p.mul_(0.5).sub_(g, alpha=rate)
+
+
+def test_a_step_made_again_sees_what_has_changed() -> None:
+    step = pointwise(halved)
+    sizes = [(40, 13), (16,), (32, 2)]
+
+    def check(p: list[Tensor], g: list[Tensor], rate: float) -> None:
+        expected = [one * 0.5 - other * rate for one, other in zip(p, g, strict=True)]
+        step.foreach(p, g, rate)
+        for a, e in zip(p, expected, strict=True):
+            torch.testing.assert_close(a, e)
+
+    p, g = tensors(sizes, torch.float32, 0), tensors(sizes, torch.float32, 1)
+    check(p, g, 0.1)
+    check(p, g, 0.2)
+    kept = g
+    g = tensors(sizes, torch.float32, 2)  # other memory: the old gradients are there still
+    check(p, g, 0.2)
+    check(p, kept, 0.3)
+    # No longer where it could be moved in vectors.
+    shifted = torch.randn(33, device=DEVICE)[1:17]
+    check(p, [g[0], shifted, g[2]], 0.3)
+    p[2].data = torch.randn(32, 2, device=DEVICE)
+    check(p, g, 0.3)
+    p[0].t_(), g[0].t_()  # in the same memory
+    check(p, g, 0.3)
+    p[0] = p[0].double()
+    g[0] = g[0].double()
+    check(p, g, 0.3)
+    p[1].requires_grad_()
+    with pytest.raises(AutogradError, match="no_grad"):
+        step.foreach(p, g, 0.3)
+    with torch.no_grad():
+        check(p, g, 0.3)
+
+
+def test_captured_tensors_results_and_arguments_again(language: str) -> None:
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(2.0, device=DEVICE), requires_grad=False)
+
+        def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+            return x.add_(y), x * self.scale
+
+    module = Scaled()
+    function: Any = pointwise(module)
+    x, y = tensors([(5, 6), (1030,)], torch.float32, 0), tensors([(5, 6), (1030,)], torch.float32, 1)
+    for scale in (2.0, 3.0, 4.0):
+        module.scale.data = torch.tensor(scale, device=DEVICE)
+        expected = [one + other for one, other in zip(x, y, strict=True)]
+        for i, (same, product) in enumerate(function.foreach(x, y)):
+            assert same is x[i]
+            torch.testing.assert_close(x[i], expected[i])
+            torch.testing.assert_close(product, expected[i] * scale)
+
+
+def test_places_that_write_what_others_have_follow_each_other(language: str) -> None:
+    step = pointwise(halved)
+    shared, other = tensors([(50,), (50,)], torch.float32, 0)
+    expected, gradient = shared * 0.25 - 0.75 * other, other.clone()
+    for _ in range(2):  # the parameter twice
+        p = shared.clone()
+        step.foreach([p, p], [gradient, gradient], 0.5)
+        torch.testing.assert_close(p, expected)
+    # Two halves of one memory are apart; a gradient that another place writes is not.
+    whole = torch.ones(64, device=DEVICE)
+    step.foreach([whole[:32], whole[32:]], [whole.new_ones(32), whole.new_zeros(32)], 0.5)
+    assert whole.unique().tolist() == [0.0, 0.5]
+    a, b = torch.ones(20, device=DEVICE), torch.ones(20, device=DEVICE)
+    step.foreach([a, b], [b, a], 0.5)
+    assert [one.unique().tolist() for one in (a, b)] == [[0.0], [0.5]]
+
+
+def test_numbers_that_depend_on_dimensions_stay_apart() -> None:
+    def scaled(x: Tensor, a: float, b: float) -> None:
+        x.mul_(a if x.dim() == 1 else b)
+
+    xs = [torch.ones(32, device=DEVICE), torch.ones(2, 16, device=DEVICE)]
+    pointwise(scaled).foreach(xs, 3.0, 5.0)
+    assert [x.unique().tolist() for x in xs] == [[3.0], [5.0]]
+
+
+def test_lazily_negated_tensors() -> None:
+    x = torch.complex(torch.ones(8), torch.ones(8)).conj().imag.to(DEVICE)
+    found: Any = pointwise(lambda x: x * 2)
+    for result in (*found.foreach([x, torch.ones(8, device=DEVICE)]), *found.foreach([x, x])):
+        assert abs(result).unique().tolist() == [2.0]
+    assert found.foreach([torch.complex(torch.ones(8), torch.ones(8)).conj().imag])[0].unique().tolist() == [-2.0]

@@ -12,7 +12,10 @@ from torch.nn import functional
 
 from flexsn_codegen import pointwise
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning"),  # torch's own, in 2.11
+]
 
 
 def gated(x: Tensor, gate: Tensor, scale: float) -> Tensor:
@@ -59,15 +62,25 @@ def test_adamw_over_a_model_is_that_of_torch(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     sizes = [(513, 257), (4096,), (64, 3, 3, 3), (7,), ()]
     start = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-    theirs = [t.clone().requires_grad_() for t in start]
-    optimizer = torch.optim.AdamW(theirs, lr=1e-3, weight_decay=0.1, foreach=False, fused=False)
+    # torch's own in two dtypes: a step in bfloat16 rounds a dozen times, torch's (with a `lerp`) in other places than
+    # this one, so what can be asked for is to be as close to the step in float64.
+    theirs = {kind: [t.clone().to(kind).requires_grad_() for t in start] for kind in (dtype, torch.float64)}
+    optimizers = [torch.optim.AdamW(t, lr=1e-3, weight_decay=0.1, foreach=False, fused=False) for t in theirs.values()]
     m, v = [torch.zeros_like(t) for t in start], [torch.zeros_like(t) for t in start]
     step = pointwise(adamw)
     for i in range(5):
         gradients = [torch.randn(size, device="cuda").to(dtype) for size in sizes]
-        for parameter, gradient in zip(theirs, gradients, strict=True):
-            parameter.grad = gradient
-        optimizer.step()
+        for kind, parameters in theirs.items():
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient.to(kind)
+        for optimizer in optimizers:
+            optimizer.step()
         step.foreach(start, gradients, m, v, i + 1, 1e-3, (0.9, 0.999), 1e-8, 0.1)
-    for a, e in zip(start, theirs, strict=True):
-        torch.testing.assert_close(a, e.detach(), rtol=1e-6 if dtype == torch.float32 else 0.02, atol=1e-6)
+
+    def distances(tensors: list[Tensor]) -> Tensor:
+        pairs = zip(tensors, theirs[torch.float64], strict=True)
+        return torch.cat([(a.detach().double() - exact.detach()).flatten() for a, exact in pairs])
+
+    ours, torchs = distances(start), distances(theirs[dtype])
+    assert ours.square().mean() <= torchs.square().mean() * 1.02
+    assert ours.abs().max() <= torchs.abs().max() * 1.5

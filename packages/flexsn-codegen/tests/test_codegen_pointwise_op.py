@@ -133,7 +133,7 @@ def test_an_error_in_compiled_code_is_the_same() -> None:
 
 
 def key_of(kernel: Any) -> str:
-    (made, _), *_ = kernel._kernels.values()
+    made, *_ = kernel._kernels.all()
     return str(made.key)
 
 

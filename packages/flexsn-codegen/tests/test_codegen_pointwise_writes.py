@@ -54,7 +54,7 @@ def test_adamw_is_that_of_torch(dtype: torch.dtype) -> None:
         assert step(p, gradient, m, v, i + 1, lr, (0.9, 0.99), 1e-8, 0.1) is None
     # Torch's CPU fuses a multiplication with an addition here and there: a few units in the last place.
     torch.testing.assert_close(p, parameter.detach(), rtol=0, atol=8 * torch.finfo(dtype).eps)
-    assert sum(len(found) for kernel, _ in step._kernels.values() for found in kernel._variants.values()) == 1
+    assert sum(len(found) for kernel in step._kernels.all() for found in kernel._variants.values()) == 1
 
 
 def test_lion_equals_eager_mode() -> None:

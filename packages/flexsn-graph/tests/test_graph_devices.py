@@ -56,6 +56,7 @@ CASES = [
 ]
 
 
+@pytest.mark.long(all_but=["*-k"])
 @pytest.mark.parametrize(("lines", "number"), CASES)
 def test_a_number_is_as_on_the_cpu(lines: str, number: str, another_device: str) -> None:
     graphs = []

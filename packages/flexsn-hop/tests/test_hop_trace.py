@@ -117,7 +117,6 @@ def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
         torch.testing.assert_close(loaded.module()(x, v), expected)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, in 2.11
 def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     network = Network()
     x, v = torch.randn(3, 2, 3), torch.randn(2, 3)

@@ -62,6 +62,22 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgra
         torch.testing.assert_close(grad, other)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
+@pytest.mark.parametrize(("backend", "lowering"), [("hop", "auto"), ("hop", "while_loop"), ("torch", "auto")])
+def test_a_compiled_neuron_goes_on_from_its_state(
+    backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without sequences of states, too, and without gradients, as `while_loop` wants it."""
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)
+    x = 3.0 * torch.randn(5, 2, 4, generator=torch.Generator().manual_seed(0))
+    plain, neuron = LIF(backend="torch"), LIF(backend=backend)
+    compiled = torch.compile(neuron, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        for part in (x, -x, x):
+            assert torch.equal(compiled(part), plain(part))
+            assert [torch.equal(a, b) for a, b in zip(neuron.states, plain.states, strict=True)] == [True]
+
+
 def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) -> None:
     network = torch.compile(Network("triton"), backend="aot_eager", fullgraph=True)
     with pytest.raises(RuntimeError, match="for one graph, use backend='hop'"):
@@ -87,6 +103,7 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 
+@pytest.mark.long(all_but=["izhikevich", "gated_lif", "plif_raw", "alpha_none"])
 @pytest.mark.long(
     all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"]
 )

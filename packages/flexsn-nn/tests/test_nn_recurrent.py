@@ -15,20 +15,38 @@ from torch.nn import functional as F
 
 from flexsn_nn import (
     ALIF,
+    CLIF,
+    CUBALIF,
+    EIF,
+    IF,
+    ILIF,
+    KLIF,
+    LI,
+    LIAF,
     LIF,
+    PLIF,
     PSN,
+    QIF,
     RALIF,
     RLIF,
+    AdEx,
+    Alpha,
     FlexSN,
     GatedLIF,
     InputShapeError,
+    Izhikevich,
+    Lapicque,
     Leaky,
     NonSpikingLIF,
     ParameterError,
     Recurrent,
+    RefractoryLIF,
     RLeaky,
     RSynaptic,
     StochasticLIF,
+    Synaptic,
+    TernaryIF,
+    TernaryLIF,
     functional,
     init,
 )
@@ -192,9 +210,69 @@ def test_around_neurons_with_inputs_of_their_own() -> None:
     assert layer(X, torch.zeros_like(X)).shape == X.shape
 
 
+def of_each(value: float, *shape: int) -> nn.Parameter:
+    """A parameter that is learned, and differs between neurons."""
+    return nn.Parameter(value + torch.arange(torch.Size(shape).numel()).reshape(shape) / 16)
+
+
+AROUND: dict[str, Callable[[], Neuron]] = {
+    "gated": lambda: GatedLIF(5),
+    "gated_same_conduct": lambda: GatedLIF(init_linear_decay=0.05),
+    "stochastic": lambda: StochasticLIF(scale=nn.Parameter(torch.tensor(0.3))),
+    "lif_learned": lambda: LIF(tau=of_each(2.0, H)),
+    "lif_of_rows": lambda: LIF(tau=of_each(2.0, 3, 1)),
+    "lif_of_one": lambda: LIF(tau=of_each(2.0, 1)),
+    "if": IF,
+    "lif_soft": lambda: LIF(v_reset=None, detach_reset=True),
+    "plif": PLIF,
+    "qif": QIF,
+    "eif": EIF,
+    "adex": AdEx,
+    "izhikevich": Izhikevich,
+    "cubalif": CUBALIF,
+    "klif": KLIF,
+    "liaf": lambda: LIAF(F.relu, threshold_related=False),
+    "alif": lambda: ALIF(tau_a=5.0),
+    "ilif": ILIF,
+    "li": lambda: LI(tau=of_each(2.0, H)),
+    "clif": CLIF,
+    "ternary_if": TernaryIF,
+    "ternary_lif": TernaryLIF,
+    "refractory": RefractoryLIF,
+    "leaky": lambda: Leaky(0.5),
+    "synaptic": lambda: Synaptic(0.5, 0.7),
+    "alpha": lambda: Alpha(0.9, 0.8),
+    "lapicque": lambda: Lapicque(0.5),
+}
+
+
+@pytest.mark.long(all_but=["gated", "lif_of_rows"])
+@pytest.mark.parametrize("name", AROUND)
+def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
+    torch.manual_seed(0)
+    layer = Recurrent(AROUND[name](), H)
+    with torch.no_grad():
+        few_bits(layer.V)
+    results = []
+    for backend in ("auto", "torch"):
+        layer.backend = backend
+        layer.reset()
+        torch.manual_seed(1)  # of the noise
+        x = ((8 * X[:5]).round() / 4).requires_grad_()
+        output = layer(x)
+        wanted = [x, *(p for p in layer.parameters() if p.requires_grad)]
+        results.append((output, *torch.autograd.grad(output.square().sum(), wanted, materialize_grads=True)))
+        if backend == "auto":
+            told = layer.explain(x)
+            assert "loop" not in told.splitlines()[0], told
+            assert "the loop ran" not in told, told
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_what_auto_runs_is_the_loop_or_equals_it() -> None:
-    """Kernels, or the loop where they refuse the step, as that of a neuron with an input of fewer elements."""
-    for make in (lambda: RLIF(H), lambda: RLeaky(0.5, linear_features=H), lambda: Recurrent(GatedLIF(5, None), H)):
+    """Kernels, or the loop where they refuse the step."""
+    for make in (lambda: RLIF(H), lambda: RLeaky(0.5, linear_features=H)):
         torch.manual_seed(0)
         layer = make()
         with torch.no_grad():

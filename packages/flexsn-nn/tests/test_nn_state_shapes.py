@@ -119,3 +119,19 @@ def test_a_batch_that_would_broadcast_is_another_batch() -> None:
     for batch in (1, 4):
         with pytest.raises(StateError, match=rf"state 0 has shape \[3, 5\].*has \[{batch}, 5\]"):
             layer(torch.ones(2, batch, 5))
+
+
+@pytest.mark.parametrize("backend", ["torch", "hop", "triton", "cpp", "auto"])
+def test_branches_that_init_states_does_not_know_are_refused_at_the_first_call(backend: str) -> None:
+    layer = FlexSN(sums, 1, 2, 1, backend=backend)
+    layer.states = [torch.zeros(B, N), torch.zeros(B, N, K)]
+    with pytest.raises(StateError, match=r"state 1 has shape \[2, 3, 4\].*init_states\(\) returns: override it"):
+        layer(sequence(3, (N,)))
+
+
+@pytest.mark.parametrize("backend", ["triton", "cpp"])
+def test_kernels_refuse_branches_at_every_call(backend: str) -> None:
+    layer = Branched(sums, lambda b: [(b, N), (b, N, K)], backend=backend)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="must have one shape, the step's"):
+            layer(sequence(3, (N,)))

@@ -12,7 +12,7 @@ from runtime_cores import STEP, random, soft_lif
 from torch import Tensor
 
 from flexsn_runtime import ScanProgram, prepare, scan
-from flexsn_runtime._launch import Launch
+from flexsn_runtime.launches._launch import Launch
 
 Compiled = tuple[threading.Thread, list[torch.dtype]]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from flexsn_runtime import DoubleBackwardError, ScanProgram
-from flexsn_runtime import _forward as forward_module
+from flexsn_runtime.kernels import _forward as forward_module
 
 Results = Callable[..., tuple[Tensor, ...]]
 

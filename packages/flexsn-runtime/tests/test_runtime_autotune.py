@@ -13,9 +13,9 @@ from runtime_cores import DEVICE, compiled, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_runtime import LaunchConfig, LaunchPlan, PointwiseProgram, prepare, tune
-from flexsn_runtime import _autotune as autotune_module
-from flexsn_runtime._autotune import candidates
-from flexsn_runtime._buckets import fits
+from flexsn_runtime.plans._buckets import fits
+from flexsn_runtime.program import _autotune as autotune_module
+from flexsn_runtime.program._autotune import candidates
 
 STEP = (2, 3)
 NCL = 6

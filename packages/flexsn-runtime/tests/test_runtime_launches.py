@@ -24,11 +24,11 @@ from flexsn_runtime import (
     triton_interpreted,
     why_unavailable,
 )
-from flexsn_runtime import _arguments as arguments_module
-from flexsn_runtime._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
-from flexsn_runtime._forward import checkpoint_rows
-from flexsn_runtime._graph_step import GraphSpecialization
 from flexsn_runtime._triton_private import launcher
+from flexsn_runtime.graphs._graph_step import GraphSpecialization
+from flexsn_runtime.kernels._forward import checkpoint_rows
+from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
+from flexsn_runtime.program import _arguments as arguments_module
 
 
 @pytest.mark.parametrize(
@@ -143,17 +143,17 @@ def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: 
     knobs = pytest.importorskip("triton").knobs.runtime
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: f"stream of {index}"))
     compiled = Compiled()
-    launch = launcher(compiled, (7, 1, 1), torch.device("cuda", 3))
-    launch("x", 5)
-    assert compiled.launches == [(7, 1, 1, "stream of 3", "function", "metadata", None, None, None, "x", 5)]
+    launch = launcher(compiled, (7, 1, 1), (5, 6), torch.device("cuda", 3))
+    launch("x")  # type: ignore[arg-type]
+    assert compiled.launches == [(7, 1, 1, "stream of 3", "function", "metadata", None, None, None, "x", 5, 6)]
 
     def hook(metadata: object) -> None: ...
 
     for chain in (knobs.launch_enter_hook, knobs.launch_exit_hook):
         chain.add(hook)
-        launch("y", 6)
+        launch("y")  # type: ignore[arg-type]
         chain.remove(hook)
-        assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 6)
+        assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 5, 6)
 
 
 def sources_of_training(steps: int) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_codegen import DENSE
 from flexsn_runtime import ShapeError
-from flexsn_runtime._layout import Terms, broadcast_shape, broadcast_strides, step_terms
+from flexsn_runtime.operands._layout import Terms, broadcast_shape, broadcast_strides, step_terms
 
 
 def offsets_by_terms(terms: Terms, numel: int) -> list[int]:

@@ -88,10 +88,11 @@ def assert_alike(core: Core, program: PointwiseProgram, dtype: torch.dtype) -> N
     expected = gradients(lambda x, v: loop(core, 1, [x], [v]), dtype)
     for i, (a, b) in enumerate(zip(got, expected, strict=True)):
         assert a.dtype == b.dtype
+        # Where a value is so extreme that the loop has no number, there is none here either.
         if i < 2:
-            assert torch.equal(a, b)
+            torch.testing.assert_close(a, b, rtol=0.0, atol=0.0, equal_nan=True)
         else:
-            torch.testing.assert_close(a, b)
+            torch.testing.assert_close(a, b, equal_nan=True)
 
 
 def kernels(program: PointwiseProgram, direction: str) -> list[str]:
@@ -100,6 +101,7 @@ def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     return sorted(name for name in names if f"_{direction}_" in name)
 
 
+@pytest.mark.long(all_but=["triton-torch.float32-*", "cpp-torch.bfloat16-*", "cpp-torch.float64-*"])
 @pytest.mark.parametrize(
     ("language", "dtype", "residuals"),
     [
@@ -163,6 +165,7 @@ def test_numbers_that_are_equal_at_first() -> None:
     assert len(kernels(program, "backward")) == 2
 
 
+@pytest.mark.long(all_but=["*float32"])
 @DTYPES
 def test_many_values(dtype: torch.dtype) -> None:
     core = Neuron().to(DEVICE)
@@ -182,6 +185,7 @@ def test_many_values(dtype: torch.dtype) -> None:
 EXTREMES = [0.1, -0.0, 0.0, 1e-42, 3e38, -1e39, 1e300, math.inf, -math.inf, math.nan, 5e-324, 16, 1, True, 2**40]
 
 
+@pytest.mark.long(all_but=["*float32", "*bfloat16"])
 @DTYPES
 def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
     value: Any = 0.5

@@ -13,10 +13,12 @@ from runtime_cores import DEVICE, STEP, compiled, loop, random, soft_lif
 from torch import Tensor
 
 from flexsn_codegen import TRITON, KernelSource, PrecisionError, compile_options, compile_triton_code_str
-from flexsn_runtime import LaunchConfig, ScanProgram, _backward, _forward, _launch
-from flexsn_runtime._launch import Launch
-from flexsn_runtime._launches import launch
-from flexsn_runtime._specialization import CompiledKernel
+from flexsn_runtime import LaunchConfig, ScanProgram
+from flexsn_runtime.kernels import _backward, _forward
+from flexsn_runtime.launches import _launch
+from flexsn_runtime.launches._launch import Launch
+from flexsn_runtime.launches._launches import launch
+from flexsn_runtime.step._specialization import CompiledKernel
 
 
 def divided(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

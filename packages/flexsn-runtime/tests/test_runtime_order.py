@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_runtime._order import ScanFormat, dense_strides, memory_order, strides_like
+from flexsn_runtime.operands._order import ScanFormat, dense_strides, memory_order, strides_like
 
 SIZES = (1, 2, 3, 5)
 

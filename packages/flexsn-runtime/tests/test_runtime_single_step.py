@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_runtime import ScanProgram, TargetName, TransformError, _single_step, prepare, single_step
+from flexsn_runtime import ScanProgram, TargetName, TransformError, prepare, single_step
+from flexsn_runtime.program import _single_step
 
 pytestmark = pytest.mark.usefixtures("compiler")
 

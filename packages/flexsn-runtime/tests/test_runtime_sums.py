@@ -9,7 +9,8 @@ import torch
 from runtime_cores import DEVICE, STEP, assert_like_the_loop, compiled, loop, random
 from torch import Tensor
 
-from flexsn_runtime import ScanProgram, _backward
+from flexsn_runtime import ScanProgram
+from flexsn_runtime.kernels import _backward
 
 
 @pytest.mark.parametrize("steps", [1, 4, 11])

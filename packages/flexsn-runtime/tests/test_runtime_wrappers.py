@@ -26,7 +26,7 @@ from flexsn_runtime import (
     flexsn_inference,
     flexsn_inference_final_state,
 )
-from flexsn_runtime._launch import Launch
+from flexsn_runtime.launches._launch import Launch
 
 X, V = random(6, *STEP), random(*STEP, seed=1)
 EXAMPLES = (X[0], V)

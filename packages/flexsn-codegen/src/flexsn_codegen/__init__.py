@@ -9,7 +9,7 @@ from flexsn_codegen._numbers import Number
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
 from flexsn_codegen._pointwise import Gradient, Pointwise, pointwise
 from flexsn_codegen._register import register_op, supported_ops
-from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, StepLayout
+from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, Once, StepLayout
 from flexsn_codegen.errors import (
     ArgumentError,
     AutogradError,
@@ -64,6 +64,7 @@ __all__ = [
     "Numerics",
     "OfflineCompileError",
     "OfflineJob",
+    "Once",
     "OpCall",
     "Pointwise",
     "Precision",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -62,6 +63,79 @@ def _taken(name: str, where: str, value: Any, parts: Parts) -> Structure:
         "dtypes and None become part of it. Lists, tuples and dicts may hold all these. Turn a number of another kind "
         "into an int or a float."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Lists:
+    """A call over lists, taken apart.
+
+    Attributes:
+        structure: of the call for one place.
+        columns: for each tensor of such a call, those of all places; or one.
+        common: for each, whether it is the same for all.
+        numbers: of a call.
+        count: how many places there are.
+        tensors: all of them, column after column.
+    """
+
+    structure: Structure
+    columns: list[Sequence[Tensor]]
+    common: list[bool]
+    numbers: list[Any]
+    count: int
+    tensors: list[Tensor]
+
+    def positions(self, place: int) -> list[int]:
+        """Where the tensors of a place are among all."""
+        found, start = [], 0
+        for column, common in zip(self.columns, self.common, strict=True):
+            found.append(start if common else start + place)
+            start += len(column)
+        return found
+
+    def parts(self, place: int) -> Parts:
+        """The call for one place."""
+        pairs = zip(self.columns, self.common, strict=True)
+        return Parts([column[0 if common else place] for column, common in pairs], list(self.numbers))
+
+
+def take_lists_apart(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Lists:
+    """A call over lists: in the place of a tensor, a list or a tuple of tensors, all of one length.
+
+    Raises:
+        ArgumentError: as for `take_apart`; or the lists are of several lengths, or there is none.
+    """
+    columns: list[Sequence[Tensor]] = []
+    common: list[bool] = []
+    parts = Parts([], [])
+
+    def taken(where: str, value: Any) -> Structure:
+        if _is_list(value):
+            columns.append(value)
+            common.append(False)
+            return ("tensor",)
+        before = len(parts.tensors)
+        structure = _taken(name, where, value, parts)
+        columns.extend([tensor] for tensor in parts.tensors[before:])
+        common.extend([True] * (len(parts.tensors) - before))
+        return structure
+
+    positional = tuple([taken(f"argument {i}", value) for i, value in enumerate(args)])
+    named = tuple([(key, taken(f"argument {key!r}", value)) for key, value in kwargs.items()])
+    lengths = sorted({len(column) for column, same in zip(columns, common, strict=True) if not same})
+    if len(lengths) != 1:
+        raise ArgumentError(
+            f"{name}.foreach goes over lists of tensors of one length; these are of {lengths or 'none'}."
+        )
+    return Lists(("call", positional, named), columns, common, parts.numbers, lengths[0], list(chain(*columns)))
+
+
+def _is_list(value: Any) -> bool:
+    if type(value) not in (list, tuple) or not value:
+        return False
+    if torch.compiler.is_dynamo_compiling():
+        return all([isinstance(one, Tensor) for one in value])  # noqa: C419 - compilers follow a list
+    return all(issubclass(kind, Tensor) for kind in set(map(type, value)))
 
 
 def put_together(

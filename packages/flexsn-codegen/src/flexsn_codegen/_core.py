@@ -15,12 +15,13 @@ from torch import Tensor, fx
 from flexsn_codegen._dtypes import register_dtype
 from flexsn_codegen._numbers import LITERAL_OPS, Number, may_be_argument
 from flexsn_codegen._numerics import Numerics, Precision
-from flexsn_codegen._source import CoreSource, identifier
+from flexsn_codegen._once import ancestors, computed_once, needed_for
+from flexsn_codegen._source import CoreSource, Once, identifier
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
 from flexsn_codegen.targets._base import Op
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import Role, StepGraph, continuous_nodes, location_of, ports
+from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
 
 _Number = bool | int | float
 
@@ -70,6 +71,7 @@ def emit_core(
     fast_math: bool = False,
     fast_division: bool = False,
     numbers: str | None = None,
+    once: bool = False,
     target: Target = TRITON,
 ) -> CoreSource:
     """Like `generate_triton_code_str`, without imports.
@@ -83,6 +85,7 @@ def emit_core(
         numbers: makes the graph's numbers arguments of the function, whose names begin so: graphs that differ in
             numbers alone have the same source. (Those that an op is written otherwise for stay in it: exponents as 2,
             degrees of polynomials.) `None`: they are written as they are.
+        once: make a function of its own of what is slow to compute and the same in each step (`CoreSource.once`).
         target: what it is written for.
     """
     numerics = Numerics(precision, fast_math)
@@ -94,16 +97,42 @@ def emit_core(
         taken = {port: placeholders[port] for port in step.arguments[:1]}
     writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
     arguments = [writer.name(node) for node in taken.values()]
+    given = computed_once(step) if once else ()
     nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
-    statements = [writer.statement(node) for node in nodes]
+    statements = {node: writer.statement(node) for node in nodes}
     results = writer.results(step.graph, arguments)
-    arguments += [number.name for number in writer.numbers]
+    of_numbers = [number.name for number in writer.numbers]
     # Without citations: moving the user's code in its file must not make another kernel.
-    code = "\n".join([*(f"{s.name} = {s.text}" for s in statements), f"return {', '.join(results)}"])
-    digest = hashlib.sha256(f"{tuple(arguments)}\n{code}".encode()).hexdigest()[:12]
+    code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
+    digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
     name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
-    source = target.function(name, arguments, statements, results)
-    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers))
+    before = None
+    if given:
+        lifted = {port: node for port, node in taken.items() if port.role is Role.LIFTED}
+        earlier = ancestors(given)
+        taking = [*map(writer.name, lifted.values()), *of_numbers]
+        returned = {writer.name(node): node.meta["val"].dtype for node in given}
+        before = _once(target, taking, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned)
+        later = needed_for(step, set(given))
+        nodes = [node for node in nodes if node in later and node not in given]
+        of_numbers += returned
+    source = target.function(name, [*arguments, *of_numbers], [statements[node] for node in nodes], results)
+    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers), before)
+
+
+def _once(
+    target: Target,
+    arguments: Sequence[str],
+    lifted: tuple[Port, ...],
+    statements: Sequence[Statement],
+    results: dict[str, torch.dtype],
+) -> Once:
+    """The function of what is the same in each step; of a step and of its VJP, it is often the same one."""
+    code = "\n".join(f"{s.name} = {s.text}" for s in statements)
+    digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
+    name = f"once_{digest}"
+    source = target.function(name, arguments, statements, list(results))
+    return Once(CoreSource(name, source, lifted, (), target), tuple(results.values()))
 
 
 def _as_step(graph: fx.Graph) -> StepGraph:

@@ -7,63 +7,124 @@ operand with strides of its own. Nothing is copied, and nothing is read twice: s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen._core import emit_core
+from flexsn_codegen._follow import Conditions, follow, hold, integers
+from flexsn_codegen._host_numbers import Expression, Notes
+from flexsn_codegen._kernel import PREFIX, named
 from flexsn_codegen._launch import launch, target_on
 from flexsn_codegen._layout import Plan, plan_layout
 from flexsn_codegen._numerics import Numerics
 from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
+from flexsn_codegen._torch_private_modes import hint_of
+from flexsn_codegen.errors import TraceError
 from flexsn_codegen.targets import Target
-from flexsn_graph import CellGraph, CellStep, Role, cells_gradient_of, trace_cells
+from flexsn_graph import CellGraph, CellStep, NothingCutError, Role, cells_gradient_of, trace_cells
 
 _MAX_PLANS = 1024
+_MAX_TRACES = 64
+Function = Callable[..., Any]
 _Shapes = tuple[tuple[int, ...], ...]
 
 
 class CutFunction:
-    """A function that cuts. One trace serves all sizes of the dimensions that it does not cut.
+    """A function that cuts. One trace serves all sizes of the dimensions that it does not cut, and all
+    floats; whole numbers, which may say where it cuts, are part of it.
 
     Args:
-        fn: from tensors to a tensor or a tuple of tensors.
+        bind: for one trace's numbers, the function from tensors to a tensor or a tuple of tensors.
         name: of its kernels.
         numerics: how they compute.
-        gradient: whether `fn` is made by `cells_gradient_of`.
+        gradient: whether it is made by `cells_gradient_of`.
+        otherwise: raised where it turns out to cut nothing; by default the tracer's own error.
+
+    Attributes:
+        key: names it in graphs.
+        written: nothing, as it is now.
+        single: whether it returned a tensor when it was traced last, not a tuple of tensors.
+        must_cut: as for `flexsn_graph.trace_cells`.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, numerics: Numerics, *, gradient: bool = False) -> None:
+    written: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        bind: Callable[[Notes], Function],
+        name: str,
+        numerics: Numerics,
+        *,
+        gradient: bool = False,
+        otherwise: Exception | None = None,
+    ) -> None:
+        self.name, self.key = name, named(name, self)
+        self.single = True
         self._gradient = gradient
-        self._must_cut = True
-        self._fn = fn
-        self._name = name
+        self.must_cut = True
+        self._bind = bind
         self._numerics = numerics
+        self._otherwise = otherwise
         self._traces: dict[tuple[Any, ...], list[_Trace]] = {}
         self._of_shapes: dict[tuple[Any, ...], _Trace] = {}
+        self._gradients: dict[tuple[Any, ...], CutFunction] = {}
+        self._batched: CutFunction | None = None
+        self._batched_by = self._over_a_batch
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """Runs the kernels: a tensor or a tuple of them, as the function returns."""
-        if torch.is_grad_enabled() and any(t.requires_grad for t in inputs):
-            return _Autograd.apply(self, *inputs)
-        return self.run(inputs, (False,) * len(inputs))
-
-    def run(self, inputs: Sequence[Tensor], requires_grad: tuple[bool, ...]) -> Any:
-        """The same, without autograd."""
-        trace = self.trace(inputs, requires_grad)
-        results = trace.run([t.detach() for t in inputs])
-        return results[0] if trace.graph.single else tuple(results)
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        numbers: Sequence[Any],
+        requires_grad: Sequence[bool],
+        outs: Sequence[Tensor] = (),
+        scalars: Sequence[bool] | None = None,
+    ) -> tuple[list[Tensor], _Trace]:
+        """The results, without autograd; written to `outs`, if there are any."""
+        trace = self.trace(inputs, numbers, tuple(requires_grad))
+        results = trace.run([t.detach().resolve_neg() for t in inputs], numbers)
+        for out, result in zip(outs, results, strict=bool(outs)):
+            if out.shape != result.shape:
+                raise TraceError(
+                    f"{self.name} returns {list(result.shape)} for {list(numbers)}, and {list(out.shape)} for the "
+                    "numbers that the graph was compiled for. What decides shapes has to be a constant of the graph."
+                )
+            out.copy_(result)
+        return list(outs) or results, trace
 
     def sources(self, *inputs: Tensor, target: Target) -> list[KernelSource]:
         """The kernels for such arguments, mostly one. Meta tensors will do."""
-        trace = self.trace(inputs, (False,) * len(inputs), target)
+        trace = self.trace(inputs, (), (False,) * len(inputs), target)
         return [kernel.planned(inputs, trace.graph).source for kernel in trace.kernels]
+
+    def variant(
+        self,
+        inputs: Sequence[Tensor],
+        numbers: Sequence[Any],
+        requires_grad: Sequence[bool],
+        target: Target,
+        scalars: Sequence[bool] | None = None,
+    ) -> _Trace:
+        """The trace for such arguments, whose sizes may be symbols."""
+        return self.trace(inputs, numbers, tuple(requires_grad), target)
+
+    def empty_results(
+        self, inputs: Sequence[Tensor], numbers: Sequence[Any], target: Target, scalars: Sequence[bool] | None
+    ) -> list[Tensor]:
+        """Memory for the results."""
+        graph = self.trace(inputs, numbers, (False,) * len(inputs), target).graph
+        found = []
+        for result, dtype in zip(graph.results, graph.dtypes, strict=True):
+            shape = graph.steps[result.step].shape(inputs) if result.step >= 0 else ()
+            found.append(inputs[0].new_empty(result.shape(shape), dtype=dtype))
+        return found
 
     def trace(
         self,
         inputs: Sequence[Tensor],
+        numbers: Sequence[Any],
         requires_grad: tuple[bool, ...],
         target: Target | None = None,
         *,
@@ -77,37 +138,97 @@ class CutFunction:
         Raises:
             UnsupportedOpError, TraceError: see `flexsn_graph.trace_cells`.
         """
-        self._must_cut &= must_cut
-        target = target or target_on(inputs[0].device, self._name)
+        self.must_cut &= must_cut
+        target = target or target_on(inputs[0].device, self.name)
         kinds = tuple((t.dtype, t.dim()) for t in inputs)
         key = (target.name, inputs[0].device.type, requires_grad, kinds)
         shapes = tuple(tuple(t.shape) for t in inputs)
-        found = self._of_shapes.get((shapes, key))
-        if found is None:
+        has_symbols = any(type(size) is not int for shape in shapes for size in shape)
+        found = None if has_symbols else self._of_shapes.get((shapes, key))
+        if found is None or not found.holds(numbers):
             known = self._traces.setdefault(key, [])
-            found = next((t for t in known if t.fits(shapes)), None)
+            found = next((t for t in known if t.holds(numbers) and t.fits(shapes)), None)
             if found is None:
-                graph = trace_cells(
-                    self._fn, inputs, requires_grad, self._name, gradient=self._gradient, must_cut=self._must_cut
-                )
-                found = _Trace(graph, shapes, [self._kernel(step, target) for step in graph.steps])
-                known.append(found)
+                found = self._traced(inputs, numbers, requires_grad, target)
+                known.insert(0, found)
+                del known[_MAX_TRACES:]
             if len(self._of_shapes) >= _MAX_PLANS:
                 self._of_shapes.clear()
-            self._of_shapes[shapes, key] = found
+            if not has_symbols:
+                self._of_shapes[shapes, key] = found
+        self.single = found.graph.single
         return found
 
-    def _kernel(self, step: CellStep, target: Target) -> _Kernel:
+    def _traced(
+        self, inputs: Sequence[Tensor], numbers: Sequence[Any], requires_grad: tuple[bool, ...], target: Target
+    ) -> _Trace:
+        shapes = tuple(tuple(_size(size) for size in t.shape) for t in inputs)
+        if any(type(size) is not int for t in inputs for size in t.shape):
+            pairs = zip(shapes, inputs, strict=True)
+            inputs = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
         precision, fast_math = self._numerics.precision, self._numerics.fast_math
-        core = emit_core(step.step, self._name, prune=True, precision=precision, fast_math=fast_math, target=target)
-        return _Kernel(self._name, step, core, fast_math)
 
-    def gradient(self, graph: CellGraph, wanted: tuple[bool, ...], gradients: dict[Any, CutFunction]) -> CutFunction:
+        def trace(notes: Notes) -> tuple[CellGraph, list[CoreSource], object]:
+            graph = trace_cells(
+                self._bind(notes), inputs, requires_grad, self.name, gradient=self._gradient, must_cut=self.must_cut
+            )
+            cores = [
+                emit_core(
+                    step.step,
+                    self.name,
+                    prune=True,
+                    precision=precision,
+                    fast_math=fast_math,
+                    target=target,
+                    numbers=PREFIX if notes.numbers else None,
+                )
+                for step in graph.steps
+            ]
+            steps = [(s.inputs, s.outputs, s.dtypes, s.sizes, s.where) for s in graph.steps]
+            return graph, cores, (steps, graph.results, graph.dtypes, graph.differentiable, graph.single, graph.free)
+
+        try:
+            # A whole number may decide what is cut, and two of them may cut these sizes alike, and not others.
+            whole = [i for i, number in enumerate(numbers) if not isinstance(number, float)]
+            graph, cores, conditions, slots = follow(trace, list(numbers), whole)
+        except NothingCutError:
+            if self._otherwise is None:
+                raise
+            raise self._otherwise from None
+        steps = zip(graph.steps, cores, slots, strict=True)
+        kernels = [_Kernel(self.name, step, core, slot, fast_math) for step, core, slot in steps]
+        return _Trace(graph, shapes, kernels, conditions)
+
+    def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+        """As of `Kernel`: its tensors, of which it writes none."""
+        return list(read)
+
+    def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> CutFunction:
         """The function `(*inputs, *gradients of the differentiable results) -> (*wanted gradients)`."""
-        if wanted not in gradients:
-            fn = cells_gradient_of(self._fn, len(wanted), graph.differentiable, wanted)
-            gradients[wanted] = CutFunction(fn, f"{self._name}_backward", self._numerics, gradient=True)
-        return gradients[wanted]
+        key = (tuple(wanted), tuple(differentiable))
+        if key not in self._gradients:
+
+            def bind(notes: Notes) -> Function:
+                return cells_gradient_of(self._bind(notes), len(wanted), differentiable, wanted)
+
+            found = CutFunction(bind, f"{self.name}_backward", self._numerics, gradient=True)
+            found._batched_by = lambda: self.batched().gradient(wanted, differentiable)
+            self._gradients[key] = found
+        return self._gradients[key]
+
+    def batched(self) -> CutFunction:
+        """The function over a batch, which all of its arguments and results have as their first dimension."""
+        if self._batched is None:
+            self._batched = self._batched_by()
+        return self._batched
+
+    def _over_a_batch(self) -> CutFunction:
+        def bind(notes: Notes) -> Function:
+            return torch.func.vmap(self._bind(notes))
+
+        batched = CutFunction(bind, f"{self.name}_batched", self._numerics)
+        batched.must_cut = False
+        return batched
 
 
 @dataclass(slots=True)
@@ -121,8 +242,11 @@ class _Planned:
 class _Kernel:
     """What computes one step."""
 
-    def __init__(self, name: str, step: CellStep, core: CoreSource, fast_math: bool) -> None:
+    def __init__(
+        self, name: str, step: CellStep, core: CoreSource, slots: Sequence[Expression], fast_math: bool
+    ) -> None:
         self.step = step
+        self._slots = slots
         self._name = name
         self._core = core
         self._fast_math = fast_math
@@ -147,7 +271,7 @@ class _Kernel:
             found = self._of_layouts[plan.layouts] = _Planned(_source(self._name, self._core, plan.layouts))
         return found
 
-    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+    def run(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], numbers: Sequence[Any]) -> None:
         """Computes the step into views of `outputs`."""
         shape = self.step.shape(inputs)
         views = {Role.OUTPUT: outputs, Role.INPUT: self._views(shape, inputs)}
@@ -157,11 +281,12 @@ class _Kernel:
         if planned.kernel is None:
             planned.kernel = target.compile(planned.source)
         first = {Role.OUTPUT: 0, Role.INPUT: len(outputs)}
-        tensors, numbers = [], [plan.numel]
+        tensors, sizes = [], [plan.numel]
         for port in planned.source.params:
             tensors.append(views[port.role][port.index])
-            numbers += plan.numbers[first[port.role] + port.index]
-        launch(target, planned.kernel, tensors, numbers, plan.numel, fast_math=self._fast_math)
+            sizes += plan.numbers[first[port.role] + port.index]
+        sizes += integers(self._core, self._slots, numbers)
+        launch(target, planned.kernel, tensors, sizes, plan.numel, fast_math=self._fast_math)
 
 
 @dataclass(slots=True)
@@ -172,13 +297,22 @@ class _Trace:
         graph: what it does.
         shapes: of the arguments that it was traced with.
         kernels: what computes it.
-        gradients: its gradients, by the arguments that want one.
+        conditions: on the numbers that it is for.
     """
 
     graph: CellGraph
     shapes: _Shapes
     kernels: list[_Kernel]
-    gradients: dict[Any, CutFunction] = field(default_factory=dict)
+    conditions: Conditions
+
+    @property
+    def traced(self) -> CellGraph:
+        """As of a kernel on whole tensors: what is known of the results."""
+        return self.graph
+
+    def holds(self, numbers: Sequence[Any]) -> bool:
+        """Whether it serves these numbers."""
+        return hold(self.conditions, numbers)
 
     def fits(self, shapes: _Shapes) -> bool:
         """Whether it serves arguments of these shapes, too."""
@@ -189,7 +323,7 @@ class _Trace:
                     return False
         return True
 
-    def run(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+    def run(self, inputs: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
         """The results."""
         device = inputs[0].device
         results: dict[int, Tensor] = {}
@@ -209,7 +343,7 @@ class _Trace:
                 for part, dtype in zip(step.outputs, step.dtypes, strict=True)
             ]
             if all(shape):
-                kernel.run(inputs, outputs)
+                kernel.run(inputs, outputs, numbers)
             for part, terms in zip(step.outputs, outputs, strict=True):
                 summed = self.graph.results[part.tensor].summed
                 if summed:
@@ -229,31 +363,13 @@ class _Trace:
         return next(d for p, d in zip(step.outputs, step.dtypes, strict=True) if p.tensor == result)
 
 
-class _Autograd(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, function: CutFunction, *inputs: Tensor) -> Any:
-        wanted = tuple(ctx.needs_input_grad[1:])
-        trace = function.trace(inputs, wanted)
-        ctx.function, ctx.trace = function, trace
-        ctx.save_for_backward(*inputs)
-        results = trace.run([t.detach() for t in inputs])
-        there = trace.graph.differentiable
-        ctx.mark_non_differentiable(*(r for r, one in zip(results, there, strict=True) if not one))
-        return results[0] if trace.graph.single else tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        inputs, graph = ctx.saved_tensors, ctx.trace.graph
-        wanted = tuple(ctx.needs_input_grad[1:])
-        given = [c for c, there in zip(cotangents, graph.differentiable, strict=True) if there]
-        if not given:
-            return (None,) * (1 + len(inputs))
-        found = iter(ctx.function.gradient(graph, wanted, ctx.trace.gradients)(*inputs, *given))
-        return None, *(next(found) if want else None for want in wanted)
+def _size(size: int | torch.SymInt) -> int:
+    """A size, which may be a symbol, in the call that a graph is made for."""
+    return int(hint_of(size)) if isinstance(size, torch.SymInt) else size
 
 
 def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout]) -> KernelSource:
-    """The kernel `(*inputs that are used, *results, N, *numbers of what is strided)`.
+    """The kernel `(*inputs that are used, *results, N, *numbers of what is strided, *numbers)`.
 
     Args:
         layouts: of the results, and of all inputs.
@@ -263,9 +379,10 @@ def _source(name: str, core: CoreSource, layouts: Sequence[StepLayout]) -> Kerne
     count = len(core.results)
     inputs = [w.add(port.role, port.index, layouts[count + port.index]) for port in core.arguments]
     results = [w.add(port.role, port.index, layouts[port.index]) for port in core.results]
+    numbers = w.add_numbers(core)
     for port in inputs:
         w.load(port.name, port)
-    w.call([port.name for port in results], core, [port.name for port in inputs])
+    w.call([port.name for port in results], core, [*(port.name for port in inputs), *numbers])
     for port in results:
         w.store(port, port.name)
     return w.finish(f"{name}_kernel", [core], "One program: BLOCK elements.")

@@ -15,21 +15,13 @@ from torch import Tensor
 
 from flexsn_codegen._calls import Structure, put_together, results_apart
 from flexsn_codegen._core import emit_core
-from flexsn_codegen._host_numbers import (
-    Expression,
-    Notes,
-    Unmatched,
-    evaluate,
-    match,
-    noting,
-    others,
-    same,
-)
+from flexsn_codegen._follow import Conditions, follow, hold, integers
+from flexsn_codegen._host_numbers import Expression, Notes, noting
 from flexsn_codegen._launch import launch, target_on
 from flexsn_codegen._layout import Plan, plan_layout
 from flexsn_codegen._numerics import Numerics
 from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
-from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError, UnsupportedOpError
+from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP
 from flexsn_graph import (
@@ -65,26 +57,21 @@ class Variant:
 
     traced: PointwiseGraph
     source: CoreSource
-    conditions: Sequence[tuple[Expression, Any]]
+    conditions: Conditions
     slots: Sequence[Expression]
-    built: dict[tuple[Any, ...], _Built] = field(default_factory=dict)
+    built: dict[tuple[Any, ...], Built] = field(default_factory=dict)
 
     def fits(self, numbers: Sequence[Any]) -> bool:
         """Whether a call with these numbers would be traced alike."""
-        try:
-            return all(same(evaluate(expression, numbers), outcome) for expression, outcome in self.conditions)
-        except ArithmeticError:
-            return False  # the function itself will raise it
+        return hold(self.conditions, numbers)
 
     def integers(self, numbers: Sequence[Any]) -> list[int]:
         """What the kernel takes for the numbers, in order."""
-        values = (evaluate(slot, numbers) for slot in self.slots)
-        named = (replace(number, value=value) for number, value in zip(self.source.numbers, values, strict=True))
-        return [integer for number in named for integer in number.integers.values()]
+        return integers(self.source, self.slots, numbers)
 
 
 @dataclass(slots=True)
-class _Built:
+class Built:
     """A kernel for one layout of the arguments; compiled at the first launch."""
 
     source: KernelSource
@@ -97,10 +84,28 @@ class _Built:
 
 
 @dataclass(frozen=True, slots=True)
+class Planned:
+    """All of a launch but where its tensors are, and the numbers of the call.
+
+    Attributes:
+        plan: how it walks its tensors.
+        dtypes: of the results that are new memory.
+        operands: for each of the kernel's tensors, where it is among those of the call and then the results.
+        integers: the kernel's, without those of the numbers, which come last.
+    """
+
+    built: Built
+    plan: Plan
+    dtypes: Sequence[torch.dtype]
+    operands: Sequence[int]
+    integers: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     """All of one launch: a kernel, its tensors in the order of its parameters, and its integers."""
 
-    built: _Built
+    built: Built
     tensors: Sequence[Tensor]
     numbers: Sequence[int]
     numel: int
@@ -134,13 +139,12 @@ class Kernel:
     ) -> None:
         self.name, self.numerics, self.autograd = name, numerics, autograd
         self.captured, self.written, self.result = tuple(captured), written, result
-        self.key = f"{name}-{uuid.uuid4().hex}"
+        self.key = named(name, self)
         self._bind = bind
         self._gradient = gradient
         self._variants: dict[tuple[Any, ...], list[Variant]] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._gradients: dict[tuple[Any, ...], Kernel] = {}
-        _kernels[self.key] = self
 
     @staticmethod
     def of(
@@ -255,7 +259,7 @@ class Kernel:
     def _traced(
         self, types: Sequence[ArgumentType], dimensions: int, device: torch.device, numbers: list[Any], target: Target
     ) -> Variant:
-        def trace(notes: Notes) -> tuple[PointwiseGraph, CoreSource]:
+        def trace(notes: Notes) -> tuple[PointwiseGraph, list[CoreSource], object]:
             bound = self._bind(notes)
             traced = trace_pointwise(bound, types, dimensions, device, self.name, gradient=self._gradient)
             source = emit_core(
@@ -267,38 +271,15 @@ class Kernel:
                 target=target,
                 numbers=PREFIX if notes.numbers else None,
             )
-            return traced, source
+            return traced, [source], None
 
-        notes = Notes(numbers)
-        traced, source = trace(notes)
-        if not numbers:
-            return Variant(traced, source, (), ())
-        values = [number.value for number in source.numbers]
+        traced, sources, conditions, slots = follow(trace, numbers)
+        return Variant(traced, sources[0], conditions, slots[0])
 
-        def slots(changed: Sequence[int]) -> list[Expression] | None:
-            """What the kernel's numbers are computed by, if they may be others in these places."""
-            if not changed:
-                return [("constant", value) for value in values]
-            second = Notes(others(numbers, changed), notes.conditions)
-            try:
-                _, other = trace(second)
-                if other.name != source.name:
-                    return None
-                return match(notes, second, values, [number.value for number in other.numbers], changed)
-            except (Unmatched, ArithmeticError, ValueError, UnsupportedOpError):
-                return None
-
-        free = list(range(len(numbers)))
-        found = slots(free)
-        if found is None:
-            free = [i for i in free if slots([i]) is not None] if len(free) > 1 else []
-            found = slots(free)
-            if found is None:
-                free, found = [], slots([])
-        assert found is not None
-        conditions = dict(notes.conditions)
-        conditions |= {("value", ("argument", i)): number for i, number in enumerate(numbers) if i not in free}
-        return Variant(traced, source, list(conditions.items()), found)
+    def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+        """Its tensors, from those that it reads alone and those that it writes, each in order."""
+        of_read, of_written = iter(read), iter(written)
+        return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
 
     # -- launches ------------------------------------------------------------------------------------------
 
@@ -315,14 +296,37 @@ class Kernel:
             plan = self._plans[key] = plan_layout(every)
         return plan
 
-    def built(self, variant: Variant, plan: Plan, num_inputs: int, num_outs: int = 0) -> _Built:
+    def built(self, variant: Variant, plan: Plan, num_inputs: int, num_outs: int = 0) -> Built:
         """The kernel for a layout."""
         key = (plan.layouts, num_outs)
         built = variant.built.get(key)
         if built is None:
             source = _source(self.name, variant, plan.layouts, num_inputs, self.written, num_outs)
-            built = variant.built[key] = _Built(source)
+            built = variant.built[key] = Built(source)
         return built
+
+    def planned(self, tensors: Sequence[Tensor], variant: Variant, outs: Sequence[Tensor] = ()) -> Planned:
+        """All of a launch but where its tensors are, and the numbers of the call.
+
+        Args:
+            outs: as for `prepare`.
+        """
+        plan = self.plan(tensors, outs)
+        self._check_written(tensors, plan)
+        num_results = len(variant.traced.dtypes) - len(self.written)
+        built = self.built(variant, plan, len(tensors), len(outs))
+        operands, integers = [], [plan.numel]
+        for param in built.source.params:
+            operand = param.index
+            where: int | None = param.index
+            if param.role is Role.OUTPUT:
+                where = _place_of_output(param.index, num_results, len(tensors), self.written, len(outs))
+                written = param.index >= num_results
+                operand = self.written[param.index - num_results] if written else len(tensors) + param.index
+            operands.append(operand)
+            if where is not None:
+                integers += plan.numbers[where]
+        return Planned(built, plan, variant.traced.dtypes[:num_results], operands, integers)
 
     def prepare(
         self,
@@ -336,25 +340,14 @@ class Kernel:
         Args:
             outs: where the results are to be written; none: to new memory.
         """
-        plan = self.plan(tensors, outs)
-        num_results = len(variant.traced.dtypes) - len(self.written)
-        self._check_written(tensors, plan)
-        first = tensors[0]
-        dtypes = variant.traced.dtypes[:num_results]
-        results = list(outs) or [first.new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
-        built = self.built(variant, plan, len(tensors), len(outs))
-        outputs = [*results, *(tensors[i] for i in self.written)]
-        sought = {Role.INPUT: tensors, Role.OUTPUT: outputs}
-        integers: list[int] = [plan.numel]
-        for param in built.source.params:
-            where: int | None = param.index
-            if param.role is Role.OUTPUT:
-                where = _place_of_output(param.index, num_results, len(tensors), self.written, len(outs))
-            if where is not None:
-                integers += plan.numbers[where]
-        integers += variant.integers(numbers)
-        arguments = [sought[param.role][param.index] for param in built.source.params]
-        return results, Launch(built, arguments, integers, plan.numel)
+        planned = self.planned(tensors, variant, outs)
+        plan, first = planned.plan, tensors[0]
+        results = list(outs) or [
+            first.new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in planned.dtypes
+        ]
+        every = [*tensors, *results]
+        integers = [*planned.integers, *variant.integers(numbers)]
+        return results, Launch(planned.built, [every[i] for i in planned.operands], integers, plan.numel)
 
     def _check_written(self, tensors: Sequence[Tensor], plan: Plan) -> None:
         for i in self.written:
@@ -395,6 +388,15 @@ class Kernel:
         variant = self.variant(tensors, numbers, [False] * len(tensors), target)
         return self.built(variant, self.plan(tensors), len(tensors)).source
 
+    def empty_results(
+        self, tensors: Sequence[Tensor], numbers: Sequence[Any], target: Target, scalars: Sequence[bool] | None
+    ) -> list[Tensor]:
+        """Memory for the results, without the written arguments."""
+        variant = self.variant(tensors, numbers, [False] * len(tensors), target, scalars)
+        plan = self.plan(tensors)
+        dtypes = variant.traced.dtypes[: len(variant.traced.dtypes) - len(self.written)]
+        return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
+
     # -- gradients -----------------------------------------------------------------------------------------
 
     def gradient(self, wanted: Sequence[bool], differentiable: Sequence[bool]) -> Kernel:
@@ -416,11 +418,18 @@ class Kernel:
         return found
 
 
-_kernels: weakref.WeakValueDictionary[str, Kernel] = weakref.WeakValueDictionary()
+_kernels: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
 
 
-def kernel_of(key: str) -> Kernel:
-    """The kernel that a graph names.
+def named(name: str, kernel: object) -> str:
+    """A key for a kernel of this name, by which graphs find it as long as there is the kernel."""
+    key = f"{name}-{uuid.uuid4().hex}"
+    _kernels[key] = kernel
+    return key
+
+
+def kernel_of(key: str) -> Any:
+    """The kernel that a graph names: a `Kernel`, or a `CutFunction`.
 
     Raises:
         KernelGoneError: it is not in this process, or no longer.

@@ -42,15 +42,19 @@ class Number:
     @property
     def integers(self) -> dict[str, int]:
         """The arguments, each a signed integer of 32 bits. Of a narrower integer they hold the value, not the bits."""
-        bits = self._bits()
-        return {name: _signed(bits >> 32 * i) for i, name in enumerate(self.arguments)}
+        return dict(zip(self.arguments, self.integers_of(self.value), strict=True))
 
-    def _bits(self) -> int:
+    def integers_of(self, value: bool | int | float) -> list[int]:
+        """The same, for another value."""
+        bits = self._bits(value)
+        return [_signed(bits), _signed(bits >> 32)] if self.dtype.itemsize == 8 else [_signed(bits)]
+
+    def _bits(self, value: bool | int | float) -> int:
         if self.dtype == torch.bool:
-            return int(bool(self.value))
+            return int(bool(value))
         if not self.dtype.is_floating_point:
-            return int(self.value)
-        number, layout = float(self.value), _FORMATS[self.dtype]
+            return int(value)
+        number, layout = float(value), _FORMATS[self.dtype]
         try:
             packed = struct.pack(layout, number)
         except OverflowError:  # of float32

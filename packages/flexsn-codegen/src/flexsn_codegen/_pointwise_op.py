@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.library import wrap_triton
 
-from flexsn_codegen._kernel import Kernel, Launch, Variant, kernel_of
+from flexsn_codegen._by_values import by_values, has_symbols, like
+from flexsn_codegen._cut import CutFunction
+from flexsn_codegen._kernel import Kernel, Launch, kernel_of
 from flexsn_codegen._launch import BLOCK, CPP_BLOCK, interpreted, target_on
 from flexsn_codegen._torch_private_modes import FunctionalTensorMode, is_exporting
 from flexsn_codegen.errors import ArgumentError
@@ -67,15 +69,14 @@ def pointwise_op(
     """
     found = kernel_of(kernel)
     # What autograd would follow decides nothing here: the results are the same.
-    return found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
+    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors), scalars=scalars)[0]
+    return results
 
 
 @pointwise_op.register_fake
 def _(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str) -> list[Tensor]:
-    found = kernel_of(kernel)
-    variant = _variant(found, tensors, numbers, scalars)
-    plan = found.plan(tensors)
-    return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in variant.traced.dtypes]
+    results: list[Tensor] = kernel_of(kernel).empty_results(tensors, like(numbers), _target(tensors[0].device), scalars)
+    return results
 
 
 @torch.library.custom_op(
@@ -93,31 +94,17 @@ def pointwise_in_place_op(
         kernel: `Kernel.key`.
     """
     found = kernel_of(kernel)
-    tensors = merged(found, read, written)
-    return found.run(tensors, numbers, [False] * len(tensors))[0]
+    tensors = found.merged(read, written)
+    results: list[Tensor] = found.run(tensors, numbers, [False] * len(tensors))[0]
+    return results
 
 
 @pointwise_in_place_op.register_fake
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
     found = kernel_of(kernel)
-    tensors = merged(found, read, written)
-    variant = _variant(found, tensors, numbers, None)
-    plan = found.plan(tensors)
-    count = len(variant.traced.dtypes) - len(written)
-    dtypes = variant.traced.dtypes[:count]
-    return [tensors[0].new_empty_strided(plan.shape, plan.strides, dtype=dtype) for dtype in dtypes]
-
-
-def merged(kernel: Kernel, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
-    """A kernel's tensors in its own order."""
-    of_read, of_written = iter(read), iter(written)
-    return [next(of_written if i in kernel.written else of_read) for i in range(len(read) + len(written))]
-
-
-def _variant(
-    kernel: Kernel, tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool] | None
-) -> Variant:
-    return kernel.variant(tensors, _plain(numbers), [False] * len(tensors), _target(tensors[0].device), scalars)
+    tensors = found.merged(read, written)
+    results: list[Tensor] = found.empty_results(tensors, like(numbers), _target(tensors[0].device), None)
+    return results
 
 
 def _target(device: torch.device) -> Target:
@@ -137,7 +124,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, numbers, scalars, key = inputs
     kernel = kernel_of(key)
     wanted = [t.requires_grad for t in tensors]
-    variant = kernel.variant(tensors, _plain(numbers), wanted, _target(tensors[0].device), scalars)
+    variant = kernel.variant(tensors, like(numbers), wanted, _target(tensors[0].device), scalars)
     ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, list(scalars)
     ctx.differentiable = variant.traced.differentiable
     ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
@@ -171,7 +158,7 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        kernel: Kernel, numbers: Sequence[Any], scalars: Sequence[bool], *tensors: Tensor
+        kernel: Kernel | CutFunction, numbers: Sequence[Any], scalars: Sequence[bool], *tensors: Tensor
     ) -> tuple[Tensor, ...]:
         return tuple(pointwise_op(list(tensors), list(numbers), list(scalars), kernel.key))
 
@@ -200,9 +187,13 @@ class Transformed(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[Any, ...], kernel: Kernel, numbers: Any, scalars: Any, *tensors: Tensor
+        info: Any, in_dims: tuple[Any, ...], kernel: Kernel | CutFunction, numbers: Any, scalars: Any, *tensors: Tensor
     ) -> tuple[Any, Any]:
-        results = Transformed.apply(kernel, numbers, scalars, *_batch_first(tensors, in_dims[3:]))
+        if isinstance(kernel, CutFunction):
+            batch = _all_batched(info.batch_size, tensors, in_dims[3:])
+            results = Transformed.apply(kernel.batched(), numbers, scalars, *batch)
+        else:
+            results = Transformed.apply(kernel, numbers, scalars, *_batch_first(tensors, in_dims[3:]))
         return results, (0,) * len(results)
 
 
@@ -213,7 +204,11 @@ class Transformed(torch.autograd.Function):
 def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     tensors, numbers, scalars, kernel = args
     dims = in_dims[0] or [None] * len(tensors)
-    results = pointwise_op(_batch_first(tensors, dims), numbers, scalars, kernel)
+    found = kernel_of(kernel)
+    if isinstance(found, CutFunction):
+        results = pointwise_op(_all_batched(info.batch_size, tensors, dims), numbers, scalars, found.batched().key)
+    else:
+        results = pointwise_op(_batch_first(tensors, dims), numbers, scalars, kernel)
     return results, [0] * len(results)
 
 
@@ -230,6 +225,12 @@ def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
     first = _batch_first([*read, *written], [*of_read, *of_written])
     results = pointwise_in_place_op(first[: len(read)], first[len(read) :], numbers, kernel)
     return results, [0] * len(results)
+
+
+def _all_batched(size: int, tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
+    """Views `[batch, ...]` of all."""
+    pairs = zip(tensors, dims, strict=True)
+    return [t.expand(size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in pairs]
 
 
 def _batch_first(tensors: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
@@ -281,17 +282,24 @@ def _record(todo: Launch, *, fast_math: bool) -> None:
 @pointwise_op.register_torch_dispatch(FunctionalTensorMode)
 def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     tensors, numbers, scalars, key = args
-    if not _is_direct(tensors[0].device):
+    kernel = kernel_of(key)
+    if has_symbols(numbers) and not is_exporting():
+        with mode:
+            return by_values(kernel, tensors, numbers, scalars, _target(tensors[0].device))
+    if isinstance(kernel, CutFunction) or not _is_direct(tensors[0].device):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode:
-        return _lowered(kernel_of(key), tensors, numbers, scalars)
+        return _lowered(kernel, tensors, numbers, scalars)
 
 
 @pointwise_in_place_op.register_torch_dispatch(FunctionalTensorMode)
 def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     read, written, numbers, key = args
-    if not _is_direct((*read, *written)[0].device):
-        return mode.__torch_dispatch__(op, types, args, kwargs)
     kernel = kernel_of(key)
+    tensors = kernel.merged(read, written)
+    if has_symbols(numbers) or not _is_direct(tensors[0].device):
+        # Also for constants: compilers make nothing of operators that both write and return lists.
+        with mode:
+            return by_values(kernel, tensors, numbers, None, _target(tensors[0].device))
     with mode:
-        return _lowered(kernel, merged(kernel, read, written), numbers, None)
+        return _lowered(kernel, tensors, numbers, None)

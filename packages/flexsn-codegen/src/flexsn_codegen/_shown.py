@@ -50,7 +50,7 @@ def kernels(
     try:
         shown = [_of_whole(whole, inputs, target)]
     except Exception as error:
-        return _of_pieces(CutFunction(fn, name, numerics), inputs, target, error, gradient=gradient)
+        return _of_pieces(CutFunction(lambda notes: fn, name, numerics), inputs, target, error, gradient=gradient)
     if not gradient:
         return shown, []
     built = whole.traced(*inputs)
@@ -76,7 +76,7 @@ def _of_pieces(
 ) -> tuple[list[ShownKernel], list[ShownKernel]]:
     wanted = tuple(gradient and t.requires_grad for t in inputs)
     try:
-        trace = cut.trace(inputs, wanted, target)
+        trace = cut.trace(inputs, (), wanted, target)
     except NothingCutError:
         raise error from None
     graph = trace.graph
@@ -91,8 +91,8 @@ def _of_pieces(
             shape = result.shape(graph.steps[result.step].shape(inputs))
             results.append(torch.empty(shape, dtype=dtype, device="meta"))
     given = [*(t.detach() for t in inputs), *results]
-    backward = cut.gradient(graph, wanted, trace.gradients)
-    traced = backward.trace(given, (False,) * len(given), target)
+    backward = cut.gradient(wanted, graph.differentiable)
+    traced = backward.trace(given, (), (False,) * len(given), target)
     return shown, _pieces(traced.graph, backward.sources(*given, target=target), given)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from flexsn_codegen._numbers import Number
 from flexsn_graph import Port
 
@@ -44,6 +46,7 @@ class CoreSource:
         results: what it returns, in order.
         target: what it is written for.
         numbers: what it takes behind its arguments. The name and the source do not depend on their values.
+        once: what it takes behind those; `None`: nothing.
     """
 
     name: str
@@ -52,11 +55,25 @@ class CoreSource:
     results: tuple[Port, ...]
     target: Target
     numbers: tuple[Number, ...] = ()
+    once: Once | None = None
 
     @property
     def integers(self) -> dict[str, int]:
         """What a kernel made of it takes for the numbers, by the names of its arguments."""
         return {name: integer for number in self.numbers for name, integer in number.integers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What a step takes that is the same in each: it is computed before the loop over time.
+
+    Attributes:
+        core: the function of it, of lifted tensors and the step's numbers.
+        dtypes: of what it returns.
+    """
+
+    core: CoreSource
+    dtypes: tuple[torch.dtype, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,14 @@ else:
     FunctionalTensorMode = private("torch._subclasses.functional_tensor", "FunctionalTensorMode", _NOT_DIRECT)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensors: list[torch.Tensor]) -> bool:
     """Whether nothing but autograd has to see what is done with the tensors: no transform, mode or subclass."""
     if _are_transforms_active() or _number_of_modes():
         return False
-    return all(type(tensor) in _PLAIN for tensor in tensors)
+    return _PLAIN.issuperset(map(type, tensors))
 
 
 def is_transformed() -> bool:
@@ -48,6 +48,15 @@ def is_forward_mode() -> bool:
 def is_exporting() -> bool:
     """Whether a program is recorded that other processes will run."""
     return bool(_is_exporting())
+
+
+def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
+    """What a compiler's symbol was in the call that the graph is made for; asking does not bind the graph to it."""
+    is_float = isinstance(number, torch.SymFloat)
+    value = getattr(getattr(number, "node", None), "_hint", None)  # without one: computed in the graph
+    if not isinstance(value, int | float):
+        return 0.5 if is_float else 3
+    return float(value) if is_float else int(value)
 
 
 def constant(function: _Function) -> _Function:

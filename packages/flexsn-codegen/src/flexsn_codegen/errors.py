@@ -83,3 +83,10 @@ class WriteError(RuntimeError):
 
 class OfflineCompileError(RuntimeError):
     """A kernel could not be compiled for a target."""
+
+
+# What is wrong with a call, whatever the function does.
+OF_A_CALL = (
+    *(AutogradError, DeviceError, SignatureError, TransformError, WriteError),
+    *(CompilationError, CompilerMissingError),
+)

@@ -166,19 +166,26 @@ def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
     for node in graph.nodes:
         if _is_zero(node):
             linear.add(node)
+        if node.op == "output":
+            constant = [result for result in node.args[0] if result not in linear]
+            return _not_linear(constant[0]) if constant else None
         came = [argument for argument in node.all_input_nodes if argument in linear]
         if node.op != "call_function" or not came:
             continue
         if not _is_linear(node, linear):
-            return UnsupportedCoreError(
-                f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
-                f"({called_op(node)}): the loop calls it with each step's gradient, and kernels have their sum. Apply "
-                "the function outside of the core.",
-                called_op(node),
-                location_of(node),
-            )
+            return _not_linear(node)
         linear.add(node)
     return None
+
+
+def _not_linear(node: fx.Node) -> UnsupportedCoreError:
+    return UnsupportedCoreError(
+        f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
+        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels have their sum. Apply "
+        "the function outside of the core.",
+        called_op(node),
+        location_of(node),
+    )
 
 
 def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:

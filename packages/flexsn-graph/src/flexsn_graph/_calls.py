@@ -24,6 +24,7 @@ class _Known:
 
     Attributes:
         number: of the value that it holds, with its history for autograd.
+        memory: kept, as the tensor may get another one, so that `storage` is the identity of this one alone.
         replaced: whether a call that also takes something else is to get the value that was computed before the loop.
     """
 
@@ -31,14 +32,15 @@ class _Known:
     tensor: Tensor
     version: int
     storage: int
+    memory: Any
     requires_grad: bool
     node: Any
     replaced: bool
 
     @classmethod
     def of(cls, number: int, tensor: Tensor, *, replaced: bool) -> _Known:
-        storage = storage_of(tensor)
-        return cls(number, tensor, tensor._version, storage, tensor.requires_grad, tensor.grad_fn, replaced)
+        storage, memory = storage_of(tensor), tensor.untyped_storage()
+        return cls(number, tensor, tensor._version, storage, memory, tensor.requires_grad, tensor.grad_fn, replaced)
 
     def holds(self) -> bool:
         """Whether the tensor still has that value."""

@@ -76,7 +76,7 @@ class CaptureMode(TorchDispatchMode):
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
         self._tied: set[int] = set()
-        self._noted: list[Tensor] = []  # kept, so that their memory is theirs
+        self._noted: list[Any] = []  # tensors, and their memory, which one may drop: kept, so that its id is its own
 
     @contextmanager
     def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
@@ -112,19 +112,21 @@ class CaptureMode(TorchDispatchMode):
 
     def defer(self, tensor: Tensor, roots: set[int]) -> None:
         """Once the step uses `tensor`, which was made apart, it has met the values in `roots`."""
-        self._noted.append(tensor)
-        self._deferred.setdefault(storage_of(tensor), set()).update(roots)
+        self._deferred.setdefault(self._note(tensor), set()).update(roots)
 
     def freeze(self, tensor: Tensor) -> None:
         """Refuses what writes to it."""
-        self._noted.append(tensor)
-        self._frozen.add(storage_of(tensor))
+        self._frozen.add(self._note(tensor))
 
     def tie(self, tensors: Sequence[Tensor]) -> None:
         """Raises `WrittenViewError` for what writes to one of these: it would not change the others."""
         for tensor in tensors:
-            self._noted.append(tensor)
-            self._tied.add(storage_of(tensor))
+            self._tied.add(self._note(tensor))
+
+    def _note(self, tensor: Tensor) -> int:
+        """The identity of a tensor's memory, which no other memory gets meanwhile."""
+        self._noted += [tensor, tensor.untyped_storage()]
+        return storage_of(tensor)
 
     def add_value(self, like: Tensor) -> int:
         """Records a value that is computed from captured tensors alone."""

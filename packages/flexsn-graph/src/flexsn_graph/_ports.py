@@ -33,6 +33,9 @@ class Role(StrEnum):
     OPERAND = "operand"  # a pointwise function of the step's values, written for a product to read
     PRODUCT = "product"  # a product with a matrix
     MATRIX = "matrix"  # made of captured tensors alone, before the loop
+    COUNTER = "counter"  # how many programs that wait for each other have arrived; whether any gave up
+
+    __hash__ = str.__hash__  # an Enum's own is a function of Python's, and ports are keys everywhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._products import KEPT_OPS
 from flexsn_graph._prologue import Hoists
 from flexsn_graph._staged_step import StagedStep
-from flexsn_graph._staging import Keys, has_products, stage
 from flexsn_graph._step import CoreTrace, StepTrace, trace_step
 from flexsn_graph._step_graph import GRADIENTS
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph.errors import NonPointwiseError, WrittenViewError
+from flexsn_graph.staging import Keys, has_products, stage
 
 
 class NoProductsError(Exception):
@@ -81,11 +81,14 @@ def trace_core(
     example_inputs: Sequence[Tensor],
     *,
     follow: bool = True,
+    hoist: bool = True,
 ) -> StepTrace | RecurrentTrace:
     """As `trace_step`, for a core that may also multiply values of the step by captured matrices.
 
     Args:
         core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
+        hoist: whether `lift` computes what the core computes of captured tensors alone. Of a core that has a gradient
+            of its own, as one `autograd.Function`, it cannot be told apart: there it is a part of the step.
 
     Returns:
         What `trace_step` returns, where that takes the core; otherwise the stages and products.
@@ -104,9 +107,8 @@ def trace_core(
     except NonPointwiseError as error:
         refusal = error
     core = unwrap_compiled(core)
-    make = partial(
-        RecurrentTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, Hoists.EVERYTHING
-    )
+    hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+    make = partial(RecurrentTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, hoists)
     with undisturbed():
         try:
             try:

@@ -105,7 +105,7 @@ class Term:
         lifted: of which tensor.
         op: which product of two values of a step is summed; `None`: the value itself.
         values: these values.
-        calls: linear ops on the sum.
+        calls: linear ops on the sum. A `View` among their arguments stands for what is the same in all steps.
     """
 
     lifted: int

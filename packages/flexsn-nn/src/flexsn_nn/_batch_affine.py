@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from flexsn_nn._affine import Affine, StandIns
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn.errors import InputShapeError
-from flexsn_runtime import ScanProgram, prepare, scan, transform_at_work
+from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, transform_at_work
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -304,8 +304,13 @@ def _corrected(gradient: Tensor, x: Tensor, affine: tuple[Tensor, Tensor, Tensor
     given = (gradient.unsqueeze(0), x.unsqueeze(0)) if is_step else (gradient, x)
     program = _program(affine[0].shape, affine[0].dtype, x.device)
     assert isinstance(program.core, _Correction)
-    step, arguments = prepare(program, given, instead=program.core.instead(affine))
-    (result,) = scan(step, arguments, state_seqs=False)
+    instead = program.core.instead(affine)
+    results = repeated_scan(program, given, (), instead)
+    if results is None:
+        step, arguments = prepare(program, given, instead=instead)
+        results = scan(step, arguments, state_seqs=False)
+        remember(program, given, (), step, arguments, instead=instead)
+    (result,) = results
     return result.squeeze(0) if is_step else result
 
 

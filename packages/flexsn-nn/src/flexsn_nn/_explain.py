@@ -21,7 +21,7 @@ def kernels(program: ScanProgram) -> list[str]:
 
 _PHASES = {
     Phase.BEFORE: "one product for all steps, before the loop: it depends on inputs alone",
-    Phase.LOOP: "a library's product at every step",
+    Phase.LOOP: "at every step",
     Phase.AFTER: "one product for all steps, after the loop: no later step needs it",
 }
 
@@ -34,9 +34,11 @@ def products(program: ScanProgram) -> list[str]:
             staged = step.trace.forward
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
             lines.append(
-                f"products in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, but "
-                f"launches step by step ({count} of kernels), because one element needs others of the step before"
+                f"products in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, "
+                f"but one launch for all steps, or launches step by step ({count} of kernels, and a library's "
+                "products), because one element needs others of the step before"
             )
+            lines += [f"  the last {direction}: {what}" for direction, what in sorted(step.loops.told.items())]
             for product in staged.products:
                 where = "" if product.location is None else f", {product.location}"
                 sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)

@@ -25,11 +25,12 @@ from flexsn_nn._backends import (
     written_in,
 )
 from flexsn_nn._checks import check_count, check_name
+from flexsn_nn._counts import Counting, from_zero, per_channel
 from flexsn_nn._explain import constants, kernels, products, traffic
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
-from flexsn_nn._torch_private import is_jit_tracing, recomputation
+from flexsn_nn._torch_private import is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
 from flexsn_runtime import (
@@ -39,6 +40,8 @@ from flexsn_runtime import (
     TraceError,
     UnsupportedCoreError,
     prepare,
+    remember,
+    repeated_scan,
     repeated_step,
     scan,
     single_step,
@@ -80,6 +83,11 @@ class FlexSN(nn.Module):
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
         state_seqs: `[T, *step]` each, of the last call, if `store_state_seqs`.
+        count_spikes: whether each call also gives `spike_counts`; `False` at first.
+        spike_counts: `[C]`, float32 (or the output's dtype, if that is wider): the (first) output of the last call,
+            summed over all dimensions but the step's second one, or its only one. Compiled kernels sum over time as
+            they go, and the spikes are not read again; single steps, loops and graphs sum the output. Differentiable:
+            what a regulariser of rates adds to the gradient needs no sequence. `None` if nobody asked.
 
     Raises:
         UnknownNameError, StepModeError: an unknown backend, step mode or precision, or two that do not go
@@ -127,8 +135,9 @@ class FlexSN(nn.Module):
         self.store_state_seqs = store_state_seqs
         self._output_specs = _specs_of(example_outputs, num_outputs)
         self._program: ScanProgram | None = None
-        # Of the step behind an affine function of its input, by shape, dtype and device of its tensors.
-        self._affine_programs: dict[Hashable, ScanProgram] = {}
+        # Of the step behind an affine function of its input, by shape, dtype and device of its tensors; of one that
+        # counts.
+        self._variants: dict[Hashable, ScanProgram] = {}
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
         # By the device's type, and whether a compiler traces the call.
@@ -141,6 +150,8 @@ class FlexSN(nn.Module):
         self._repeats: ScanProgram | None = None
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
+        self.count_spikes = False
+        self.spike_counts: Tensor | None = None
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
         self._reset_in = recomputation()  # in which reset() was called last
@@ -243,7 +254,7 @@ class FlexSN(nn.Module):
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
         compiling = torch.compiler.is_compiling()
-        exporting = compiling and torch.compiler.is_exporting()
+        exporting = compiling and is_exporting()
         if exporting and self.states:
             raise ExportError(
                 "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
@@ -261,16 +272,26 @@ class FlexSN(nn.Module):
             )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        if not compiling and self._repeats is not None and affine is None and self.states:
-            results = repeated_step(self._repeats, inputs, self.states)
+        if not compiling and self._repeats is not None and affine is None and not self.count_spikes:
+            results = self._repeat(self._repeats, inputs)
             if results is not None:
-                self.__dict__.update(states=results[self.num_outputs :], state_seqs=[])
-                return results[0] if self.num_outputs == 1 else results[: self.num_outputs]
-        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, affine=affine)
+                end = self.num_outputs
+                self.__dict__.update(states=list(results[end:]), state_seqs=[])
+                return results[0] if end == 1 else list(results[:end])
+        counting = self.count_spikes
+        outputs, states, state_seqs = self._run(
+            inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting
+        )
+        counts = None
+        if counting and len(states) > self.num_states:
+            counts = per_channel(states[-1], lead=0)
+            states, state_seqs = states[:-1], state_seqs[: self.num_states]
+        elif counting:
+            counts = per_channel(outputs[0], lead=1 if self._step_mode == "m" else 0)
         if compiling and not exporting:
-            self.states, self.state_seqs = states, state_seqs
+            self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
         elif not compiling:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
-            self.__dict__.update(states=states, state_seqs=state_seqs)
+            self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def step(
@@ -311,7 +332,7 @@ class FlexSN(nn.Module):
     def reset(self) -> None:
         """Forgets the state: the next call starts from the initial one."""
         if torch.compiler.is_compiling():
-            self.states, self.state_seqs = [], []
+            self.states, self.state_seqs, self.spike_counts = [], [], None
         else:  # as in forward
             self._forget(recomputation())
 
@@ -321,12 +342,14 @@ class FlexSN(nn.Module):
         Args:
             inside: the `recomputation()` that this is in.
         """
-        self.__dict__.update(states=[], state_seqs=[], _reset_in=inside)
+        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _reset_in=inside)
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
         self.states = [state.detach() for state in self.states]
         self.state_seqs = [state.detach() for state in self.state_seqs]
+        if self.spike_counts is not None:
+            self.spike_counts = self.spike_counts.detach()
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
@@ -371,11 +394,15 @@ class FlexSN(nn.Module):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        program = self._get_program(absorbed)
+        launched = any(choice.backend in COMPILED for (_, inside), choice in self._choices.items() if not inside)
+        counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
+        program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *products(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
-            states = None if self._kernels_start_alike(given) else self._initial(given)
+            states = None if self._kernels_start_alike(given) and not counting else self._initial(given)
+            if states is not None and counting:
+                states = from_zero(states, given[0])
             sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
         names = unregistered(self.core)
@@ -393,13 +420,20 @@ class FlexSN(nn.Module):
     # -- running -----------------------------------------------------------------------------------------
 
     def _run(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool, affine: Producer | None = None
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        affine: Producer | None = None,
+        count: bool = False,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Outputs, final states, and the state sequences if they are to be kept.
 
         Args:
             states: empty for the initial ones.
             affine: as for `forward`.
+            count: if kernels can, there is one more state: what `Counting` counts.
         """
         inputs = self._checked(inputs)
         if affine is not None and not self._absorbs(inputs):
@@ -424,13 +458,22 @@ class FlexSN(nn.Module):
         at_zero = compiling and not states and self._starts_at_zero()
         if states:
             states = self._fitting(states, inputs)
-        elif backend not in COMPILED or not self._kernels_start_alike(inputs):
+        elif backend not in COMPILED or count or not self._kernels_start_alike(inputs):
             states = self._initial(inputs)
         if self._step_mode == "s":
             return *self._single_step(backend, inputs, states, absorbed, compiling), []
         if backend in COMPILED:
-            run = run_between_graphs if compiling else run_kernels
-            results = run(self._get_program(absorbed), (*inputs, *states), keep, absorbed)
+            count = count and not compiling and bool(states)
+            program = self._get_program(absorbed, counting=count)
+            if count:
+                states = from_zero(states, inputs[0])
+            if compiling or keep:
+                run = run_between_graphs if compiling else run_kernels
+                results = run(program, (*inputs, *states), keep, absorbed)
+            else:
+                results = run_again(program, inputs, states, absorbed)
+                if not count and absorbed is None and self._widening is None:
+                    self.__dict__["_repeats"] = program
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -441,6 +484,18 @@ class FlexSN(nn.Module):
         if inputs[0].shape[0] > 0:
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
+
+    def _repeat(self, program: ScanProgram, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
+        """`(*outputs, *states)` of a call like an earlier one of the same program; `None`: there was none."""
+        own = self.__dict__
+        if (own["core"] if "core" in own else self._modules.get("core")) is not program.core:
+            return None  # one that was registered, and not assigned
+        states = self.states
+        if self._step_mode == "s":
+            return repeated_step(program, inputs, states) if states else None
+        if len(states) != self.num_states and (states or not self._starts_at_zero()):
+            return None
+        return repeated_scan(program, inputs, states)
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="a neuron on DTensors runs between the graphs of torch.compile"
@@ -662,9 +717,12 @@ class FlexSN(nn.Module):
                 shapes = self._state_shapes(inputs) if shapes is None else shapes
                 if state.shape == torch.Size(shapes[i]) and state.device == device:
                     continue
+                remedy = "Call reset() between batches, or pass states that fit."
+                if state.dim() != len(shapes[i]):
+                    remedy += " States of shapes of their own are those that init_states() returns: override it."
                 raise StateError(
                     f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
-                    f"{list(shapes[i])} on {device}. Call reset() between batches, or pass states that fit."
+                    f"{list(shapes[i])} on {device}. {remedy}"
                 )
         # A module that was moved to half precision has moved its states, too.
         return states if self._widening is None else [widened(state) for state in states]
@@ -691,38 +749,47 @@ class FlexSN(nn.Module):
             self._choices[situation] = choice
         return choice.backend
 
-    def _get_program(self, affine: Affine | None = None) -> ScanProgram:
+    def _get_program(self, affine: Affine | None = None, *, counting: bool = False) -> ScanProgram:
         """What kernels are made from.
 
         Args:
             affine: of the first input, if the step computes it; its values do not matter.
+            counting: whether there is one more state, `Counting`'s.
         """
         program, core = self._program, self._step_function()
-        key = None
+        key: Hashable = ("counting",) if counting else None
         if affine is not None:
             mean = affine.mean
-            key = mean.shape, mean.dtype, mean.device, mean.requires_grad
+            key = counting, mean.shape, mean.dtype, mean.device, mean.requires_grad
         if key is not None:
-            program = self._affine_programs.get(key)
+            program = self._variants.get(key)
         if program is not None and torch.compiler.is_compiling():
             return program
         known = None if program is None else program.core
         if isinstance(known, Behind):
             known = known.core
+        if isinstance(known, Counting):
+            known = known.core
+        allowed = self.requires_grad
+        if counting and allowed is not None:
+            allowed = (*allowed, True)
+            if program is not None and program.requires_grad == allowed:
+                allowed = program.requires_grad
         on_cpu = written_in(self._backend)
         if (
             program is None
             or known is not core
-            or program.requires_grad is not self.requires_grad
+            or program.requires_grad is not allowed
             or program.on_cpu != on_cpu
         ):
-            counts = (self.num_inputs, self.num_states, self.num_outputs)
-            step = core if affine is None else Behind(core, affine)
-            program = ScanProgram(step, *counts, self.requires_grad, residuals=self._residuals, on_cpu=on_cpu)
+            counts = (self.num_inputs, self.num_states + counting, self.num_outputs)
+            step = Counting(core) if counting else core
+            step = step if affine is None else Behind(step, affine)
+            program = ScanProgram(step, *counts, allowed, residuals=self._residuals, on_cpu=on_cpu)
             if key is None:
                 self._program = program
             else:
-                self._affine_programs[key] = program
+                self._variants[key] = program
         return program
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -748,9 +815,10 @@ class FlexSN(nn.Module):
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
         attributes["_program"] = attributes["_repeats"] = None
-        attributes["_affine_programs"] = {}
+        attributes["_variants"] = {}
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
+        attributes["spike_counts"] = None if self.spike_counts is None else self.spike_counts.detach()
         return attributes
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FlexSN:
@@ -774,6 +842,27 @@ def run_kernels(
         assert isinstance(program.core, Behind)
         step, arguments = prepare(program, tensors, instead=program.core.instead(affine))
     return scan(step, arguments, state_seqs=state_seqs)
+
+
+def run_again(
+    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Affine | None
+) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
+
+    Args:
+        affine: as for `run_kernels`.
+    """
+    instead = None
+    if affine is not None:
+        assert isinstance(program.core, Behind)
+        instead = program.core.instead(affine)
+    results = repeated_scan(program, inputs, states, instead)
+    if results is not None:
+        return tuple(results)
+    step, arguments = prepare(program, (*inputs, *states), instead=instead)
+    results = scan(step, arguments, state_seqs=False)
+    remember(program, inputs, states, step, arguments, instead=instead)
+    return results
 
 
 _BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"

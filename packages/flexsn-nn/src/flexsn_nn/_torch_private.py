@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from flexsn_hop.versions import private
+import torch
+
+from flexsn_hop.versions import lacking, private
 
 _UNSEEN = "neurons cannot tell a call from a recomputation, and do not run inside of activation checkpointing"
 
@@ -10,6 +12,16 @@ _backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
 _tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
 _current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
+# In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
+# not. From 2.12 on, the function is right.
+_FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
+    lacking("torch.compiler", ["_is_exporting_flag"])
+)
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` traces the call."""
+    return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
 
 
 def is_jit_tracing() -> bool:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError
-from flexsn_runtime._arguments import prepare
-from flexsn_runtime._autotune import tune
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
-from flexsn_runtime._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
-from flexsn_runtime._handles import (
+from flexsn_runtime._targets import TargetName
+from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.contract._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,
     flexsn_kernel_registry_info,
@@ -18,29 +17,20 @@ from flexsn_runtime._handles import (
     retain_flexsn_kernel_handle,
     retain_owner_flexsn_kernel_handle,
 )
-from flexsn_runtime._kernels import (
+from flexsn_runtime.contract._kernels import (
     ScanKernel,
     build_inference_final_state_kernel,
     build_inference_kernel,
     build_training_kernels,
 )
-from flexsn_runtime._operands import Arguments
-from flexsn_runtime._ops import (
+from flexsn_runtime.contract._ops import (
     flexsn_inductor_backward,
     flexsn_inductor_inference,
     flexsn_inductor_inference_final_state,
     flexsn_inductor_training,
     flexsn_inductor_training_final_state,
 )
-from flexsn_runtime._program import PointwiseProgram, ScanProgram, Specialization
-from flexsn_runtime._refusal import why_refused
-from flexsn_runtime._scan_lowering import KernelLowering
-from flexsn_runtime._single_step import repeated_step, single_step
-from flexsn_runtime._staged import RecurrentSpecialization
-from flexsn_runtime._staged_autograd import scan
-from flexsn_runtime._targets import TargetName
-from flexsn_runtime._torch_private import transform_at_work
-from flexsn_runtime._wrappers import (
+from flexsn_runtime.contract._wrappers import (
     flexsn_backward,
     flexsn_forward,
     flexsn_inference,
@@ -52,6 +42,7 @@ from flexsn_runtime.errors import (
     DeviceError,
     DoubleBackwardError,
     DtypeError,
+    GaveUpError,
     LayoutError,
     ResidualsError,
     ShapeError,
@@ -62,6 +53,18 @@ from flexsn_runtime.errors import (
     UnknownHandleError,
     UnsupportedScanError,
 )
+from flexsn_runtime.graphs._scan_lowering import KernelLowering
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
+from flexsn_runtime.program._arguments import prepare
+from flexsn_runtime.program._autotune import tune
+from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
+from flexsn_runtime.program._refusal import why_refused
+from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step
+from flexsn_runtime.program._single_step import single_step
+from flexsn_runtime.recurrent._staged import RecurrentSpecialization
+from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.step._pointwise_step import Specialization
 
 __version__ = "0.1.0"
 
@@ -73,6 +76,7 @@ __all__ = [
     "DoubleBackwardError",
     "DtypeError",
     "FlexSNKernelHandle",
+    "GaveUpError",
     "KernelLowering",
     "LaunchConfig",
     "LaunchPlan",
@@ -115,6 +119,8 @@ __all__ = [
     "register_flexsn_kernel_handle",
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
+    "remember",
+    "repeated_scan",
     "repeated_step",
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",

@@ -40,6 +40,8 @@ _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
 private("torch.fx.experimental.sym_node", "SymNode.expr", _NO_SIZES)
 private("torch.fx.experimental.sym_node", "SymNode.hint", _NO_SIZES)
+# Whether `torch.autocast` is on for any device, without asking for one.
+is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
 # Of a thread that is in no operator and in no mode; as it is when this package is imported.
 _INCLUDED = _included_keys()

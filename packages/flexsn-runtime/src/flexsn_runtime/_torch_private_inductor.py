@@ -21,6 +21,12 @@ for _module, _names in (
     expect(_module, _names, _NO_CPP)
 
 
+def is_ahead_of_time() -> bool:
+    """Whether Inductor makes a program in C++ now, which is to run without Python."""
+    V = needed("torch._inductor.virtualized", "V", _NO_CPP)
+    return bool(getattr(V.graph, "aot_mode", False))
+
+
 @functools.cache
 def lower_launches(op: Any) -> None:
     """Has Inductor lower an operator, `op(read, written, sizes, source)`, which launches a kernel.

@@ -51,6 +51,10 @@ class DoubleBackwardError(NotImplementedError):
     """A gradient of a gradient was asked for."""
 
 
+class GaveUpError(RuntimeError):
+    """Programs of a kernel waited for each other in vain; its results are not a number."""
+
+
 class UnsupportedScanError(NotImplementedError):
     """A step that a compiler asks kernels for, and that they cannot be made of."""
 

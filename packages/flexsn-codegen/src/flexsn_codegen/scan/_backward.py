@@ -79,6 +79,8 @@ class _Backward:
         lifted = w.add_lifted(spec.lifted, self._used)
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
+        for core in self._cores:
+            self._numbers[core.name] += w.add_once(core, self._numbers[core.name])
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {

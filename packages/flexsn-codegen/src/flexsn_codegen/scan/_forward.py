@@ -80,6 +80,7 @@ class _Forward:
                 w.assign(f"state_{i}", w.zeros(dtype))
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
+        self._numbers += w.add_once(self._core, self._numbers)
         self._outputs = w.add_present(Role.OUTPUT, spec.outputs)
         self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)

@@ -118,12 +118,15 @@ class Target(ABC):
         name: of the language, for messages.
         reserved: names that mean something in generated sources.
         header: what every module of generated source begins with.
+        once: whether what is the same in each step has to be computed before the loop over time, because a compiler
+            would not move it there.
         rules: how each op is written.
     """
 
     name: str
     reserved: Collection[str] = ()
     header: str = ""
+    once: bool = False
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -205,6 +208,7 @@ class KernelWriter(ABC):
         self._sizes = list(sizes)
         self._elements = self._sizes[-1]
         self._sums: set[Port] = set()
+        self._once: list[CoreSource] = []
 
     # -- lines -------------------------------------------------------------------------------------------
 
@@ -265,6 +269,24 @@ class KernelWriter(ABC):
             self._sizes += number.arguments
             self.number(number)
         return [number.name for number in core.numbers]
+
+    def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
+        """Computes what is the same in each step, from lifted tensors that are loaded; returns its names, which are the
+        step's last arguments.
+
+        Args:
+            numbers: from `add_numbers`.
+        """
+        if core.once is None:
+            return []
+        names = [f"{core.once.core.name}_{i}" for i in range(len(core.once.dtypes))]
+        if core.once.core in self._once:  # of another step
+            return names
+        self._once.append(core.once.core)
+        for name, dtype in zip(names, core.once.dtypes, strict=True):
+            self.assign(name, self.zeros(dtype))
+        self.call(names, core.once.core, [*(port.name for port in core.once.core.arguments), *numbers])
+        return names
 
     @abstractmethod
     def number(self, number: Number) -> None:
@@ -366,7 +388,7 @@ class KernelWriter(ABC):
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
         digest = hashlib.sha256(text.encode()).hexdigest()[:12]
         full_name = f"{identifier(name, reserved=self.target.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in cores)
+        functions = "\n\n".join(core.source for core in (*self._once, *cores))
         source = f"{self.target.header}\n\n{functions}\n\n{self._kernel(full_name, arguments, body, doc)}"
         return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes), self.target)
 

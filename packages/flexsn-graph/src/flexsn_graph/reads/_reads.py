@@ -145,6 +145,10 @@ class Reads:
         """Whether anything has changed that numbers may come from: anything but flags, texts and tensors."""
         return any(not isinstance(now, _WITHOUT_NUMBERS) for now in self.changed().values())
 
+    def holds_for_backward(self) -> bool:
+        """Whether what backward formulas read is there still; if not, `changed_for_backward` says what is not."""
+        return self._backward_guard.holds()
+
     def changed_for_backward(self) -> list[str]:
         """Names of what backward formulas read and what is not there any more."""
         return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]

@@ -34,25 +34,60 @@ class Bits:
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
         """Packs a tensor without holes, of one dimension, whose elements are whole numbers from `low` on."""
-        whole = (flat - low if low else flat).to(torch.uint8)
-        count, each = len(whole), 8 // bits
-        if each > 1:
-            missing = -count % each
-            if missing:
-                whole = torch.cat([whole, whole.new_zeros(missing)])
-            shifts = _shifts(bits, flat.device)
-            whole = (whole.view(-1, each) << shifts).sum(1, dtype=torch.uint8)
-        return cls(whole, low, bits, count)
+        if flat.dtype.itemsize == 1:
+            flat = flat.to(torch.bfloat16)  # float8, which has no arithmetic
+        numbers = flat - low if low else flat
+        count = len(numbers)
+        if bits == MOST_BITS:
+            return cls(numbers.to(torch.uint8), low, bits, count)
+        # As a product with powers of two, the tensor is read once. No byte is above 255, which bfloat16 has exactly.
+        row = _BYTES * 8 // bits
+        weights = _kept("weights", bits, 0, flat.dtype, flat.device)
+        rest = count % row
+        packed = (numbers[: count - rest].view(-1, row) @ weights).to(torch.uint8).view(-1)
+        if rest:
+            last = numbers.new_zeros(row)
+            last[:rest] = numbers[count - rest :]
+            packed = torch.cat([packed, (last @ weights).to(torch.uint8)[: -(-rest * bits // 8)]])
+        return cls(packed, low, bits, count)
 
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """What was packed, in one dimension."""
-        flat = self.packed
-        if self.bits < MOST_BITS:
-            shifts = _shifts(self.bits, flat.device)
-            flat = ((flat.unsqueeze(1) >> shifts) & ((1 << self.bits) - 1)).view(-1)[: self.count]
-        numbers = flat.to(dtype)
-        return numbers.add_(self.low) if self.low else numbers
+        if self.bits == MOST_BITS:
+            numbers = self.packed.to(dtype)
+            return numbers.add_(self.low) if self.low else numbers
+        # All numbers of a byte at once, from a table of what each byte says.
+        table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
+        return table.index_select(0, self.packed.int()).view(-1).view(dtype)[: self.count]
 
 
-def _shifts(bits: int, device: torch.device) -> Tensor:
-    return torch.arange(0, 8, bits, dtype=torch.uint8, device=device)
+# So many bytes are packed by one row of the product.
+_BYTES = 16
+
+_tables: dict[tuple[object, ...], Tensor] = {}
+
+
+def _kept(what: str, bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A table, made once; but not while a CUDA graph is captured, or by a mode that computes nothing."""
+    key = what, bits, low, dtype, device
+    table = _tables.get(key)
+    if table is None:
+        with torch.inference_mode(False), torch.no_grad():
+            made = _weights(bits, dtype, device) if what == "weights" else _numbers(bits, low, dtype, device)
+        if type(made) is not Tensor or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return made
+        table = _tables[key] = made
+    return table
+
+
+def _weights(bits: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[numbers of a row, bytes of a row]`: what each number counts in its byte."""
+    powers = (1 << torch.arange(0, 8, bits, device=device)).to(dtype)
+    return torch.kron(torch.eye(_BYTES, dtype=dtype, device=device), powers.unsqueeze(1))
+
+
+def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[256, words]`: for each byte, its numbers, as they lie in memory, in the widest words that they fill."""
+    shifts = torch.arange(0, 8, bits, device=device)
+    numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
+    return numbers.view(torch.int64 if numbers.shape[1] * dtype.itemsize >= 8 else torch.int32)

@@ -14,7 +14,8 @@ from flexsn_nn.monitor._base import Monitor
 class RateMonitor(Monitor):
     """Firing rates: spikes per neuron and step, over all calls since the last `clear()`.
 
-    Keeps one number per layer on its device; only `rates()` waits for it.
+    Keeps one number per layer on its device; only `rates()` waits for it. Of neurons with `count_spikes` it takes
+    `spike_counts`, and does not read their spikes again.
 
     Example:
         >>> from flexsn_nn import IF
@@ -32,7 +33,11 @@ class RateMonitor(Monitor):
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
         """Adds the spikes of one call."""
-        spikes = output.sum(dtype=torch.promote_types(output.dtype, torch.float32))
+        counts = neuron.spike_counts if neuron.count_spikes else None
+        if counts is None:
+            spikes = output.sum(dtype=torch.promote_types(output.dtype, torch.float32))
+        else:
+            spikes = counts.detach().sum()
         before = self._spikes.get(name)
         self._spikes[name] = spikes if before is None else before + spikes
         self._counts[name] = self._counts.get(name, 0) + output.numel()

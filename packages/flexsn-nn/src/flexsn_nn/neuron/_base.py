@@ -81,7 +81,7 @@ class Neuron(FlexSN):
         if hasattr(self, name):
             delattr(self, name)
             self._program = None  # it would look for a buffer where there is a parameter now
-            self._affine_programs.clear()
+            self._variants.clear()
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):
@@ -199,12 +199,18 @@ class Neuron(FlexSN):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _run(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool, affine: Producer | None = None
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        affine: Producer | None = None,
+        count: bool = False,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep, affine=affine)
+            return super()._run(inputs, states, keep=keep, affine=affine, count=count)
         try:
-            return super()._run(inputs, states, keep=keep, affine=affine)
+            return super()._run(inputs, states, keep=keep, affine=affine, count=count)
         except (RuntimeError, ValueError) as error:
             self._explain_error(inputs[0], states, error)
             raise

@@ -68,6 +68,15 @@ static inline void add_offsets(
     int64_t* offsets, int64_t begin, int64_t lanes, int64_t inner, int64_t size, int64_t stride) {
     const int64_t end = size * stride;
     int64_t rest = begin % inner, offset = begin / inner % size * stride;
+    if (stride == 0) return;
+    if (inner == 1) {  // a run of one element for each offset: better in rounds of `size`
+        for (int64_t lane = 0; lane < lanes; offset = 0) {
+            const int64_t count = (end - offset) / stride;
+            const int64_t next = lane + count < lanes ? lane + count : lanes;
+            for (int64_t first = lane; lane < next; ++lane) offsets[lane] += offset + (lane - first) * stride;
+        }
+        return;
+    }
     for (int64_t lane = 0; lane < lanes;) {
         const int64_t next = lane + inner - rest < lanes ? lane + inner - rest : lanes;
         for (; lane < next; ++lane) offsets[lane] += offset;

@@ -1,0 +1,84 @@
+"""What may be said against a call of a pointwise kernel, before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._kernel import Kernel
+from flexsn_codegen._writes import check_apart, check_outs, check_written
+from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
+from flexsn_codegen.targets.triton import TRITON
+
+
+def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raises `ArgumentError` for a tensor of which there are no kernels, `DeviceError` where they are on several."""
+    device = tensors[0].device if tensors else None
+    for i, value in enumerate(tensors):
+        if not TRITON.supports(value.dtype) or value.layout is not torch.strided:
+            raise ArgumentError(f"tensor {i} of {name} is {value.dtype}, {value.layout}; not supported.")
+        if value.device != device:
+            devices = sorted({str(t.device) for t in tensors})
+            raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
+
+
+def without_tensors(name: str) -> ArgumentError:
+    """What is to be raised for a call without tensors."""
+    return ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
+
+
+def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+    """Raises `WriteError` where the kernel may not write to its tensors."""
+    for i in kernel.written:
+        what = f"tensor {i}"
+        check_written(kernel.name, what, tensors[i])
+        for j, other in enumerate(tensors):
+            if j != i:
+                check_apart(kernel.name, what, tensors[i], f"tensor {j}", other, may_be_same=False)
+
+
+def check_into(
+    kernel: Kernel, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], outs: Sequence[Tensor]
+) -> None:
+    """Raises `ArgumentError` or `WriteError` where the kernel's results cannot be written to `outs`."""
+    if kernel.written:
+        raise ArgumentError(f"{kernel.name} writes to its arguments already: call it without `into`.")
+    check_outs(kernel.name, outs, dtypes, kernel.plan(tensors).shape, tensors[0].device)
+    for i, out in enumerate(outs):
+        what = f"tensor {i} of out="
+        check_written(kernel.name, what, out)
+        for j, other in enumerate(tensors):
+            check_apart(kernel.name, what, out, f"tensor {j}", other, may_be_same=True)
+        for j, other in enumerate(outs):
+            if j != i:
+                check_apart(kernel.name, what, out, f"tensor {j} of out=", other, may_be_same=False)
+
+
+def wants_gradients(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd is to follow what is computed of the tensors."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # a plain loop: compilers follow it, and it is the fastest
+            if tensor.requires_grad:
+                return True
+    return False
+
+
+def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
+    """Raises `AutogradError` where gradients are wanted of what has none."""
+    if writes:
+        raise AutogradError(
+            f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
+            "flow through. Call it under torch.no_grad(), as an optimizer's step is, or return the new values."
+        )
+    if not autograd:
+        raise AutogradError(
+            f"a tensor that {name} reads requires a gradient; make it with pointwise(..., autograd=True), or call it "
+            "under torch.no_grad()."
+        )
+
+
+def tell_written(tensors: Sequence[Tensor]) -> None:
+    """Tells autograd what was written: what it had saved of it is not what it was."""
+    torch.autograd.graph.increment_version(tensors)  # passes over tensors that are for inference alone

@@ -1,0 +1,63 @@
+"""Which values of a step are the same in each, and worth to be computed before the loop over time: for targets whose
+compiler does not see that by itself.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph import Role, StepGraph, facts_of
+
+_prims = torch.ops.prims
+
+# As quick as loading the value. So are ops of which each result is a value of an operand (`OpFacts.exact`).
+_QUICK = frozenset(getattr(_prims, name).default for name in ("add", "convert_element_type", "mul", "sub"))
+
+
+def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
+    """The results of slow ops, functions and divisions, that are computed from lifted tensors alone; of those that such
+    results are computed from, only what the step needs besides.
+
+    They have the dtypes of floating-point numbers.
+    """
+    alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
+    for node in step.graph.nodes:
+        if node.op == "call_function" and node.all_input_nodes and alike.issuperset(node.all_input_nodes):
+            alike.add(node)
+    slow = {node for node in alike if node.op == "call_function" and _is_slow(node)}
+    if not slow:
+        return ()
+    needed = needed_for(step, slow)
+    return tuple(node for node in step.graph.nodes if node in slow and node in needed)
+
+
+def needed_for(step: StepGraph, given: set[fx.Node]) -> set[fx.Node]:
+    """The nodes that the results are computed from, the given ones among them, but not what those are computed from."""
+    found: set[fx.Node] = set()
+    sought = [entry for entry in step.entries if isinstance(entry, fx.Node)]
+    while sought:
+        node = sought.pop()
+        if node not in found:
+            found.add(node)
+            sought += [] if node in given else node.all_input_nodes
+    return found
+
+
+def ancestors(nodes: tuple[fx.Node, ...]) -> set[fx.Node]:
+    """The nodes, and what they are computed from."""
+    found: set[fx.Node] = set()
+    sought = list(nodes)
+    while sought:
+        node = sought.pop()
+        if node not in found:
+            found.add(node)
+            sought += node.all_input_nodes
+    return found
+
+
+def _is_slow(node: fx.Node) -> bool:
+    facts, value = facts_of(node.target), node.meta.get("val")
+    if facts is None or facts.exact or node.target in _QUICK:
+        return False
+    return isinstance(value, Tensor) and value.dtype.is_floating_point

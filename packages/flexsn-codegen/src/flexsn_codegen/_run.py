@@ -1,0 +1,51 @@
+"""A call of a pointwise function, by one kernel on whole tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_codegen._autograd import WithGradients
+from flexsn_codegen._calls import Parts, Structure, results_together
+from flexsn_codegen._checks import (
+    check_gradients,
+    check_into,
+    check_tensors,
+    check_writes,
+    tell_written,
+    wants_gradients,
+    without_tensors,
+)
+from flexsn_codegen._kernels import Kernels
+from flexsn_codegen._launch import target_on
+
+
+def run(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None) -> Any:
+    """Calls a function.
+
+    Args:
+        outs: what the results are written to; `None`: new memory.
+    """
+    kernel, captured = kernels.find(structure, parts.tensors, parts.numbers)
+    tensors, numbers = parts.tensors, parts.numbers
+    if captured or not tensors:
+        tensors = [*tensors, *captured]
+        if not tensors:
+            raise without_tensors(kernels.name)
+        check_tensors(kernels.name, tensors)
+    if kernel.written:
+        check_writes(kernel, tensors)
+    if wants_gradients(tensors):
+        check_gradients(kernels.name, writes=bool(kernel.written) or outs is not None, autograd=kernels.autograd)
+        results = WithGradients.apply(kernel, numbers, *tensors)
+    elif outs is None:
+        results = kernel.run(tensors, numbers, [False] * len(tensors))[0]
+    else:
+        target = target_on(tensors[0].device, kernels.name)
+        dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes
+        check_into(kernel, tensors, dtypes, outs)
+        results = kernel.run(tensors, numbers, [False] * len(tensors), outs)[0]
+    if kernel.written or outs:
+        tell_written([*[tensors[i] for i in kernel.written], *(outs or ())])
+    return results_together(kernel.result, results, tensors)

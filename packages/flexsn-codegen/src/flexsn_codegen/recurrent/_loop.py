@@ -1,0 +1,350 @@
+"""What a kernel has to do at each step: the parts of a `StagedStep` in the loop over time, by blocks of columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+# The products with a matrix on the right, and the place of what is added.
+_OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
+_DTYPES = HALF_DTYPES | {torch.float32}
+# Integers up to here are bfloat16 values.
+_MOST_EXACT = 256
+
+
+class NotOneLaunchError(Exception):
+    """Steps that cannot run in one launch; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Some columns of a value of one step, as rows and columns.
+
+    Attributes:
+        port: the value.
+        first, width: the columns.
+    """
+
+    port: Port
+    first: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A pointwise stage.
+
+    Attributes:
+        reads: for each input, columns that the program has, or a view of a value in memory.
+        writes: for each output, columns that it becomes; `None`: of nothing that the program needs later.
+        stored: where each output goes in memory, at every step.
+    """
+
+    stage: Stage
+    width: int
+    reads: tuple[Columns | View, ...]
+    writes: tuple[Columns | None, ...]
+    stored: tuple[View | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """A product with a matrix.
+
+    Attributes:
+        operand: its left factor.
+        matrix: number of the right one.
+        added: number of a row that is added, or `None`.
+        alpha, beta: what the product and the row are multiplied by.
+        pieces: which columns of the result are computed, by first and width.
+        stored: where the result goes in memory, at every step, or `None`.
+        port: the result.
+    """
+
+    product: Product
+    operand: Columns
+    matrix: int
+    added: int | None
+    alpha: float
+    beta: float
+    pieces: tuple[tuple[int, int], ...]
+    stored: View | None
+    port: Port
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A value that programs give each other: the operand of products.
+
+    Attributes:
+        port, width, dtype: of the value.
+        carried: whether what the step before has written is multiplied.
+        exact: whether every value that a step writes is one of bfloat16.
+    """
+
+    port: Port
+    width: int
+    dtype: torch.dtype
+    carried: bool
+    exact: bool
+
+    def parts(self, *, from_zero: bool) -> int:
+        """As how many numbers of 16 bits a value is multiplied: a float32 as three, which it is the sum of.
+
+        Args:
+            from_zero: whether what is carried is zero before the first step.
+        """
+        return 3 if self.dtype == torch.float32 and not (self.exact and (from_zero or not self.carried)) else 1
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The parts of a step in the loop.
+
+    Attributes:
+        width: the step's columns.
+        num_rows: the product of its other sizes.
+        parts: in order.
+        carried: the values that go from step to step, their width and dtype.
+        exchanges: in the order of the products that read them.
+        lasting: the values of which each step's is read when the loop is over.
+    """
+
+    width: int
+    num_rows: int
+    parts: tuple[Call | Multiply, ...]
+    carried: Mapping[Port, tuple[int, torch.dtype]]
+    exchanges: tuple[Exchange, ...]
+    lasting: frozenset[Port]
+
+
+def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
+    """The loop of a step.
+
+    Args:
+        lasting: the values of which each step's is read when the loop is over; outputs, and gradients of inputs, are.
+
+    Raises:
+        NotOneLaunchError: it has a part that kernels do not compute in one launch.
+    """
+    return _Analysis(staged, frozenset(lasting)).run()
+
+
+class _Analysis:
+    def __init__(self, staged: StagedStep, lasting: frozenset[Port]) -> None:
+        self._staged, self._lasting = staged, lasting
+        self._parts = [part for part in staged.parts if part.phase is Phase.LOOP]
+        products = [part for part in self._parts if isinstance(part, Product)]
+        if not products:
+            raise NotOneLaunchError("no product is in the loop over time")
+        self._rows: int | None = None
+        self._operands: set[Columns] = set()  # what stages have written so far
+        writes = [v for p in self._parts for v in (p.writes if isinstance(p, Stage) else (p.result,))]
+        self._written = {view.source for view in writes}
+        roles = {port.role for port in self._written}
+        role = Role.GRAD_STATE if Role.GRAD_STATE in roles else Role.STATE
+        self._carried = {port for port in self._written if port.role is role}
+        self._role = role
+
+    def run(self) -> Loop:
+        parts: list[Call | Multiply] = []
+        for part in self._parts:
+            parts.append(self._call(part) if isinstance(part, Stage) else self._multiply(part))
+        carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
+        for part in self._staged.parts:
+            if part.phase is not Phase.LOOP:
+                for view in part.writes if isinstance(part, Stage) else (part.result,):
+                    if view.source in self._carried:
+                        raise NotOneLaunchError(f"{view.source.name} is written in the loop and behind it")
+        exchanges = self._exchanges(parts)
+        assert self._rows is not None
+        width = max((w for w, _ in carried.values()), default=0) or exchanges[0].width
+        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting)
+
+    # -- values --------------------------------------------------------------------------------------------
+
+    def _value(self, port: Port) -> tuple[int, int, torch.dtype]:
+        """Rows, columns and dtype of a value."""
+        shape, dtype = self._staged.values[port]
+        return math.prod(shape[:-1]), shape[-1] if shape else 1, dtype
+
+    def _whole_value(self, port: Port) -> tuple[int, torch.dtype]:
+        rows, width, dtype = self._value(port)
+        self._same_rows(rows, port.name)
+        return width, dtype
+
+    def _same_rows(self, rows: int, what: str) -> None:
+        if self._rows is None:
+            self._rows = rows
+        if rows != self._rows:
+            raise NotOneLaunchError(f"{what} has {rows} rows, others have {self._rows}")
+
+    def _columns(self, view: View) -> Columns:
+        """A view that has all rows of a value, and neighbouring columns."""
+        rows, width, _ = self._value(view.source)
+        self._same_rows(rows, view.source.name)
+        if not view.calls:
+            return Columns(view.source, 0, width)
+        shape = self._staged.values[view.source][0]
+        numbers = torch.arange(rows * width).reshape(shape)
+        seen = view(numbers)
+        count = seen.shape[-1] if seen.dim() else 1
+        flat = numbers.reshape(rows, width)
+        if seen.numel() == rows * count:
+            first = int(seen.reshape(-1)[0])
+            if first + count <= width and torch.equal(seen.reshape(rows, count), flat[:, first : first + count]):
+                return Columns(view.source, first, count)
+        raise NotOneLaunchError(f"a view of {view.source.name} is no range of its columns")
+
+    # -- parts -----------------------------------------------------------------------------------------------
+
+    def _call(self, stage: Stage) -> Call:
+        width = stage.shape[-1] if stage.shape else 1
+        self._same_rows(math.prod(stage.shape[:-1]), "a stage")
+        reads: list[Columns | View] = []
+        for view in stage.reads:
+            port = view.source
+            if port in self._carried or (port.role in (Role.OPERAND, Role.PRODUCT) and port in self._written):
+                columns = self._columns(view)
+                whole = port.role is Role.PRODUCT or (columns.first, columns.width) == (0, self._value(port)[1])
+                if columns.width != width or not whole:
+                    raise NotOneLaunchError(f"a stage of {width} columns reads a part of {port.name}")
+                if port.role is Role.OPERAND and columns not in self._operands:
+                    raise NotOneLaunchError(f"a stage reads {port.name}, which others write in pieces")
+                reads.append(columns)
+            else:
+                reads.append(view)
+        writes: list[Columns | None] = []
+        stored: list[View | None] = []
+        for view in stage.writes:
+            port = view.source
+            if port in self._carried or port.role is Role.OPERAND:
+                columns = self._columns(view)
+                if columns.width != width or (port in self._carried and columns.width != self._value(port)[1]):
+                    raise NotOneLaunchError(f"a stage writes a part of {port.name}")
+                self._operands.add(columns)
+                writes.append(columns)
+                stored.append(view if port in self._lasting else None)
+            else:
+                writes.append(None)
+                stored.append(view)
+        return Call(stage, width, tuple(reads), tuple(writes), tuple(stored))
+
+    def _multiply(self, product: Product) -> Multiply:
+        if product.op not in _OPS:
+            raise NotOneLaunchError(f"{product.name} is no product of rows with one matrix")
+        place = _OPS[product.op]
+        arguments = list(product.args)
+        added = None if place is None else arguments.pop(place)
+        left, right = arguments[:2]
+        if not isinstance(left, View) or left.source.role is Role.MATRIX:
+            raise NotOneLaunchError(f"{product.name} has its matrix on the left")
+        if not isinstance(right, View) or right.source.role is not Role.MATRIX or right.calls:
+            raise NotOneLaunchError(f"{product.name} multiplies by what is no matrix of captured tensors")
+        if left.source not in self._written:
+            raise NotOneLaunchError(f"{product.name} multiplies {left.source.name}, which is not computed in the loop")
+        if product.dtype not in _DTYPES or left.dtype != product.dtype or right.dtype != product.dtype:
+            raise NotOneLaunchError(f"{product.name} is one of {product.dtype}")
+        if added is not None and not (
+            isinstance(added, View) and added.source.role is Role.MATRIX and not added.calls and len(added.shape) == 1
+        ):
+            raise NotOneLaunchError(f"{product.name} adds what is no row of captured numbers")
+        operand = self._columns(left)
+        port, width = product.result.source, product.shape[-1]
+        whole = self._columns(product.result)
+        if (whole.first, whole.width) != (0, width):
+            raise NotOneLaunchError(f"{product.name} writes a part of {port.name}")
+        pieces = self._pieces(port, width, all_of_it=port.role is not Role.PRODUCT or port in self._lasting)
+        stored = product.result
+        in_memory = port in self._lasting or (port.role is not Role.PRODUCT and port not in self._carried)
+        return Multiply(
+            product,
+            operand,
+            right.source.index,
+            added.source.index if added is not None else None,
+            float(product.kwargs.get("alpha", 1)),
+            float(product.kwargs.get("beta", 1)),
+            pieces,
+            stored if in_memory else None,
+            port,
+        )
+
+    def _pieces(self, port: Port, width: int, *, all_of_it: bool) -> tuple[tuple[int, int], ...]:
+        found: set[tuple[int, int]] = set()
+        for part in self._parts:
+            if isinstance(part, Product):
+                all_of_it |= any(view.source == port for view in part.reads)
+            elif port not in self._carried:
+                seen = [self._columns(view) for view in part.reads if view.source == port]
+                found |= {(columns.first, columns.width) for columns in seen}
+        if port in self._carried:
+            return ((0, width),)
+        if all_of_it:
+            end = 0
+            for first, count in sorted(found):
+                if first > end:
+                    found.add((end, first - end))
+                end = max(end, first + count)
+            if end < width:
+                found.add((end, width - end))
+        return tuple(sorted(found))
+
+    # -- exchanges -------------------------------------------------------------------------------------------
+
+    def _exchanges(self, parts: Sequence[Call | Multiply]) -> tuple[Exchange, ...]:
+        found: dict[Port, Exchange] = {}
+        for part in parts:
+            if isinstance(part, Multiply) and part.operand.port not in found:
+                port = part.operand.port
+                _, width, dtype = self._value(port)
+                if port.role is Role.OPERAND and port in self._staged.assembled:
+                    pieces = [w for p in parts if isinstance(p, Call) for w in p.writes if w and w.port == port]
+                    if sum(piece.width for piece in pieces) != width:
+                        raise NotOneLaunchError(f"{port.name} has columns that no stage writes")
+                found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
+        return tuple(found.values())
+
+    def _is_exact(self, port: Port, parts: Sequence[Call | Multiply]) -> bool:
+        outputs: list[fx.Node] = []
+        for part in parts:
+            if isinstance(part, Multiply):
+                if part.port == port:
+                    return False
+                continue
+            results = next(n for n in reversed(part.stage.graph.graph.nodes) if n.op == "output").args[0]
+            outputs += [r for r, w in zip(results, part.writes, strict=True) if w is not None and w.port == port]
+        bounds = [_integer_bound(node) for node in outputs]
+        return bool(bounds) and all(bound is not None and bound <= _MOST_EXACT for bound in bounds)
+
+
+def _integer_bound(node: Any) -> float | None:
+    """The largest absolute value of a node that has integers alone; `None`: it may have others."""
+    if isinstance(node, bool | int | float):
+        return abs(node) if float(node).is_integer() else None
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return None
+    value = node.meta.get("val")
+    if getattr(value, "dtype", None) == torch.bool:
+        return 1
+    target = node.target
+    if target is _prims.convert_element_type.default or target is _prims.neg.default:
+        return _integer_bound(node.args[0])
+    if target in (_prims.add.default, _prims.sub.default, _prims.mul.default):
+        left, right = (_integer_bound(a) for a in node.args[:2])
+        if left is None or right is None:
+            return None
+        return left * right if target is _prims.mul.default else left + right
+    if target is _prims.where.default:
+        left, right = (_integer_bound(a) for a in node.args[1:3])
+        return None if left is None or right is None else max(left, right)
+    return None

@@ -1,0 +1,597 @@
+"""One launch for all steps of a recurrent loop.
+
+A program owns `BLOCK` rows and some columns of every value of the step, for all steps. Its columns of the matrices are
+loaded once, its columns of the states stay in registers. What a product reads is exchanged between the programs of the
+same rows: each publishes its columns in one of two slots, arrives at a counter, and waits for the others before it
+loads all of them. Two slots are enough: who writes a slot again has waited for those that have read it.
+
+While it waits, the program has the loads of the next step and the stores of this one under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen._source import CoreSource, KernelSource, identifier
+from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Loop, Multiply
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_codegen.targets.triton._literals import tl_name
+from flexsn_graph import Port, Role, View
+
+_LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How a value of each step lies in memory.
+
+    Attributes:
+        row: the distance of two rows, with the columns side by side and the steps one behind the other; `None`: the
+            three distances are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+    """
+
+    row: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How a step is divided among programs.
+
+    Attributes:
+        rows: of one program, a power of two, at least 16.
+        count: programs that have the same rows and share the columns.
+        chunk: terms of a sum that are multiplied at a time.
+        num_warps: of one program.
+    """
+
+    rows: int
+    count: int
+    chunk: int
+    num_warps: int
+
+    def columns(self, width: int) -> int:
+        """How many columns of a value of this width one program has."""
+        return max(_LEAST, _power(-(-width // self.count)))
+
+
+class Load(NamedTuple):
+    """A view of a value, for a stage of a shape that it broadcasts to."""
+
+    view: View
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopKernel:
+    """A kernel, and what it is called with.
+
+    Attributes:
+        source: its tensors are, by role: `INPUT`, the entry of `loads` at every step; `OUTPUT`, that of `stores`;
+            `STATE` and `FINAL_STATE`, the carried values before the first step and after the last; `MATRIX`; `LIFTED`;
+            `OPERAND`, the slots of an exchange, `[2, parts, rows, columns]` with padding; `COUNTER` 0, an int32 zero
+            for each group of rows, `COUNTER_DISTANCE` apart, and 1, a number that is set when programs gave up.
+        loads, stores: views of values at each step.
+        slots: for each exchange, dtype, parts and padded columns.
+    """
+
+    source: KernelSource
+    loads: tuple[Load, ...]
+    stores: tuple[View, ...]
+    slots: tuple[tuple[torch.dtype, int, int], ...]
+
+
+COUNTER_DISTANCE = 32  # numbers: counters in memory lines of their own
+
+
+def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
+    """What is loaded and stored at each step."""
+    loads: list[Load] = []
+    stores: list[View] = []
+    for part in loop.parts:
+        if isinstance(part, Call):
+            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
+            found = (Load(v, part.stage.shape) for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            loads += [load for load in found if load not in loads]
+            stores += [view for view in part.stored if view is not None]
+        elif part.stored is not None:
+            stores.append(part.stored)
+    return tuple(loads), tuple(stores)
+
+
+def loop_source(
+    name: str,
+    loop: Loop,
+    cores: Sequence[CoreSource | None],
+    loads: Sequence[tuple[Load, Place]],
+    stores: Sequence[tuple[View, Place]],
+    matrix_strides: Mapping[int, tuple[int, ...]],
+    tiles: Tiles,
+    *,
+    backwards: bool,
+    from_zero: bool,
+) -> LoopKernel:
+    """Writes the kernel of a loop.
+
+    Args:
+        name: start of the kernel's name.
+        cores: for each part, the source of a stage.
+        loads, stores: as `memory_of` lists them, and where they are.
+        matrix_strides: by number.
+        backwards: whether the loop goes from the last step to the first.
+        from_zero: whether what is carried is zero before the first step, as far as products read it.
+    """
+    return _Writer(loop, cores, loads, stores, matrix_strides, tiles, backwards, from_zero).write(name)
+
+
+def _power(n: int) -> int:
+    return 1 << (n - 1).bit_length()
+
+
+class _Writer:
+    def __init__(
+        self,
+        loop: Loop,
+        cores: Sequence[CoreSource | None],
+        loads: Sequence[tuple[Load, Place]],
+        stores: Sequence[tuple[View, Place]],
+        matrix_strides: Mapping[int, tuple[int, ...]],
+        tiles: Tiles,
+        backwards: bool,
+        from_zero: bool,
+    ) -> None:
+        self._loop, self._cores, self._tiles = loop, cores, tiles
+        self._loads, self._stores = loads, stores
+        self._strides = matrix_strides
+        self._backwards, self._from_zero = backwards, from_zero
+        self._lines: list[str] = []
+        self._depth = 1
+        self._params: dict[Port, None] = {}
+        self._sizes = ["T", "B"]
+        self._number = {exchange.port: i for i, exchange in enumerate(loop.exchanges)}
+        self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
+        self._later: list[str] = []  # stores that nobody waits for
+        self._next_store = 0
+
+    # -- lines -----------------------------------------------------------------------------------------------
+
+    def _line(self, text: str) -> None:
+        self._lines.append("    " * self._depth + text)
+
+    def _param(self, role: Role, index: int) -> str:
+        port = Port(role, index)
+        self._params[port] = None
+        return f"{port.name}_ptr"
+
+    # -- the whole ---------------------------------------------------------------------------------------------
+
+    def write(self, name: str) -> LoopKernel:
+        tiles = self._tiles
+        self._line(f"tile = tl.program_id(0) % {tiles.count}")
+        for width in sorted(self._widths()):
+            self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
+        for chunk in sorted({size for e in self._loop.exchanges for size in self._chunks(e.width)}):
+            self._line(f"terms_{chunk} = tl.arange(0, {chunk})")
+        self._load_matrices()
+        groups = "tl.cdiv(B, BLOCK)"
+        self._line("rows_in_all = tl.cast(B, tl.int64)")
+        self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
+        first, step = f"tl.program_id(0) // {tiles.count}", f"tl.num_programs(0) // {tiles.count}"
+        self._line(f"for group in range({first}, {groups}, {step}):")
+        self._depth += 1
+        self._group()
+        self._depth -= 1
+        return self._finish(name)
+
+    def _finish(self, name: str) -> LoopKernel:
+        arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
+        body = "\n".join(self._lines)
+        cores = {core.name: core for core in self._cores if core is not None}
+        text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._tiles}"
+        full = f"{identifier(name, reserved=TRITON.reserved)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
+        unspecialised = ", ".join(f'"{size}"' for size in self._sizes)
+        functions = "\n\n".join(core.source for core in cores.values())
+        doc = "All steps of a recurrent loop. One program: BLOCK rows, some columns of each value, all T."
+        source = (
+            f"{TRITON.header}\n\n{functions}\n\n@triton.jit(do_not_specialize=[{unspecialised}])\n"
+            f'def {full}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
+        )
+        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
+        slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in self._loop.exchanges)
+        return LoopKernel(kernel, tuple(x for x, _ in self._loads), tuple(x for x, _ in self._stores), slots)
+
+    def _widths(self) -> set[int]:
+        found = {width for width, _ in self._loop.carried.values()}
+        for part in self._loop.parts:
+            found |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+        return found
+
+    # -- before the rows -----------------------------------------------------------------------------------------
+
+    def _chunks(self, width: int) -> list[int]:
+        size = _padded(width)
+        chunk = min(size, self._tiles.chunk)
+        return [chunk] * (size // chunk)
+
+    def _load_matrices(self) -> None:
+        for i, part in enumerate(self._loop.parts):
+            if not isinstance(part, Multiply):
+                continue
+            pointer = self._param(Role.MATRIX, part.matrix)
+            down, across = self._strides[part.matrix]
+            height = part.operand.width
+            for first, count in part.pieces:
+                own = f"own_{count}[None, :]"
+                start = 0
+                for j, chunk in enumerate(self._chunks(height)):
+                    terms = f"({start} + terms_{chunk}[:, None])"
+                    mask = f"({terms} < {height}) & ({own} < {count})"
+                    place = f"{pointer} + {terms} * {down} + ({first} + {own}) * {across}"
+                    name = f"matrix_{i}_{first}_{j}"
+                    if self._exchange(part.operand.port).dtype == torch.float32:
+                        self._line(f"whole = dev.fetch({place}, {mask})")
+                        self._split(name, "whole", 3)
+                    else:
+                        self._line(f"{name}_0 = dev.fetch({place}, {mask})")
+                    start += chunk
+                if part.added is not None:
+                    row = self._param(Role.MATRIX, part.added)
+                    (distance,) = self._strides[part.added]
+                    place = f"{row} + ({first} + own_{count}) * {distance}"
+                    self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
+
+    def _split(self, name: str, value: str, parts: int) -> None:
+        """A float32 value as bfloat16 values that it is the sum of."""
+        for k in range(parts):
+            self._line(f"{name}_{k} = dev.first_part({value})")
+            if k + 1 < parts:
+                self._line(f"rest_{name}_{k} = dev.rest({value})")
+                value = f"rest_{name}_{k}"
+
+    # -- a group of rows -------------------------------------------------------------------------------------------
+
+    def _group(self) -> None:
+        self._line("rows = (group * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]")
+        for width in sorted(self._widths()):
+            self._line(f"mask_{width} = (rows < B) & (own_{width}[None, :] < {width})")
+        self._line(f"counter = {self._param(Role.COUNTER, 0)} + group * {COUNTER_DISTANCE}")
+        self._lifted()
+        for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
+            pointer = self._param(Role.STATE, i)
+            self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
+            exchange = self._loop.exchanges[self._number[port]] if port in self._number else None
+            if exchange is not None:
+                self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
+        events = self._events()
+        arrives, waits = _synchronisation(events)
+        if any(e.carried for e in self._loop.exchanges) and events[-1][1] == "write":
+            self._line("dev.arrive(counter)")
+            self._line("epoch = 1")
+        else:
+            self._line("epoch = 0")
+        self._line(f"step = {'T - 1' if self._backwards else '0'}")
+        for i in range(len(self._loads)):
+            self._load(f"load_{i}", i, "step", None)
+        self._line("for t in range(T):")
+        self._depth += 1
+        self._line("odd = t & 1")
+        self._step(arrives, waits)
+        self._depth -= 1
+        for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
+            if port not in self._loop.lasting:
+                pointer = self._param(Role.FINAL_STATE, i)
+                self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], state_{i}, mask_{width})")
+        if self._tiles.count > 1:
+            self._give_up()
+
+    def _lifted(self) -> None:
+        for i, (part, core) in enumerate(zip(self._loop.parts, self._cores, strict=True)):
+            if not isinstance(part, Call) or core is None:
+                continue
+            for port in core.arguments:
+                if port.role is Role.LIFTED:
+                    pointer = self._param(Role.LIFTED, port.index)
+                    down, across = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
+                    place = f"{pointer} + rows * {down} + own_{part.width}[None, :] * {across}"
+                    self._line(f"lifted_{i}_{port.index} = dev.load({place}, mask_{part.width})")
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _events(self) -> list[tuple[int, str]]:
+        """The parts that read what is exchanged, and those that complete what will be."""
+        last: dict[Port, int] = {}
+        for i, part in enumerate(self._loop.parts):
+            if isinstance(part, Multiply):
+                if part.port in self._number:
+                    last[part.port] = i
+            else:
+                last |= {w.port: i for w in part.writes if w is not None and w.port in self._number}
+        found = []
+        for i, part in enumerate(self._loop.parts):
+            if isinstance(part, Multiply):
+                found.append((i, "read"))
+            if i in last.values():
+                found.append((i, "write"))
+        return found
+
+    def _step(self, arrives: set[int], waits: set[int]) -> None:
+        self._fetched: set[tuple[Columns, int]] = set()
+        self._values: dict[Columns, str] = {}  # what the step has computed
+        self._new: dict[Port, str] = {}
+        self._next_store = 0
+        loaded = False
+        for i, part in enumerate(self._loop.parts):
+            if isinstance(part, Multiply):
+                if i in waits and self._tiles.count > 1:
+                    self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
+                self._multiply(i, part)
+            else:
+                self._call(i, part)
+            if i in arrives:
+                self._line("dev.arrive(counter)")
+                self._line("epoch += 1")
+                if i == max(arrives):
+                    self._next_loads()
+                    loaded = True
+                self._flush()
+        if not loaded:
+            self._next_loads()
+        self._flush()
+        for port, value in self._new.items():
+            self._line(f"{self._carried[port]} = {value}")
+        for i in range(len(self._loads)):
+            self._line(f"load_{i} = next_{i}")
+        self._line(f"step {'-' if self._backwards else '+'}= 1")
+
+    def _next_loads(self) -> None:
+        self._line(f"following = step {'-' if self._backwards else '+'} 1")
+        exists = "(following >= 0)" if self._backwards else "(following < T)"
+        for i in range(len(self._loads)):
+            self._load(f"next_{i}", i, "following", exists)
+
+    def _flush(self) -> None:
+        for line in self._later:
+            self._line(line)
+        self._later.clear()
+
+    def _call(self, i: int, part: Call) -> None:
+        core = self._cores[i]
+        assert core is not None
+        loads = [load for load, _ in self._loads]
+        arguments = []
+        for port in core.arguments:
+            if port.role is Role.LIFTED:
+                arguments.append(f"lifted_{i}_{port.index}")
+                continue
+            read = part.reads[port.index]
+            if not isinstance(read, Columns):
+                arguments.append(f"load_{loads.index(Load(read, part.stage.shape))}")
+            elif read.port in self._carried:
+                arguments.append(self._carried[read.port])
+            else:
+                arguments.append(self._values[read])
+        results = [f"result_{i}_{port.index}" for port in core.results]
+        self._line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
+        for result, write in zip(results, part.writes, strict=True):
+            if write is not None:
+                self._written(write, result, part.width)
+        for result, view in zip(results, part.stored, strict=True):
+            if view is not None:
+                self._store(result, part.width, 0)
+                self._next_store += 1
+
+    def _multiply(self, i: int, part: Multiply) -> None:
+        exchange = self._exchange(part.operand.port)
+        operand, chunks = self._name(part.operand), range(len(self._chunks(part.operand.width)))
+        terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
+        if exchange.dtype != torch.float32:
+            terms = [(0, 0)]
+        # Sums that do not wait for each other: of the terms of a float32, or else of the chunks.
+        sums = terms if len(terms) > 1 else chunks
+        for first, count in part.pieces:
+            for k in range(len(sums)):
+                size = self._tiles.columns(count)
+                self._line(f"total_{i}_{first}_{k} = tl.zeros([BLOCK, {size}], tl.float32)")
+        self._fetch(part.operand, 0, self._ahead(exchange))
+        for j in chunks:
+            self._fetch(part.operand, j + self._ahead(exchange), 1)
+            for first, _ in part.pieces:
+                for k, (a, b) in enumerate(terms):
+                    total = f"total_{i}_{first}_{k if len(terms) > 1 else j}"
+                    self._line(f"{total} = dev.dot({operand}_{j}_{a}, matrix_{i}_{first}_{j}_{b}, {total})")
+        for first, count in part.pieces:
+            totals = [f"total_{i}_{first}_{k}" for k in range(len(sums))]
+            if len(terms) > 1:  # the small ones first
+                order = sorted(range(len(terms)), key=lambda k: -sum(terms[k]))
+                text = " + ".join(totals[k] for k in order)
+            else:
+                text = _pairwise(totals)
+            result = f"product_{i}_{first}"
+            if part.alpha != 1:
+                text = f"({text}) * {part.alpha!r}"
+            if part.added is not None:
+                added = f"added_{i}_{first}"
+                text = f"{text} + {added}" if part.beta == 1 else f"{text} + {added} * {part.beta!r}"
+            dtype = part.product.dtype
+            rounded = f"dev.round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+            self._line(f"{result} = {rounded}")
+            self._written(Columns(part.port, first, count), result, count)
+            if part.stored is not None:
+                self._store(result, count, first)
+        if part.stored is not None:
+            self._next_store += 1
+
+    def _written(self, columns: Columns, value: str, width: int) -> None:
+        self._values[columns] = value
+        if columns.port in self._carried:
+            self._new[columns.port] = value
+        if columns.port in self._number:
+            exchange = self._exchange(columns.port)
+            self._publish(columns, value, width, "1 - odd" if exchange.carried else "odd", whole=False)
+
+    # -- exchanges ---------------------------------------------------------------------------------------------------
+
+    def _exchange(self, port: Port) -> Exchange:
+        return self._loop.exchanges[self._number[port]]
+
+    def _parts(self, exchange: Exchange) -> int:
+        return exchange.parts(from_zero=self._from_zero)
+
+    def _slot_dtype(self, exchange: Exchange) -> torch.dtype:
+        return torch.bfloat16 if exchange.dtype == torch.float32 else exchange.dtype
+
+    def _slot(self, exchange: Exchange, slot: str, part: int) -> str:
+        """Where the columns of a slot begin, in each row."""
+        number = self._number[exchange.port]
+        pointer, size = self._param(Role.OPERAND, number), _padded(exchange.width)
+        return f"{pointer} + ((({slot}) * {self._parts(exchange)} + {part}) * padded + rows) * {size}"
+
+    def _publish(self, columns: Columns, value: str, width: int, slot: str, *, whole: bool) -> None:
+        exchange = self._exchange(columns.port)
+        parts = self._parts(exchange)
+        names = [value]
+        if parts > 1:
+            name = f"part_{value}"
+            self._split(name, value, parts)
+            names = [f"{name}_{k}" for k in range(parts)]
+        for k, text in enumerate(names):
+            place = f"{self._slot(exchange, slot, k)} + ({columns.first} + own_{width}[None, :])"
+            self._line(f"dev.publish({place}, {text}, mask_{width})")
+
+    def _ahead(self, exchange: Exchange) -> int:
+        """How many chunks of an operand are loaded before the first one is multiplied."""
+        return len(self._chunks(exchange.width)) if self._parts(exchange) == 1 else 1
+
+    def _name(self, operand: Columns) -> str:
+        """What the chunks and parts of an operand are called, without their numbers."""
+        return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
+
+    def _fetch(self, operand: Columns, begin: int, count: int) -> None:
+        """Loads some chunks of an operand, all of the group's rows, unless they are there."""
+        exchange, name = self._exchange(operand.port), self._name(operand)
+        sizes = self._chunks(operand.width)
+        for j in range(begin, min(begin + count, len(sizes))):
+            if (operand, j) in self._fetched:
+                continue
+            self._fetched.add((operand, j))
+            start = sum(sizes[:j])
+            terms = f"({start} + terms_{sizes[j]}[None, :])"
+            inside = f"{terms} < {operand.width}"
+            mask = "rows >= 0" if start + sizes[j] <= operand.width else f"(rows >= 0) & ({inside})"
+            for k in range(self._parts(exchange)):
+                place = f"{self._slot(exchange, 'odd', k)} + {operand.first} + {terms}"
+                self._line(f"{name}_{j}_{k} = dev.fetch({place}, {mask})")
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _address(self, role: Role, i: int, place: Place, step: str, width: int, first: int = 0) -> str:
+        pointer = self._param(role, i)
+        own = f"({first} + own_{width}[None, :])" if first else f"own_{width}[None, :]"
+        if place.row is not None:
+            return f"{pointer} + ({step} * rows_in_all + rows) * {place.row} + {own}"
+        names = [f"{Port(role, i).name}_{what}" for what in ("time", "row", "column")]
+        self._sizes += [name for name in names if name not in self._sizes]
+        time, row, column = (f"tl.cast({name}, tl.int64)" for name in names)
+        return f"{pointer} + {step} * {time} + rows * {row} + {own} * {column}"
+
+    def _load(self, name: str, i: int, step: str, exists: str | None) -> None:
+        (_, shape), place = self._loads[i]
+        width = shape[-1] if shape else 1
+        mask = f"mask_{width} & {exists}" if exists else f"mask_{width}"
+        self._line(f"{name} = dev.load({self._address(Role.INPUT, i, place, step, width)}, {mask})")
+
+    def _store(self, value: str, width: int, first: int) -> None:
+        """Notes a store for later. Of a product, each piece is one."""
+        i = self._next_store
+        _, place = self._stores[i]
+        address = self._address(Role.OUTPUT, i, place, "step", width, first)
+        self._later.append(f"dev.store({address}, {value}, mask_{width})")
+
+    # -- an end that should not be -----------------------------------------------------------------------------------
+
+    def _give_up(self) -> None:
+        """Nothing that was computed without what others had to bring passes for a result."""
+        self._line("if dev.gave_up(counter):")
+        self._depth += 1
+        self._line(f"tl.store({self._param(Role.COUNTER, 1)}, 1)")
+        nan = 'float("nan")'
+        for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
+            if port not in self._loop.lasting and dtype.is_floating_point:
+                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {tl_name(register_dtype(dtype))})"
+                pointer = self._param(Role.FINAL_STATE, i)
+                self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], {block}, mask_{width})")
+        self._line("for t in range(T):")
+        self._depth += 1
+        self._line("pass")
+        stored: list[tuple[int, View, int, int]] = []
+        number = 0
+        for part in self._loop.parts:
+            if isinstance(part, Call):
+                for view in part.stored:
+                    if view is not None:
+                        stored.append((number, view, part.width, 0))
+                        number += 1
+            elif part.stored is not None:
+                stored += [(number, part.stored, count, first) for first, count in part.pieces]
+                number += 1
+        for i, view, width, first in stored:
+            if view.dtype.is_floating_point:
+                kind = tl_name(register_dtype(view.dtype))
+                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {kind})"
+                address = self._address(Role.OUTPUT, i, self._stores[i][1], "t", width, first)
+                self._line(f"dev.store({address}, {block}, mask_{width})")
+        self._depth -= 2
+
+
+def _padded(width: int) -> int:
+    return max(_LEAST, _power(width))
+
+
+def _pairwise(terms: Sequence[str]) -> str:
+    if len(terms) == 1:
+        return terms[0]
+    middle = len(terms) // 2
+    return f"({_pairwise(terms[:middle])} + {_pairwise(terms[middle:])})"
+
+
+def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """The distances of rows and columns of what has all sizes but the last as rows.
+
+    Raises:
+        ValueError: rows are not equally far apart.
+    """
+    if not shape:
+        return 0, 0
+    rows: list[tuple[int, int]] = []
+    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
+        if size == 1:
+            continue
+        if rows and rows[-1][1] == size * stride:
+            rows[-1] = (rows[-1][0] * size, stride)
+        else:
+            rows.append((size, stride))
+    if len(rows) > 1:
+        raise ValueError(f"rows of strides {tuple(strides)}")
+    return (rows[0][1] if rows else 0), (strides[-1] if shape[-1] != 1 else 1)
+
+
+def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:
+    """Behind which parts a program arrives, and before which it waits.
+
+    Events go round: what a step writes last, the next one reads first. A program never arrives twice without a wait
+    in between, so that the counter tells by itself how far all have come.
+    """
+    arrives, waits = set(), set()
+    for place, (part, kind) in enumerate(events):
+        before, behind = events[place - 1][1], events[(place + 1) % len(events)][1]
+        if kind == "write" and behind == "read":
+            arrives.add(part)
+        if kind == "read" and before == "write":
+            waits.add(part)
+    return arrives, waits

@@ -1,0 +1,113 @@
+"""What programs of one launch that work on one step use: matrix products, and the exchange of values between them.
+
+A program publishes its part of a value and arrives at a counter; who reads the whole value waits until all have. The
+counter only grows. A wait ends after so many looks, which takes seconds: what is awaited will not come then, and the
+counter is marked, by which all programs that share it learn of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, store
+
+# Added to a counter whose programs gave up. More than any number of arrivals.
+_GAVE_UP = tl.constexpr(1 << 30)
+
+if INTERPRETED:
+    # One program after the other: each has all columns of its rows, and finds there what it has put there.
+    from flexsn_codegen.targets.triton.device._interpreted import _of_type, _to_torch
+
+    def fetch(pointers: Any, mask: Any) -> Any:
+        return load(pointers, mask)
+
+    def publish(pointers: Any, value: Any, mask: Any) -> None:
+        store(pointers, value, mask)
+
+    def first_part(x: Any) -> Any:
+        bits = _to_torch(x).view(torch.int32) & -65536
+        return _of_type(x, bits.view(torch.float32), tl.float32)
+
+    def rest(x: Any) -> Any:
+        value = _to_torch(x)
+        first = (value.view(torch.int32) & -65536).view(torch.float32)
+        return _of_type(x, torch.where(first == value, 0.0, value - first), tl.float32)
+
+    def dot(x: Any, y: Any, total: Any) -> Any:
+        return tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
+
+    def arrive(counter: Any) -> None:
+        pass
+
+    def wait(counter: Any, goal: Any) -> None:
+        pass
+
+    def gave_up(counter: Any) -> bool:
+        return False
+
+else:
+
+    @triton.jit
+    def fetch(pointers, mask):
+        # Not from the first cache, which does not see what other programs write.
+        return tl.load(pointers, mask=mask, other=0, cache_modifier=".cg")
+
+    @triton.jit
+    def publish(pointers, value, mask):
+        tl.store(pointers, value.to(pointers.dtype.element_ty), mask=mask)
+
+    @triton.jit
+    def _truncated(x):
+        return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+
+    @triton.jit
+    def first_part(x):
+        """The first 8 bits of a float32, a bfloat16. Three parts are all of it. Rounding could reach infinity."""
+        return _truncated(x).to(tl.bfloat16)
+
+    @triton.jit
+    def rest(x):
+        first = _truncated(x)
+        return tl.where(first == x, 0.0, x - first)
+
+    @triton.jit
+    def dot(x, y, total):
+        return tl.dot(x, y, total)
+
+    @triton.jit
+    def _look(counter):
+        # Every thread looks for itself: what it reads afterwards is what was published, without another barrier.
+        return tl.inline_asm_elementwise(
+            "ld.acquire.gpu.global.u32 $0, [$1];", "=r,l", [counter.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+    @triton.jit
+    def arrive(counter):
+        tl.debug_barrier()
+        tl.atomic_add(counter, 1, sem="release")
+
+    @triton.jit
+    def wait(counter, goal):
+        seen = _look(counter)
+        looks = 0
+        while (seen < goal) & (looks < 4194304):
+            seen = _look(counter)
+            looks += 1
+        if seen < goal:
+            # Threads may differ in this: each says it for itself.
+            tl.inline_asm_elementwise(
+                "red.release.gpu.global.or.b32 [$1], 0x40000000; mov.u32 $0, 0;",
+                "=r,l",
+                [counter.to(tl.int64)],
+                dtype=tl.int32,
+                is_pure=False,
+                pack=1,
+            )
+
+    @triton.jit
+    def gave_up(counter):
+        return tl.atomic_add(counter, 0, sem="acquire") >= _GAVE_UP

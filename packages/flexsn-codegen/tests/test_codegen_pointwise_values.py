@@ -1,0 +1,74 @@
+"""Python numbers in compiled code: a graph for all floats and all ints, not one for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from flexsn_codegen import TraceError, pointwise
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def step(p: Tensor, g: Tensor, m: Tensor, lr: float, t: int) -> Tensor:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    return p.sub_(m, alpha=lr / (1 - 0.9**t))
+
+
+def gated(x: Tensor, gate: Tensor, scale: float) -> Tensor:
+    return torch.sigmoid(gate) * x * scale
+
+
+@pytest.mark.long(all_but=["aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_five_learning_rates_are_two_graphs_and_one_kernel(backend: str) -> None:
+    fused = pointwise(step)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda *a: fused(*a) * 2, backend=counter, fullgraph=True)
+    runs = []
+    for function in (compiled, lambda *a: step(*a) * 2):
+        torch.manual_seed(0)
+        p, m = torch.randn(70), torch.randn(70)
+        seen = [function(p, torch.randn(70), m, 0.1 / (1 + t), t + 1).clone() for t in range(5)]
+        runs.append([p, m, *seen])
+    for a, e in zip(*runs, strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
+    assert counter.frame_count == 2
+    assert sum(len(found) for kernel in fused._kernels.all() for found in kernel._variants.values()) == 1
+
+
+@pytest.mark.long(all_but=["aot_eager"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_gradients_of_five_scales_are_two_graphs(backend: str) -> None:
+    fused = pointwise(gated, autograd=True)
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(lambda x, g, s: fused(x * 2, g, s).relu(), backend=counter, fullgraph=True)
+    for i in range(5):
+        scale = 0.5 + 0.3 * i
+        x, gate = torch.randn(9, 7, requires_grad=True), torch.randn(7, requires_grad=True)
+        found, expected = compiled(x, gate, scale), gated(x * 2, gate, scale).relu()
+        torch.testing.assert_close(found, expected)
+        pairs = zip(*(torch.autograd.grad(r.sum(), (x, gate)) for r in (found, expected)), strict=True)
+        for a, e in pairs:
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-5)
+    assert counter.frame_count == 2
+
+
+def test_a_number_that_decides_the_dtype_is_refused_when_it_runs() -> None:
+    fused: Any = pointwise(lambda x, s: x.double() * s if s > 1.0 else x * s)
+    compiled = torch.compile(lambda x, s: fused(x, s), backend="aot_eager", fullgraph=True)
+    x = torch.randn(5)
+    for s in (0.5, 0.75, 0.25):
+        torch.testing.assert_close(compiled(x, s), x * s)
+    with pytest.raises(TraceError, match=r"float64\] for \[1.5\](.|\n)*has to be a constant of the graph"):
+        compiled(x, 1.5)

@@ -1,0 +1,58 @@
+"""Copies and aliases in the graph of a step, which are what they are of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._products import COPY_OP, call_of, replay
+from flexsn_graph.staging._views import is_view
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+_SAME = frozenset({_aten.detach.default, _aten.alias.default, _prims.view_of.default})
+
+
+def drop_copies(graph: fx.Graph) -> None:
+    """Nothing is written to in a functional graph: aliases are what they are of.
+
+    So are copies, unless a view of one has no strides otherwise.
+    """
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target in _SAME:
+            node.replace_all_uses_with(node.args[0])
+    needed: set[fx.Node] = set()
+    while True:
+        copy = _copy_before_a_view(graph, needed)
+        if copy is None:
+            break
+        needed.add(copy)
+    for node in graph.nodes:
+        if node.target is COPY_OP and node not in needed:
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+
+
+def _copy_before_a_view(graph: fx.Graph, needed: set[fx.Node]) -> fx.Node | None:
+    """A copy that has to stay because of a view of it; `None`: there is no other one."""
+    seen: dict[fx.Node, Any] = {}
+    behind: dict[fx.Node, fx.Node | None] = {}  # the copy that a value is a view of
+    for node in graph.nodes:
+        source = node.all_input_nodes[0] if is_view(node) or node.target is COPY_OP else None
+        if source is None or node in needed:
+            value = node.meta.get("val")
+            seen[node] = torch.empty(value.shape, device="meta") if isinstance(value, Tensor) else None
+            behind[node] = None
+        elif node.target is COPY_OP:
+            seen[node], behind[node] = seen[source], node
+        else:
+            behind[node] = behind[source]
+            try:
+                seen[node] = replay([call_of(node)], seen[source])
+            except RuntimeError:
+                if behind[node] is None:
+                    raise
+                return behind[node]
+    return None

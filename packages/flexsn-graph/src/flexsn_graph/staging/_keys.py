@@ -1,0 +1,45 @@
+"""Which values of two graphs of one step are computed alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+
+from flexsn_graph._ports import Port
+
+
+class Keys:
+    """Tells values of two graphs of one step that are computed alike."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, graph: fx.Graph, arguments: Sequence[Port]) -> dict[fx.Node, int]:
+        """Equal numbers for equal values."""
+        found: dict[fx.Node, int] = {}
+        ports = iter(arguments)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                key: Any = next(ports)
+            elif node.op == "call_function":
+                key = (node.target, _frozen(node.args, found), _frozen(node.kwargs, found), _dtype_of(node))
+            else:
+                continue
+            found[node] = self._numbers.setdefault(key, len(self._numbers))
+        return found
+
+
+def _frozen(value: Any, found: Mapping[fx.Node, int]) -> Any:
+    if isinstance(value, fx.Node):
+        return ("node", found.get(value, value))
+    if isinstance(value, list | tuple):
+        return tuple(_frozen(v, found) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _frozen(v, found)) for k, v in sorted(value.items()))
+    return (type(value).__name__, repr(value))
+
+
+def _dtype_of(node: fx.Node) -> Any:
+    return getattr(node.meta.get("val"), "dtype", None)

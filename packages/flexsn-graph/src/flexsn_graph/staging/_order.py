@@ -1,0 +1,85 @@
+"""When the parts of a step run: before, in or behind the loop over time, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from flexsn_graph._ports import Role
+from flexsn_graph._products import ASSEMBLIES
+from flexsn_graph._staged_step import Phase
+from flexsn_graph.staging._places import Places
+from flexsn_graph.staging._views import narrows
+
+
+class Order:
+    """When values are computed.
+
+    Args:
+        places: where they are.
+        order: the nodes that count.
+        to_carried: those that what goes from step to step depends on.
+
+    Attributes:
+        phase: of products and operands.
+        level: of each node, how many products there are before it, one after the other.
+        after: what is computed behind the loop.
+    """
+
+    def __init__(self, places: Places, order: Sequence[fx.Node], to_carried: set[fx.Node]) -> None:
+        self._places = places
+        self.phase: dict[fx.Node, Phase] = {}
+        self.level: dict[fx.Node, int] = {}
+        self.after: set[fx.Node] = set()
+        self._find_phases(order, to_carried)
+        self._find_levels(order)
+
+    def _find_phases(self, order: Sequence[fx.Node], to_carried: set[fx.Node]) -> None:
+        places = self._places
+        for node in order:
+            behind = not self.after.isdisjoint(node.all_input_nodes)
+            if places.is_product(node):
+                if node not in places.of_carried:
+                    self.phase[node] = Phase.BEFORE
+                else:
+                    self.phase[node] = Phase.LOOP if node in to_carried else Phase.AFTER
+                behind = self.phase[node] is Phase.AFTER
+            if behind and places.role(node) is not Role.SAVED:
+                self.after.add(node)
+        early: set[fx.Node] = set()
+        for node in reversed(order):  # what is read before the loop is written before it
+            if self.phase.get(node) is Phase.BEFORE or node in early:
+                early.update(places.root(a)[0] for a in node.all_input_nodes if a in places.moving)
+        for node in order:
+            if places.role(node) is Role.OPERAND:
+                if node in self.after:
+                    self.phase[node] = Phase.AFTER
+                else:
+                    first = node in early and node not in places.of_carried
+                    self.phase[node] = Phase.BEFORE if first else Phase.LOOP
+
+    def _find_levels(self, order: Sequence[fx.Node]) -> None:
+        """How many products, one after the other, there are before each node."""
+        places = self._places
+        for node in order:
+            port = places.ports.get(node)
+            moving = [a for a in node.all_input_nodes if a in places.moving]
+            if port is not None and port.role not in (Role.OPERAND, Role.PRODUCT):
+                self.level[node] = 0
+            elif places.is_product(node):
+                self.level[node] = 1 + max(self._ready(a) for a in moving)
+            elif node.target in ASSEMBLIES:
+                self.level[node] = 1 + max((self.level[a] for a in moving), default=0)
+            elif narrows(node) and places.root(node)[0].target not in ASSEMBLIES:
+                root = places.root(node)[0]
+                written = places.ports[root].role is Role.OPERAND
+                self.level[node] = self.level[root] + (1 if written else 0)
+            else:
+                self.level[node] = max((self.level[a] for a in moving), default=0)
+
+    def _ready(self, node: fx.Node) -> int:
+        """After which level of stages a product can read a value."""
+        places = self._places
+        root, _ = places.root(node)
+        return self.level[root] - 1 if root.target in ASSEMBLIES and root in self.phase else self.level[root]

@@ -1,0 +1,131 @@
+"""Which values of a step have a place in memory, and what depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch import fx
+
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._products import ASSEMBLIES, call_of
+from flexsn_graph._staged_step import View
+from flexsn_graph.staging._views import is_view, narrows
+
+
+class Places:
+    """The values that stages and products read and write.
+
+    Args:
+        graph: of the step.
+        arguments: of its placeholders.
+        carried: the role that goes from step to step.
+        keys: equal numbers for values that are computed alike.
+        known: by key, the values that there are already.
+
+    Attributes:
+        ports: by the node that is the whole of one, the values that have a place in memory.
+        moving: what depends on values of the step; the rest is made of captured tensors alone.
+        of_carried: what depends on what goes from step to step.
+        saved: those of `known` that are read.
+        assembled: values that parts write a piece of.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        arguments: Sequence[Port],
+        carried: Role,
+        keys: Mapping[fx.Node, int],
+        known: Mapping[int, Port],
+    ) -> None:
+        self.ports: dict[fx.Node, Port] = {}
+        self.moving: set[fx.Node] = set()
+        self.of_carried: set[fx.Node] = set()
+        self.saved: list[Port] = []
+        self.assembled: set[Port] = set()
+        self._counts = {Role.OPERAND: 0, Role.PRODUCT: 0}
+        ports = iter(arguments)
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                port = next(ports)
+                if port.role is not Role.LIFTED:
+                    self.ports[node] = port
+                    self.moving.add(node)
+                if port.role is carried:
+                    self.of_carried.add(node)
+                continue
+            if self.moving.isdisjoint(node.all_input_nodes):
+                continue
+            self.moving.add(node)
+            if keys.get(node) in known and node.op == "call_function":
+                self.ports[node] = Port(Role.SAVED, len(self.saved))
+                self.saved.append(known[keys[node]])
+            elif not self.of_carried.isdisjoint(node.all_input_nodes):
+                self.of_carried.add(node)
+
+    def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
+        """What the ends are computed from, up to what is saved; captured tensors aside."""
+        found: set[fx.Node] = set()
+        waiting = list(ends)
+        while waiting:
+            node = waiting.pop()
+            if node in found or node not in self.moving:
+                continue
+            found.add(node)
+            if self.role(node) is not Role.SAVED:
+                waiting += node.all_input_nodes
+        return found
+
+    def root(self, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+        """What a node is a view of, and the views, the first one first."""
+        views: list[fx.Node] = []
+        while node not in self.ports and is_view(node):
+            views.append(node)
+            node = node.all_input_nodes[0]
+        views.reverse()
+        return node, views
+
+    def view(self, node: fx.Node) -> View:
+        """A node as a view of a value that has a place."""
+        root, views = self.root(node)
+        value = node.meta["val"]
+        return View(self.ports[root], tuple(call_of(v) for v in views), tuple(value.shape), value.dtype)
+
+    def role(self, node: fx.Node) -> Role | None:
+        """Of a value that has a place."""
+        port = self.ports.get(node)
+        return None if port is None else port.role
+
+    def store(self, node: fx.Node, role: Role) -> None:
+        """Gives a value a place."""
+        if node not in self.ports:
+            self.ports[node] = Port(role, self._counts[role])
+            self._counts[role] += 1
+            if node.target in ASSEMBLIES:
+                self.assembled.add(self.ports[node])
+
+    def store_root(self, node: fx.Node) -> None:
+        """Gives what a node is a view of a place."""
+        root, _ = self.root(node)
+        if root in self.moving:
+            self.store(root, Role.OPERAND)
+
+    def store_operands(self, node: fx.Node) -> None:
+        """Gives what a node reads from memory a place."""
+        if self.role(node) is Role.SAVED:
+            return
+        if self.is_product(node):
+            for argument in self.moving_arguments(node):
+                self.store_root(argument)
+        elif node.target in ASSEMBLIES:
+            self.store(node, Role.OPERAND)
+        elif narrows(node):
+            self.store_root(node)
+
+    def is_product(self, node: fx.Node) -> bool:
+        """Whether it is a product that this step computes."""
+        return self.role(node) is Role.PRODUCT
+
+    def moving_arguments(self, node: fx.Node) -> list[fx.Node]:
+        """The values of the step among its arguments."""
+        return [a for a in node.args if isinstance(a, fx.Node) and a in self.moving]

@@ -1,0 +1,400 @@
+"""Takes a step with matrix products apart: into pointwise stages, one kernel each, and the products between them.
+
+A graph of a step is lowered to pointwise ops, views, and products with matrices that are made of captured tensors
+alone. A pointwise value that a product reads is an operand: a stage writes it. What a stage reads are arguments of the
+step, and products, possibly through views (a quarter of the columns, say, for a gate of an LSTM). What lies between is
+computed again in each stage that needs it: stages read and write nothing else.
+
+A product belongs to the loop over time if the state after the step depends on it and it depends on the state before.
+One that depends on inputs alone is computed before the loop for all steps at once; one that no later step needs (the
+readout of a layer) behind it, for all steps at once, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._layout import LiftedLayout
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._normalize import normalize
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._positions import check_positions
+from flexsn_graph._products import (
+    ASSEMBLIES,
+    PRODUCTS,
+    call_of,
+    replay,
+)
+from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, View
+from flexsn_graph._step_graph import StepGraph
+from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.staging._copies import drop_copies
+from flexsn_graph.staging._keys import Keys
+from flexsn_graph.staging._order import Order
+from flexsn_graph.staging._places import Places
+from flexsn_graph.staging._sums import sum_last
+from flexsn_graph.staging._terms import Terms
+from flexsn_graph.staging._views import narrows, pieces_of, reaches, unsummed_shape, whole_view
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+
+
+def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
+    """Whether a lowered graph multiplies a value of the step by a matrix."""
+    moving: set[fx.Node] = set()
+    ports = iter(arguments)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if next(ports).role is not Role.LIFTED:
+                moving.add(node)
+        elif not moving.isdisjoint(node.all_input_nodes):
+            if node.target in PRODUCTS:
+                return True
+            moving.add(node)
+    return False
+
+
+def stage(
+    module: fx.GraphModule,
+    arguments: Sequence[Port],
+    results: Sequence[Port],
+    *,
+    carried: Role,
+    keys: Keys,
+    known: Mapping[int, Port] | None = None,
+) -> tuple[StagedStep, dict[int, Port]]:
+    """Takes a lowered graph apart.
+
+    Args:
+        module: lowered, products and views included.
+        arguments: of its placeholders.
+        results: of its output's entries.
+        carried: the role that goes from step to step: of the forward, `STATE`; of a VJP, `GRAD_STATE`.
+        keys: the same for both graphs of a step.
+        known: of a VJP: by key, the values of the forward that there are.
+
+    Returns:
+        The parts, and by key, the operands and products.
+
+    Raises:
+        NonPointwiseError: an op mixes elements of the step in another way than by a product along the last dimension.
+    """
+    return _Staging(module, tuple(arguments), tuple(results), carried, keys, known or {}).run()
+
+
+@dataclass(slots=True)
+class _Group:
+    """A stage to be."""
+
+    results: list[tuple[fx.Node, View]] = field(default_factory=list)
+
+
+class _Staging:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        arguments: tuple[Port, ...],
+        results: tuple[Port, ...],
+        carried: Role,
+        keys: Keys,
+        known: Mapping[int, Port],
+    ) -> None:
+        self._module = module
+        self._graph = graph = module.graph
+        drop_copies(graph)
+        if carried is Role.GRAD_STATE:
+            sum_last(graph, arguments, results)
+        self._arguments, self._results = arguments, results
+        self._role = carried
+        self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
+        self._entries: list[fx.Node] = list(next(n for n in reversed(graph.nodes) if n.op == "output").args[0])
+        self._keys = keys.of(graph, arguments)
+        self._places = places = Places(graph, arguments, carried, self._keys, known)
+        self._matrices: dict[fx.Node, Port] = {}
+        self._order: Order
+        self._groups: dict[tuple[Phase, int, tuple[int, ...]], _Group] = {}
+        self._slots: dict[tuple[Phase, int], list[fx.Node]] = {}
+        self._direct: dict[fx.Node, View] = {}
+        self._terms = Terms(places.ports, places.moving, places.view, self._product_argument)
+
+    def run(self) -> tuple[StagedStep, dict[int, Port]]:
+        finals, leaves = self._split_results()
+        live = self._places.reaching([n for n, _ in finals] + leaves)
+        to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
+        order = [n for n in self._graph.nodes if n in live]
+        for node in order:
+            if node.target in PRODUCTS and node in self._places.moving and node not in self._places.ports:
+                self._check_product(node)
+                self._places.store(node, Role.PRODUCT)
+        for node in order:
+            self._places.store_operands(node)
+        for leaf in leaves:
+            self._places.store_root(leaf)
+        self._order = Order(self._places, order, to_carried)
+        self._place_operands(order, live)
+        self._place_finals(finals)
+        parts = self._parts(order)
+        values = self._values()
+        staged = StagedStep(
+            self._arguments,
+            self._results,
+            tuple(parts),
+            values,
+            frozenset(self._places.assembled),
+            self._matrix_graph(),
+            len(self._matrices),
+            tuple(self._places.saved),
+            tuple(self._terms.made()),
+        )
+        computed = (Role.OPERAND, Role.PRODUCT)
+        offered = {
+            self._keys[n]: port
+            for n, port in self._places.ports.items()
+            if port.role in computed and n not in self._direct
+        }
+        return staged, offered
+
+    # -- results ---------------------------------------------------------------------------------------------
+
+    def _split_results(self) -> tuple[list[tuple[fx.Node, Port]], list[fx.Node]]:
+        """The results that parts write, and the values whose sums are gradients of lifted tensors."""
+        finals: list[tuple[fx.Node, Port]] = []
+        leaves: list[fx.Node] = []
+        for node, port in zip(self._entries, self._results, strict=True):
+            if port.role is Role.GRAD_LIFTED:
+                leaves += self._terms.add(port.index, node)
+            else:
+                finals.append((node, port))
+        return finals, leaves
+
+    def _check_product(self, node: fx.Node) -> None:
+        target: Any = node.target
+        facts = PRODUCTS[target]
+        moving = [i for i, position in enumerate(facts.factors) if node.args[position] in self._places.moving]
+        if len(moving) != 1:
+            what = "two values of the step by each other" if moving else "captured tensors alone, and adds to them"
+            raise NonPointwiseError(
+                f"{called_op(node)} multiplies {what}: one factor of a product in a step has to be made of captured "
+                "tensors alone. For element-by-element products, write `*`.",
+                called_op(node),
+                location_of(node),
+            )
+        (side,) = moving
+        factor = node.args[facts.factors[side]]
+        assert isinstance(factor, fx.Node)
+        root, views = self._places.root(factor)
+        shape = tuple(root.meta["val"].shape)
+        seen: Tensor = replay([call_of(v) for v in views], torch.empty(shape, device="meta"))
+        dim = facts.contracted[side]
+        last = shape[-1] if shape else 1
+        if seen.shape[dim] > 1 and seen.stride(dim) * (seen.shape[dim] - 1) >= last:
+            raise NonPointwiseError(
+                f"{called_op(node)} sums over another dimension than the last one of what it is given, "
+                f"{list(shape)}: a product in a step goes along the step's last dimension. Move the dimension that "
+                "is multiplied to the end, outside of the core.",
+                called_op(node),
+                location_of(node),
+            )
+
+    # -- stages ----------------------------------------------------------------------------------------------
+
+    def _group(self, phase: Phase, level: int, shape: Sequence[int]) -> _Group:
+        return self._groups.setdefault((phase, level, tuple(shape)), _Group())
+
+    def _place_operands(self, order: Sequence[fx.Node], live: set[fx.Node]) -> None:
+        for node in order:
+            port = self._places.ports.get(node)
+            if port is None:
+                continue
+            if port.role is Role.PRODUCT:
+                slot = (self._order.phase[node], self._order.level[node] - 1)
+                self._slots.setdefault(slot, []).append(node)
+            elif port.role is Role.OPERAND:
+                whole = whole_view(port, node)
+                pieces = pieces_of(node, whole) if node.target in ASSEMBLIES else [(node, whole)]
+                level = self._order.level[node] - (1 if node.target in ASSEMBLIES else 0)
+                for piece, view in pieces:
+                    if isinstance(piece, fx.Node):
+                        self._group(self._order.phase[node], level, view.shape).results.append((piece, view))
+
+    def _place_finals(self, finals: Sequence[tuple[fx.Node, Port]]) -> None:
+        waiting: list[tuple[fx.Node, View, Phase, tuple[int, ...]]] = []
+        for node, port in finals:
+            whole = whole_view(port, node)
+            if self._goes_directly(node, port):
+                root, _ = self._places.root(node)
+                self._direct[root] = whole
+                continue
+            phase = Phase.AFTER if node in self._order.after else Phase.LOOP
+            shape = unsummed_shape(node)
+            level = self._order.level.get(node, 0)
+            if node not in self._places.of_carried and (Phase.BEFORE, level, shape) in self._groups:
+                phase = Phase.BEFORE
+            if (phase, level, shape) in self._groups:
+                self._groups[phase, level, shape].results.append((node, whole))
+            else:
+                waiting.append((node, whole, phase, shape))
+        for node, whole, phase, shape in waiting:
+            last = max(self._order.level.get(n, 0) for n, _, p, s in waiting if (p, s) == (phase, shape))
+            self._group(phase, last, shape).results.append((node, whole))
+
+    def _goes_directly(self, node: fx.Node, port: Port) -> bool:
+        """Whether a result is a product, and nothing else reads that."""
+        root, views = self._places.root(node)
+        if not self._places.is_product(root) or root in self._direct:
+            return False
+        if views and port.role is not self._role:
+            return False  # whoever made the memory decides how it lies
+        for one in (root, *views):
+            users = [u for u in one.users if u.op != "output" and u in self._order.level]
+            returned = sum(entry is one for entry in self._entries)
+            if len(users) + returned != 1:
+                return False
+        seen: Tensor = replay([call_of(v) for v in views], torch.empty(root.meta["val"].shape, device="meta"))
+        value: Tensor = root.meta["val"]
+        return seen.is_contiguous() and seen.numel() == value.numel()
+
+    def _parts(self, order: Sequence[fx.Node]) -> list[Stage | Product]:
+        parts: list[Stage | Product] = []
+        levels = [level for _, level, _ in self._groups] + [level for _, level in self._slots]
+        for phase in Phase:
+            for level in range(max(levels, default=0) + 1):
+                for (p, n, shape), group in self._groups.items():
+                    if (p, n) == (phase, level):
+                        parts.append(self._stage(phase, shape, group))
+                parts += [self._product(node) for node in self._slots.get((phase, level), ())]
+        return parts
+
+    def _product(self, node: fx.Node) -> Product:
+        target: Any = node.target
+        result = self._direct.get(node) or whole_view(self._places.ports[node], node)
+        value = node.meta["val"]
+        factors: list[Any] = [node.args[i] for i in PRODUCTS[target].factors]
+        return Product(
+            self._order.phase[node],
+            target,
+            tuple(self._product_argument(a) for a in node.args),
+            dict(node.kwargs),
+            result,
+            tuple(value.shape),
+            value.dtype,
+            tuple(tuple(factor.meta["val"].shape) for factor in factors),
+            called_op(node),
+            location_of(node),
+        )
+
+    def _product_argument(self, argument: Any) -> Any:
+        if not isinstance(argument, fx.Node):
+            return argument
+        if argument in self._places.moving:
+            return self._places.view(argument)
+        port = self._matrices.setdefault(argument, Port(Role.MATRIX, len(self._matrices)))
+        return whole_view(port, argument)
+
+    def _is_cut(self, node: fx.Node, shape: tuple[int, ...]) -> bool:
+        """Whether a stage of this shape reads a node from memory."""
+        root, views = self._places.root(node)
+        port = self._places.ports.get(root)
+        if port is None:
+            return False
+        if port.role is not Role.OPERAND:
+            if node is root or port.role in (Role.PRODUCT, Role.SAVED) or any(narrows(v) for v in views):
+                return True
+            return not reaches(root, shape) and reaches(node, shape)
+        return root.target in ASSEMBLIES or any(narrows(v) for v in views)
+
+    def _stage(self, phase: Phase, shape: tuple[int, ...], group: _Group) -> Stage:
+        wanted = [node for node, _ in group.results]
+        reads: dict[fx.Node, View] = {}
+        lifted: set[fx.Node] = set()
+        inside: set[fx.Node] = set()
+        waiting = list(wanted)
+        while waiting:
+            node = waiting.pop()
+            if node in inside or node in reads or node in lifted:
+                continue
+            if node in self._places.moving and self._is_cut(node, shape):
+                reads[node] = self._places.view(node)
+            elif node.op == "placeholder":
+                lifted.add(node)
+            else:
+                inside.add(node)
+                waiting += node.all_input_nodes
+        if not reads:  # constants: a kernel needs something of the step
+            some = next(n for n in self._placeholders if n in self._places.moving)
+            reads[some] = self._places.view(some)
+        graph = fx.Graph()
+        new: dict[fx.Node, fx.Node] = {}
+        ports: list[Port] = []
+        seen_as: list[View] = []
+        lifted_indices: list[int | None] = []
+        position = {n: i for i, n in enumerate(self._graph.nodes)}
+        for node in sorted(reads, key=position.__getitem__):
+            new[node] = copied = graph.placeholder(f"read_{len(ports)}")
+            copied.meta["val"] = node.meta["val"]
+            copied.stack_trace = node.stack_trace
+            ports.append(Port(Role.INPUT, len(ports)))
+            seen_as.append(reads[node])
+            lifted_indices.append(None)
+        for node in sorted(lifted, key=position.__getitem__):
+            index = self._arguments[self._placeholders.index(node)].index
+            new[node] = copied = graph.placeholder(f"lifted_{index}")
+            copied.meta["val"] = node.meta["val"]
+            ports.append(Port(Role.LIFTED, index))
+            lifted_indices.append(index)
+        for node in self._graph.nodes:
+            if node in inside:
+                new[node] = graph.node_copy(node, new.__getitem__)
+        graph.output([new[node] for node in wanted])
+        module = fx.GraphModule(self._module, graph)
+        gradient_of = [0 if view.source.role is Role.GRAD_INPUT else None for _, view in group.results]
+        layouts: dict[int, LiftedLayout] = check_positions(module.graph, shape, lifted_indices, gradient_of, {})
+        normal = normalize(module, [port.name for port in ports])
+        writes = tuple(view for _, view in group.results)
+        outputs = tuple(Port(Role.OUTPUT, i) for i in range(len(writes)))
+        return Stage(phase, StepGraph(normal, tuple(ports), outputs, layouts), shape, tuple(seen_as), writes)
+
+    # -- the rest --------------------------------------------------------------------------------------------
+
+    def _values(self) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
+        found = {}
+        for node, port in self._places.ports.items():
+            value = node.meta["val"]
+            if isinstance(value, Tensor) and node not in self._direct:
+                found[port] = (tuple(value.shape), value.dtype)
+        for node, port in zip(self._entries, self._results, strict=True):
+            if port.role is not Role.GRAD_LIFTED and port not in found:
+                value = node.meta["val"]
+                found[port] = (unsummed_shape(node), value.dtype)
+        return found
+
+    def _matrix_graph(self) -> fx.GraphModule:
+        """What products take of captured tensors, from the lifted ones."""
+        graph = fx.Graph()
+        new: dict[fx.Node, fx.Node] = {}
+        for node, port in zip(self._placeholders, self._arguments, strict=True):
+            if port.role is Role.LIFTED:
+                new[node] = graph.placeholder(port.name)
+        needed: set[fx.Node] = set()
+        waiting = list(self._matrices)
+        while waiting:
+            node = waiting.pop()
+            if node not in needed and node not in new:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        for node in self._graph.nodes:
+            if node in needed:
+                new[node] = graph.node_copy(node, new.__getitem__)
+        graph.output(tuple(new[node] for node in self._matrices))
+        return fx.GraphModule(self._module, graph)
+
+
+
+

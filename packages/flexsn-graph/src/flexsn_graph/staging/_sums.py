@@ -1,0 +1,172 @@
+"""Sums over elements in the VJP of a step, moved to its end: kernels give what is summed, and the sum comes after them.
+
+The gradient of a number that a step computes, of an input or of a captured tensor that broadcasts, is a sum over
+elements; what the number was computed with is multiplied behind the sum. `sum(x) * y` is `sum(x * y)`, for a `y` that
+is the same along what is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph._ops import ALIAS_OPS, SUM_OP
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._products import is_linear_in_one
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+# They keep the order of elements.
+_RESHAPES = frozenset(
+    {
+        _aten.view.default,
+        _aten._unsafe_view.default,
+        _aten.unsqueeze.default,
+        _aten.squeeze.dim,
+        _aten.squeeze.dims,
+        _prims.reshape.default,
+        _prims.broadcast_in_dim.default,
+    }
+)
+
+
+_PRODUCTS = frozenset({_prims.mul.default, _prims.div.default})
+_ADDITIONS = frozenset({_prims.add.default, _prims.sub.default})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """What has, in order, the elements of `of.sum(dims)`."""
+
+    of: fx.Node
+    dims: frozenset[int]
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Of what is summed."""
+        shape: Sequence[int] = self.of.meta["val"].shape
+        return shape
+
+    def broadcasts(self, shape: Sequence[int]) -> bool:
+        """Whether it has its shape, with a 1 for what is summed, or none in front."""
+        padded = [1] * (len(self.shape) - len(shape)) + list(shape)
+        return padded == [1 if d in self.dims else n for d, n in enumerate(self.shape)]
+
+
+def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]) -> None:
+    """Rewrites a lowered VJP so that no value of the step is multiplied by a sum over elements.
+
+    Args:
+        graph: its output is a list of nodes.
+        arguments: of its placeholders.
+        results: of its output's entries.
+    """
+    _Sums(graph, arguments).run(results)
+
+
+class _Sums:
+    def __init__(self, graph: fx.Graph, arguments: Sequence[Port]) -> None:
+        self._graph = graph
+        ports = iter(arguments)
+        self._moving: set[fx.Node] = set()
+        for node in graph.nodes:
+            lifted = node.op == "placeholder" and next(ports).role is Role.LIFTED
+            if (node.op == "placeholder" and not lifted) or not self._moving.isdisjoint(node.all_input_nodes):
+                self._moving.add(node)
+        # What is computed of a sum over elements.
+        self._of_sums: set[fx.Node] = set()
+        for node in graph.nodes:
+            if node in self._moving and (node.target is SUM_OP or not self._of_sums.isdisjoint(node.all_input_nodes)):
+                self._of_sums.add(node)
+
+    def run(self, results: Sequence[Port]) -> None:
+        output = next(n for n in reversed(self._graph.nodes) if n.op == "output")
+        for node in list(self._graph.nodes):
+            moving = [a for a in node.args if isinstance(a, fx.Node) and a in self._moving]
+            if node.target in _PRODUCTS and len(moving) == 2:
+                self._move(node)
+        entries = list(output.args[0])
+        for i, (node, port) in enumerate(zip(entries, results, strict=True)):
+            if port.role is Role.GRAD_INPUT and not self._is_sum(node):
+                entries[i] = self._move(node) or node
+        output.args = (entries,)
+        self._graph.eliminate_dead_code()
+
+    def _is_sum(self, node: fx.Node) -> bool:
+        """Whether a result is a value that no sum is in, or the sum of one, through views: as stages write them."""
+        while node.op == "call_function" and (node.target in ALIAS_OPS or node.target is SUM_OP):
+            node = node.all_input_nodes[0]
+        return node not in self._of_sums
+
+    def _move(self, node: fx.Node) -> fx.Node | None:
+        """The same value with the sum last, if there is one in it; in the place of the node from now on."""
+        with self._graph.inserting_after(node):
+            cursor = self._graph.call_function(_prims.view_of.default, (node,))  # what follows is put before it
+        summed = None
+        with self._graph.inserting_before(cursor):
+            found = self._sum(node)
+            if found is not None:
+                whole = self._new(node, SUM_OP, found.of, sorted(found.dims))
+                summed = self._new(node, _aten.view.default, whole, list(node.meta["val"].shape))
+                self._of_sums |= {whole, summed}
+        self._graph.erase_node(cursor)
+        if summed is not None:
+            node.replace_all_uses_with(summed)
+        return summed
+
+    def _sum(self, node: fx.Node) -> _Sum | None:
+        """A node as a sum over elements; `None`: it is none."""
+        if node not in self._of_sums or node.op != "call_function":
+            return None
+        target: Any = node.target
+        if target is SUM_OP:
+            value, over = node.args[:2]
+            assert isinstance(value, fx.Node)
+            dims: frozenset[int] = frozenset(over)  # type: ignore[arg-type]
+            inner = self._sum(value)
+            if inner is None:
+                return _Sum(value, dims)
+            shape = value.meta["val"].shape
+            missing = len(inner.shape) - len(shape)
+            return _Sum(inner.of, inner.dims | {d + missing for d in dims}) if inner.broadcasts(shape) else None
+        if target in _RESHAPES:
+            (source,) = node.all_input_nodes
+            return self._sum(source) if source.meta["val"].numel() == node.meta["val"].numel() else None
+        if target in ALIAS_OPS:
+            return None
+        if is_linear_in_one(node):
+            inner = self._sum(node.all_input_nodes[0])
+            return inner and _Sum(self._new(node, target, inner.of, *node.args[1:], **node.kwargs), inner.dims)
+        return self._of_two(node)
+
+    def _of_two(self, node: fx.Node) -> _Sum | None:
+        target: Any = node.target
+        if target not in _PRODUCTS | _ADDITIONS or len(node.all_input_nodes) != len(node.args):
+            return None
+        left, right = node.all_input_nodes
+        first, second = self._sum(left), self._sum(right)
+        if target in _ADDITIONS:
+            if first is None or second is None or first.dims != second.dims or first.shape != second.shape:
+                return None
+            return _Sum(self._new(node, target, first.of, second.of), first.dims)
+        if (first is None) == (second is None) or (second is not None and target is _prims.div.default):
+            return None
+        found, other = (first, right) if first is not None else (second, left)
+        assert found is not None
+        if not found.broadcasts(node.meta["val"].shape):
+            return None
+        spread = self._new(node, _aten.expand.default, other, list(found.shape))
+        return _Sum(self._new(node, target, found.of, spread), found.dims)
+
+    def _new(self, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        node = self._graph.call_function(target, args, kwargs)
+        values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
+        node.meta["val"] = target(*values, **kwargs)
+        node.stack_trace = like.stack_trace
+        self._moving.add(node)
+        return node

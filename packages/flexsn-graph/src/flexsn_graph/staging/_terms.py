@@ -1,0 +1,124 @@
+"""Gradients of captured tensors: sums over time of values of each step, or of products of two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph._ops import SUM_OP
+from flexsn_graph._products import PRODUCTS, Call, call_of, is_linear_in_one
+from flexsn_graph._staged_step import Term, View
+from flexsn_graph.staging._views import differs
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+
+class Terms:
+    """What is summed over time, and what is done with the sums after the loop.
+
+    Args:
+        stored: the values that have a place in memory; some come later.
+        moving: the values of the step.
+        view: a node as a view of a value that has a place.
+        fixed: an argument, made of captured tensors alone, as what is the same in all steps.
+    """
+
+    def __init__(
+        self,
+        stored: Collection[fx.Node],
+        moving: Collection[fx.Node],
+        view: Callable[[fx.Node], View],
+        fixed: Callable[[Any], Any],
+    ) -> None:
+        self._ports, self._moving = stored, moving
+        self._view, self._fixed = view, fixed
+        self._sums: list[tuple[int, fx.Node, tuple[Call, ...]]] = []
+
+    def add(self, lifted: int, gradient: fx.Node) -> list[fx.Node]:
+        """Adds the gradient of a lifted tensor; returns the values that a step has to store for it."""
+        leaves: list[fx.Node] = []
+        for leaf, calls in self._summands(gradient):
+            self._sums.append((lifted, leaf, calls))
+            leaves += self._factors(leaf) or [leaf]
+        return leaves
+
+    def made(self) -> Iterator[Term]:
+        """The terms, when all that they read has a place."""
+        for lifted, leaf, calls in self._sums:
+            factors = self._factors(leaf)
+            if factors:
+                target: Any = leaf.target
+                yield Term(lifted, target, tuple(self._view(f) for f in factors), calls)
+            else:
+                yield Term(lifted, None, (self._view(leaf),), calls)
+
+    def _summands(self, node: fx.Node) -> list[tuple[fx.Node, tuple[Call, ...]]]:
+        """A gradient as a sum: what is summed over time, and the linear ops behind the sum."""
+        found: list[tuple[fx.Node, tuple[Call, ...]]] = []
+        waiting: list[tuple[fx.Node, tuple[Call, ...]]] = [(node, ())]
+        while waiting:
+            node, calls = waiting.pop()
+            if node in self._ports or self._factors(node) or not self._is_behind_a_sum(node):
+                found.append((node, calls))
+            elif node.target is _prims.add.default:
+                waiting += [(a, calls) for a in node.args if isinstance(a, fx.Node)]
+            else:
+                source = self._linear_in(node)
+                assert source is not None
+                waiting.append((source, (*self._calls_on(source, node), *calls)))
+        return found
+
+    def _linear_in(self, node: fx.Node) -> fx.Node | None:
+        """The value of the step that a node is linear in; captured tensors may be in it, too.
+
+        So is the gradient of a matrix that a mask is multiplied with, or another matrix.
+        """
+        if is_linear_in_one(node):
+            return node.all_input_nodes[0]
+        moving = [a for a in node.args if isinstance(a, fx.Node) and a in self._moving]
+        if len(moving) != 1 or len(node.args) != 2:
+            return None
+        is_first = node.args[0] is moving[0]
+        target: Any = node.target
+        linear = target in (_prims.mul.default, _aten.mm.default) or (target is _prims.div.default and is_first)
+        return moving[0] if linear else None
+
+    def _calls_on(self, value: fx.Node, node: fx.Node) -> tuple[Call, ...]:
+        """The linear ops from a value to a node."""
+        if is_linear_in_one(node):
+            return (call_of(node),)
+        target: Any = node.target
+        is_first = node.args[0] is value
+        fixed = self._fixed(node.args[1 if is_first else 0])
+        if is_first or target is _prims.mul.default:
+            return ((target, (fixed,), {}),)
+        turn: Call = (_aten.t.default, (), {})
+        turned = View(fixed.source, (turn,), fixed.shape[::-1], fixed.dtype)
+        return turn, (target, (turned,), {}), turn
+
+    def _is_behind_a_sum(self, node: fx.Node) -> bool:
+        """Whether linear ops lead to a sum over elements or a product of two values: they are for after the loop."""
+        while node not in self._ports and node.target is not SUM_OP:
+            source = self._linear_in(node)
+            if source is None:
+                break
+            node = source
+        if node.target is SUM_OP and node not in self._ports:
+            return True
+        if node.target is _prims.add.default and not any(differs(a, node) for a in node.args):
+            return any(self._is_behind_a_sum(a) for a in node.all_input_nodes)
+        return bool(self._factors(node))
+
+    def _factors(self, node: fx.Node) -> list[fx.Node]:
+        """The factors of a product of two values of the step, as the gradient of a matrix is; empty: it is none."""
+        target: Any = node.target
+        facts = PRODUCTS.get(target)
+        if facts is None or facts.added is not None or node in self._ports:
+            return []
+        factors = [node.args[position] for position in facts.factors]
+        found = [f for f in factors if isinstance(f, fx.Node) and f in self._moving]
+        return found if len(found) == 2 else []

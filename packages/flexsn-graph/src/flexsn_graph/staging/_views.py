@@ -1,0 +1,83 @@
+"""What nodes of a graph see of the values that have a place in memory."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._ops import ALIAS_OPS, SUM_OP
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._products import CAT_OP, COPY_OP, SELECT_BACKWARD_OP, Call
+from flexsn_graph._staged_step import View
+from flexsn_graph._strides import broadcast_shapes
+
+_aten = torch.ops.aten
+
+
+def is_view(node: fx.Node) -> bool:
+    target = node.target
+    return node.op == "call_function" and (
+        (target in ALIAS_OPS and target is not COPY_OP) or target is operator.getitem
+    )
+
+
+def narrows(node: fx.Node) -> bool:
+    """Whether a view has some of the elements only; a part of a tuple of views has."""
+    if not is_view(node):
+        return False
+    if node.target is operator.getitem:
+        return True
+    value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    return isinstance(value, Tensor) and isinstance(source, Tensor) and value.numel() < source.numel()
+
+
+def differs(argument: Any, node: fx.Node) -> bool:
+    """Whether an argument of an op broadcasts to the result, or is a number."""
+    return not isinstance(argument, fx.Node) or argument.meta["val"].shape != node.meta["val"].shape
+
+
+def reaches(node: fx.Node, shape: tuple[int, ...]) -> bool:
+    return broadcast_shapes([tuple(node.meta["val"].shape), shape]) == shape
+
+
+def whole_view(port: Port, node: fx.Node) -> View:
+    value = node.meta["val"]
+    shape = unsummed_shape(node) if port.role is Role.GRAD_INPUT else tuple(value.shape)
+    return View(port, (), shape, value.dtype)
+
+
+def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
+    """The shape of a gradient before it is summed to that of what it is the gradient of."""
+    shape = tuple(node.meta["val"].shape)
+    while is_view(node) or node.target is SUM_OP:
+        if node.target is SUM_OP:
+            shape = tuple(node.all_input_nodes[0].meta["val"].shape)
+        node = node.all_input_nodes[0]
+    return shape
+
+
+def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:
+    """What an assembled value is made of, and where it stands in it."""
+    target: Any = node.target
+    args: Any = node.args
+    if target is CAT_OP:
+        dim = args[1] if len(args) > 1 else node.kwargs.get("dim", 0)
+        start, pieces = 0, []
+        for piece in args[0]:
+            value = piece.meta["val"]
+            end = start + value.shape[dim]
+            call: Call = (_aten.slice.Tensor, (dim, start, end), {})
+            pieces.append((piece, View(whole.source, (call,), tuple(value.shape), value.dtype)))
+            start = end
+        return pieces
+    if target is COPY_OP:
+        return [(args[0], whole)]
+    value = args[0].meta["val"]
+    if target is SELECT_BACKWARD_OP:
+        call = (_aten.select.int, tuple(args[2:4]), {})
+    else:
+        call = (_aten.slice.Tensor, tuple(args[2:]), {})
+    return [(args[0], View(whole.source, (call,), tuple(value.shape), value.dtype))]

@@ -1,0 +1,210 @@
+"""A call like an earlier one is looked up: what may have changed in between is seen, and results are the loop's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, FlexSN
+from flexsn_nn.functional import reset_net
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.neuron import ParametricLIF
+from flexsn_nn.surrogate import ATan, Sigmoid
+from flexsn_runtime import TransformError, repeated_scan
+
+T, STEP = 3, (2, 5)
+
+
+@pytest.fixture(params=["triton", pytest.param("cpp", marks=pytest.mark.long)])
+def backend(request: pytest.FixtureRequest) -> Any:
+    if request.param == "triton":
+        request.getfixturevalue("interpreted")
+    return request.param
+
+
+class Decay(nn.Module):
+    def __init__(self, decay: float) -> None:
+        super().__init__()
+        self.decay = nn.Parameter(torch.full((5,), decay))
+        self.spike = Sigmoid()
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.decay * v + x
+        s = self.spike(h - 1.0)
+        return s, h * (1 - s)
+
+
+def data(seed: int = 0) -> Tensor:
+    return 2 * torch.rand(T, *STEP, generator=torch.Generator().manual_seed(seed))
+
+
+def training(neuron: FlexSN, x: Tensor) -> list[Tensor]:
+    """Output, final state and gradients of a call from the initial state and of one after it."""
+    neuron.reset()
+    leaf = x.clone().requires_grad_()
+    first, second = neuron(leaf), neuron(leaf)
+    weights = torch.linspace(-1, 1, first.numel()).view_as(first)
+    loss = (first * weights).sum() + (second * weights).sum() + neuron.states[0].sum()
+    wanted = [leaf, *neuron.parameters()]
+    found = torch.autograd.grad(loss, wanted)
+    neuron.reset()
+    return [first.detach(), second.detach(), *found]
+
+
+def assert_like_the_loop(neuron: FlexSN, x: Tensor) -> None:
+    loop = deepcopy(neuron)
+    loop.backend = "torch"
+    for found, expected in zip(training(neuron, x), training(loop, x), strict=True):
+        torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        reset_net(nn.ModuleList([neuron, loop]))
+        assert torch.equal(neuron(x), loop(x))
+        assert torch.equal(neuron(x), loop(x))
+        reset_net(nn.ModuleList([neuron, loop]))
+
+
+CHANGES: dict[str, Callable[[FlexSN], object]] = {
+    "a number": lambda n: setattr(n, "tau", 3.0),
+    "its reset": lambda n: setattr(n, "detach_reset", True),
+    "its surrogate": lambda n: setattr(n, "surrogate_function", ATan()),
+    "a tensor": lambda n: n.hold("v_threshold", torch.rand(5) + 0.5),  # type: ignore[operator]
+    "a learned one": lambda n: n.hold("v_threshold", 0.7, learn=True),  # type: ignore[operator]
+}
+
+
+@pytest.mark.long(all_but=["triton-a number"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_a_neuron_is_seen(change: str, backend: str) -> None:
+    neuron = LIF(backend=backend)
+    for seed in range(2):
+        assert_like_the_loop(neuron, data(seed))
+    CHANGES[change](neuron)
+    for seed in range(2):
+        assert_like_the_loop(neuron, data(seed))
+
+
+def test_a_change_of_a_core_is_seen(backend: str) -> None:
+    core = Decay(0.5)
+    neuron = FlexSN(core, 1, 1, 1, backend=backend)
+    assert_like_the_loop(neuron, data())
+    with torch.no_grad():
+        core.decay.fill_(0.9)
+    assert_like_the_loop(neuron, data())
+    core.decay = nn.Parameter(torch.full((1,), 0.8))
+    assert_like_the_loop(neuron, data())
+    core = Decay(0.2)
+    neuron.add_module("core", core)  # not assigned
+    assert_like_the_loop(neuron, data())
+    core.decay.requires_grad_(False)
+    leaf = data().requires_grad_()
+    neuron(leaf).sum().backward()
+    assert core.decay.grad is None
+
+
+def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is not the way that calls take the first time."""
+    neuron = ParametricLIF(backend=backend)
+    assert_like_the_loop(neuron, data())
+    monkeypatch.setattr(FlexSN, "_run", None)
+    x = data().requires_grad_()
+    neuron(x)
+    (gradient,) = torch.autograd.grad(neuron(x).sum(), neuron.w)
+    assert gradient.abs() > 0
+    with torch.no_grad():
+        neuron(x)
+    assert repeated_scan(neuron._get_program(), (x.double(),), []) is None
+
+
+def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:
+    neuron, x = LIF(backend=backend), data()
+    assert_like_the_loop(neuron, x)
+    for other in (x.double(), x[:2], x[..., :3], x.transpose(1, 2), x.bfloat16(), x.new_empty(0, *STEP)):
+        neuron.reset()
+        loop = LIF(backend="torch")
+        if other.numel():
+            torch.testing.assert_close(neuron(other), loop(other))
+        else:
+            assert neuron(other).shape == other.shape
+    neuron.reset()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        torch.testing.assert_close(neuron(x), LIF(backend="torch")(x))
+    neuron.reset()
+    with pytest.raises(TypeError, match="input 0 is a list"):
+        neuron([1.0])
+    neuron.reset()
+    with pytest.raises(TransformError):
+        torch.func.grad(lambda given: neuron(given).sum())(x)
+
+
+def test_states_of_another_shape_are_refused_as_before(backend: str) -> None:
+    neuron, x = LIF(backend=backend), data()
+    neuron(x), neuron(x)
+    with pytest.raises(ValueError, match="state 0 has shape"):
+        neuron(data()[..., :3])
+
+
+def test_another_start_is_seen(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    neuron, x = LIF(backend=backend), data()
+    expected = neuron(x)
+    neuron.reset()
+
+    def ones(self: FlexSN, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        return [torch.ones_like(inputs[0][0])]
+
+    monkeypatch.setattr(LIF, "init_states", ones)
+    assert not torch.equal(neuron(x), expected)
+
+
+def test_memory_that_is_exchanged_before_the_backward_is_read_as_it_is(backend: str) -> None:
+    """As `module.to(...)` and sharding do it: `tensor.data = ...`, which no version counter sees."""
+    neuron, weight = LIF(backend=backend), torch.linspace(-1, 1, T * 10).view(T, *STEP)
+    x = data().requires_grad_()
+    for _ in range(2):
+        neuron.reset()
+        (expected,) = torch.autograd.grad(neuron(x), x, weight)
+    neuron.reset()
+    output = neuron(x)
+    x.data = x.data.transpose(1, 2).contiguous().transpose(1, 2)
+    (found,) = torch.autograd.grad(output, x, weight)
+    torch.testing.assert_close(found, expected)
+
+
+def test_gradients_that_come_differently(backend: str) -> None:
+    neuron, x = LIF(backend=backend), data().requires_grad_()
+    loop = LIF(backend="torch")
+    takes: list[Callable[[FlexSN], Tensor]] = [
+        lambda n: n(x).sum(),  # an expanded one
+        lambda n: (n(x), n.states[0].square().sum())[1],
+        lambda n: (n(x) * data(1)).sum() + n.states[0].sum(),
+        lambda n: n(x).transpose(0, 2).contiguous().mul(data(2).transpose(0, 2).contiguous()).sum(),
+        lambda n: torch.imag(torch.complex(n(x), n(x)).conj()).sum(),  # a lazily negated one
+    ]
+    for take in takes:
+        for _ in range(2):
+            reset_net(nn.ModuleList([neuron, loop]))
+            (found,), (expected,) = (torch.autograd.grad(take(n), x) for n in (neuron, loop))
+            torch.testing.assert_close(found, expected)
+
+
+def test_a_norm_in_the_step_is_read_anew(backend: str) -> None:
+    fused, x = NormNeuron(nn.BatchNorm1d(5), LIF(backend=backend)), data()
+    loop = deepcopy(fused)
+    loop.neuron.backend = "torch"
+    weights = torch.linspace(-1, 1, x.numel()).view_as(x)
+    for frozen in (False, False, True, True, False):
+        found = []
+        for net in (fused, loop):
+            net.neuron.reset()
+            net.norm.requires_grad_(not frozen)
+            leaf = x.clone().requires_grad_()
+            wanted = [leaf, *(() if frozen else net.norm.parameters())]
+            found.append(torch.autograd.grad((net(leaf) * weights).sum(), wanted))
+            with torch.no_grad():
+                for parameter in net.norm.parameters():
+                    parameter.add_(0.1)
+        torch.testing.assert_close(found[0], found[1], atol=1e-5, rtol=1e-4)

@@ -1,0 +1,3 @@
+"""What other projects call by name: handles, wrappers, builders, custom ops."""
+
+from __future__ import annotations

@@ -1,0 +1,149 @@
+"""Kernels behind integers, because an operator's schema has no other way to name them.
+
+A bundle stays while somebody owns it (a module) or uses it (a saved autograd context). Both are counted under
+one lock; whoever brings the sum to zero removes the bundle and closes its kernels, outside of the lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_graph import FlexSNInfo
+from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.errors import UnknownHandleError
+
+
+@dataclass(slots=True)
+class FlexSNKernelHandle:
+    """The kernels of one step function, by purpose, and who holds them."""
+
+    inference_kernel: ScanKernel | None
+    inference_info: FlexSNInfo | None
+    inference_final_state_kernel: ScanKernel | None
+    inference_final_state_info: FlexSNInfo | None
+    forward_kernel: ScanKernel | None
+    backward_kernel: ScanKernel | None
+    training_info: FlexSNInfo | None
+    owner_refs: int = 1
+    active_refs: int = 0
+
+    def close(self) -> None:
+        """Closes each kernel once."""
+        every = (
+            self.inference_kernel,
+            self.inference_final_state_kernel,
+            self.forward_kernel,
+            self.backward_kernel,
+        )
+        for kernel in {id(kernel): kernel for kernel in every if kernel is not None}.values():
+            kernel.close()
+
+
+_handles: dict[int, FlexSNKernelHandle] = {}
+_numbers = itertools.count(1)
+# Reentrant: a finalizer may run in the middle of a call of this thread.
+_lock = threading.RLock()
+
+
+def register_flexsn_kernel_handle(
+    *,
+    inference_kernel: ScanKernel | None,
+    inference_info: FlexSNInfo | None,
+    inference_final_state_kernel: ScanKernel | None,
+    inference_final_state_info: FlexSNInfo | None,
+    forward_kernel: ScanKernel | None,
+    backward_kernel: ScanKernel | None,
+    training_info: FlexSNInfo | None,
+) -> int:
+    """Registers a bundle with one owner; returns its handle."""
+    bundle = FlexSNKernelHandle(
+        inference_kernel,
+        inference_info,
+        inference_final_state_kernel,
+        inference_final_state_info,
+        forward_kernel,
+        backward_kernel,
+        training_info,
+    )
+    with _lock:
+        handle = next(_numbers)
+        _handles[handle] = bundle
+    return handle
+
+
+def get_flexsn_kernel_handle(handle: int | Tensor) -> FlexSNKernelHandle:
+    """The bundle behind a handle. `UnknownHandleError` when there is none."""
+    number = _number(handle)
+    with _lock:
+        bundle = _handles.get(number)
+    if bundle is None:
+        raise UnknownHandleError(
+            f"there is no kernel handle {number}: it was never registered, or its module and every backward "
+            "that used it are gone."
+        )
+    return bundle
+
+
+def flexsn_kernel_registry_info() -> dict[int, dict[str, int]]:
+    """The handles that there are, each with its `owner_refs` and `active_refs`: what is not here was released.
+
+    Example:
+        >>> from flexsn_runtime import flexsn_kernel_registry_info
+        >>> sum(kernel["owner_refs"] for kernel in flexsn_kernel_registry_info().values()) >= 0
+        True
+    """
+    with _lock:
+        return {
+            handle: {"owner_refs": bundle.owner_refs, "active_refs": bundle.active_refs}
+            for handle, bundle in _handles.items()
+        }
+
+
+def retain_flexsn_kernel_handle(handle: int | Tensor) -> None:
+    """One more user; pairs with `release_active_flexsn_kernel_handle`."""
+    with _lock:
+        get_flexsn_kernel_handle(handle).active_refs += 1
+
+
+def release_active_flexsn_kernel_handle(handle: int | Tensor) -> None:
+    """One user less. Does nothing when there is none."""
+    _release(handle, "active_refs")
+
+
+def retain_owner_flexsn_kernel_handle(handle: int | Tensor) -> None:
+    """One more owner; pairs with `release_flexsn_kernel_handle`."""
+    with _lock:
+        get_flexsn_kernel_handle(handle).owner_refs += 1
+
+
+def release_flexsn_kernel_handle(handle: int | Tensor) -> None:
+    """One owner less. Does nothing when there is none."""
+    _release(handle, "owner_refs")
+
+
+def attach_flexsn_handle_finalizer(owner: object, handle: int) -> weakref.finalize[Any, Any]:
+    """Releases one ownership of `handle` when `owner` is collected."""
+    return weakref.finalize(owner, release_flexsn_kernel_handle, handle)
+
+
+def _release(handle: int | Tensor, counter: str) -> None:
+    number = _number(handle)
+    with _lock:
+        bundle = _handles.get(number)
+        if bundle is None or getattr(bundle, counter) == 0:
+            return
+        setattr(bundle, counter, getattr(bundle, counter) - 1)
+        if bundle.owner_refs or bundle.active_refs:
+            return
+        del _handles[number]
+    bundle.close()
+
+
+def _number(handle: int | Tensor) -> int:
+    return int(handle.item()) if isinstance(handle, Tensor) else int(handle)

@@ -1,0 +1,110 @@
+"""What `build_*` gives out: a step's kernels of one kind, specialised on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import FlexSNInfo, StateMismatchError, extract_info
+from flexsn_runtime._availability import kernel_device
+from flexsn_runtime.program._program import PointwiseProgram
+
+
+@dataclass(frozen=True, slots=True)
+class ScanKernel:
+    """The kernels of one step function, for one purpose. One is compiled per combination of dtypes,
+    layouts and gradients, none per size.
+
+    Attributes:
+        program: the step function.
+        state_seqs: whether state sequences are written, or final states alone.
+    """
+
+    program: PointwiseProgram
+    state_seqs: bool
+
+    def close(self) -> None:
+        """Drops the compiled kernels."""
+        self.program.close()
+
+
+def build_inference_kernel(
+    core_fn: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor] | None = None,
+) -> tuple[ScanKernel, FlexSNInfo]:
+    """Builds the forward scan that returns outputs and state sequences.
+
+    Args:
+        core_fn: `core(*inputs, *states) -> (*outputs, *new_states)`.
+        num_inputs, num_states, num_outputs: how many of each.
+        example_inputs: one step's inputs and states; `None`: float32 tensors of one element.
+
+    Returns:
+        The kernel, for `flexsn_inference`, and the description of the step.
+
+    Raises:
+        ValueError: wrong numbers of examples, arguments or results; both numbers are named.
+        NotImplementedError: the core does what a scan cannot honour, or an op has no rule.
+    """
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
+    return ScanKernel(program, state_seqs=True), describe(program, example_inputs)
+
+
+def build_inference_final_state_kernel(
+    core_fn: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor] | None = None,
+) -> tuple[ScanKernel, FlexSNInfo]:
+    """Like `build_inference_kernel`, returning final states: no state sequence is ever written."""
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs)
+    return ScanKernel(program, state_seqs=False), describe(program, example_inputs)
+
+
+def build_training_kernels(
+    core_fn: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor] | None = None,
+    requires_grad: Sequence[bool] | None = None,
+) -> tuple[ScanKernel, ScanKernel, FlexSNInfo]:
+    """Builds the forward scan that keeps checkpoints, and the backward scan.
+
+    Args:
+        requires_grad: for each input and state, whether its gradient may be asked for; `None`: of all.
+
+    Returns:
+        `(forward, backward, info)`, for `flexsn_forward` and `flexsn_backward`.
+    """
+    program = PointwiseProgram(core_fn, num_inputs, num_states, num_outputs, requires_grad)
+    info = describe(program, example_inputs)
+    return ScanKernel(program, state_seqs=True), ScanKernel(program, state_seqs=True), info
+
+
+def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None) -> FlexSNInfo:
+    """Traces and writes the step once, so that its errors come now and not at the first call."""
+    expected = program.num_inputs + program.num_states
+    one = torch.zeros(1, device=kernel_device())
+    examples = (one,) * expected if example_inputs is None else tuple(example_inputs)
+    try:
+        step = program.specialize_examples(examples)
+    except StateMismatchError as error:
+        if example_inputs is not None:
+            raise
+        raise StateMismatchError(
+            f"{error} The step was traced for float32 tensors of one element: if the core needs others (it "
+            "captures a tensor with a shape), give example_inputs."
+        ) from None
+    step.core()
+    return extract_info(
+        step.trace.forward.graph, program.num_inputs, program.num_states, program.num_outputs
+    )

@@ -1,0 +1,269 @@
+"""The scans as custom ops, for compilers: `(handle, flat_args) -> results`, with fake and autograd.
+
+`flat_args` is `[*input_seqs, *init_states, *lifted]`; the initial states may be left out, all of them: zeros.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import StepValue
+from flexsn_runtime.contract._handles import (
+    get_flexsn_kernel_handle,
+    release_active_flexsn_kernel_handle,
+    retain_flexsn_kernel_handle,
+)
+from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.errors import TensorCountError, UnknownHandleError
+from flexsn_runtime.kernels._autograd import not_differentiable, refuse_double_backward
+from flexsn_runtime.kernels._backward import split_cotangents
+from flexsn_runtime.kernels._forward import checkpoint_rows
+from flexsn_runtime.kernels._scan import run_backward, run_forward
+from flexsn_runtime.operands._order import ScanFormat, strides_like
+from flexsn_runtime.program._arguments import prepare, split_flat
+from flexsn_runtime.step._pointwise_step import Specialization
+
+# A compiler treats sizes of 0 and 1 apart from all others, and T decides how many rows of checkpoints there are: none,
+# one or more. In one dimension, and two elements longer than needed, they have a size like any other.
+_PADDING = 2
+
+
+def _inference(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+    step, arguments = prepare(kernel.program, flat_args, autocast=False)
+    result = run_forward(step, arguments, state_seqs=state_seqs, training=False)
+    return [*result.outputs, *result.state_seqs, *result.final_states]
+
+
+def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool) -> list[Tensor]:
+    step, arguments = prepare(kernel.program, flat_args, autocast=False)
+    _, _, lifted = split_flat(kernel.program, flat_args)
+    forgotten = sum(t.requires_grad for t in arguments.lifted) if not lifted else 0
+    if forgotten:
+        raise TensorCountError(
+            f"the core captures {forgotten} tensors that require grad, which an operator can only give a "
+            "gradient as arguments: pass the captured tensors after the initial states."
+        )
+    result = run_forward(step, arguments, state_seqs=state_seqs, training=True, padding=_PADDING)
+    kernel.program.will_be_differentiated(step)
+    for checkpoint in result.checkpoints:
+        checkpoint[-_PADDING:].zero_()  # the same results on every run
+    return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
+
+
+def _fake(
+    kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool
+) -> list[Tensor]:
+    """Tensors like the results, for sizes that may be symbols."""
+    inputs, states, _ = split_flat(kernel.program, flat_args)
+    step = _specialize(kernel, inputs, states)
+    num_steps = inputs[0].shape[0]
+    shape = torch.broadcast_shapes(*(x.shape[1:] for x in inputs), *(v.shape for v in states or ()))
+
+    form = ScanFormat.of(shape, inputs, states or (), guarded=True)
+    sequence = (num_steps, *shape)
+
+    def allocate(values: Sequence[StepValue], sizes: Sequence[int], strides: Sequence[int]) -> list[Tensor]:
+        return [inputs[0].new_empty_strided(sizes, strides, dtype=v.dtype) for v in values]
+
+    results = allocate(step.trace.outputs, sequence, form.sequence)
+    results += allocate(step.trace.states, *((sequence, form.sequence) if state_seqs else (shape, form.step)))
+    if checkpoints:
+        ncl = math.prod(shape)
+        size = checkpoint_rows(num_steps, step.plan(ncl).backward.chunk) * ncl + _PADDING
+        results += [inputs[0].new_empty((size,), dtype=v.dtype) for v in step.trace.states]
+    return results
+
+
+def _specialize(
+    kernel: ScanKernel, inputs: Sequence[Tensor], states: Sequence[Tensor] | None
+) -> Specialization:
+    return kernel.program.specialize_like(
+        [x.dtype for x in inputs], None if states is None else [v.dtype for v in states]
+    )
+
+
+def _inference_kernel(handle: int, *, state_seqs: bool) -> ScanKernel:
+    bundle = get_flexsn_kernel_handle(handle)
+    kernel = bundle.inference_kernel if state_seqs else bundle.inference_final_state_kernel
+    return _required(kernel, handle, "inference")
+
+
+def _training_kernel(handle: int) -> ScanKernel:
+    return _required(get_flexsn_kernel_handle(handle).forward_kernel, handle, "training")
+
+
+def _required(kernel: ScanKernel | None, handle: int, purpose: str) -> ScanKernel:
+    if kernel is None:
+        raise UnknownHandleError(f"handle {handle} was registered without a kernel for {purpose}.")
+    return kernel
+
+
+@torch.library.custom_op("flexsn::flexsn_inductor_inference", mutates_args=())
+def flexsn_inductor_inference(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    """`(*output_seqs, *state_seqs)`, without gradients."""
+    return _inference(_inference_kernel(handle, state_seqs=True), flat_args, state_seqs=True)
+
+
+@flexsn_inductor_inference.register_fake
+def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    kernel = _inference_kernel(handle, state_seqs=True)
+    return _fake(kernel, flat_args, state_seqs=True, checkpoints=False)
+
+
+@torch.library.custom_op("flexsn::flexsn_inductor_inference_final_state", mutates_args=())
+def flexsn_inductor_inference_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    """`(*output_seqs, *final_states)`, without gradients."""
+    return _inference(_inference_kernel(handle, state_seqs=False), flat_args, state_seqs=False)
+
+
+@flexsn_inductor_inference_final_state.register_fake
+def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    kernel = _inference_kernel(handle, state_seqs=False)
+    return _fake(kernel, flat_args, state_seqs=False, checkpoints=False)
+
+
+@torch.library.custom_op("flexsn::flexsn_inductor_training", mutates_args=())
+def flexsn_inductor_training(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    """`(*output_seqs, *state_seqs, *checkpoints)`, differentiable."""
+    return _training(_training_kernel(handle), flat_args, state_seqs=True)
+
+
+@flexsn_inductor_training.register_fake
+def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    return _fake(_training_kernel(handle), flat_args, state_seqs=True, checkpoints=True)
+
+
+@torch.library.custom_op("flexsn::flexsn_inductor_training_final_state", mutates_args=())
+def flexsn_inductor_training_final_state(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    """`(*output_seqs, *final_states, *checkpoints)`, differentiable."""
+    return _training(_training_kernel(handle), flat_args, state_seqs=False)
+
+
+@flexsn_inductor_training_final_state.register_fake
+def _(handle: int, flat_args: Sequence[Tensor]) -> list[Tensor]:
+    return _fake(_training_kernel(handle), flat_args, state_seqs=False, checkpoints=True)
+
+
+# `Optional`, because torch reads the annotation at run time to make the schema.
+@torch.library.custom_op("flexsn::flexsn_inductor_backward", mutates_args=())
+def flexsn_inductor_backward(
+    handle: int,
+    flat_args: Sequence[Optional[Tensor]],  # noqa: UP045
+    wanted: Sequence[bool],
+    state_seqs: bool = True,
+) -> list[Tensor]:
+    """The gradients that are `wanted`, one for each true entry.
+
+    `flat_args` is `[*grad_outputs, *grad_states, *flat_args of the forward, *checkpoints]`; gradients that
+    are `None` are zero. `wanted` has an entry for each of the forward's flat arguments.
+    """
+    program = _training_kernel(handle).program
+    grads, flat, checkpoints = _split_backward(handle, flat_args, len(wanted))
+    step, arguments = prepare(program, flat, autocast=False)
+    program.check_differentiated(step)
+    missing = sum(state is None for state in arguments.states)
+    num_inputs = program.num_inputs
+    complete = [*wanted[:num_inputs], *(False,) * missing, *wanted[num_inputs:]]
+    complete += [False] * (num_inputs + program.num_states + len(arguments.lifted) - len(complete))
+    cotangents = split_cotangents(grads, program.num_outputs, state_seqs=state_seqs)
+    gradients = run_backward(step, arguments, checkpoints, cotangents, complete)
+    return [g for g in gradients if g is not None]
+
+
+@flexsn_inductor_backward.register_fake
+def _(
+    handle: int,
+    flat_args: Sequence[Optional[Tensor]],  # noqa: UP045
+    wanted: Sequence[bool],
+    state_seqs: bool = True,
+) -> list[Tensor]:
+    _, flat, _ = _split_backward(handle, flat_args, len(wanted))
+    return [
+        t.new_empty_strided(t.shape, strides_like(t, guarded=True))
+        for t, want in zip(flat, wanted, strict=True)
+        if want
+    ]
+
+
+def _split_backward(
+    handle: int, flat_args: Sequence[Tensor | None], num_forward: int
+) -> tuple[Sequence[Tensor | None], list[Tensor], tuple[Tensor, ...]]:
+    program = _training_kernel(handle).program
+    num_grads = program.num_outputs + program.num_states
+    rest = [t for t in flat_args[num_grads:] if t is not None]
+    return flat_args[:num_grads], rest[:num_forward], tuple(rest[num_forward:])
+
+
+class _Keeper:
+    """Holds a handle while a saved autograd context lives."""
+
+    def __init__(self, handle: int) -> None:
+        retain_flexsn_kernel_handle(handle)
+        weakref.finalize(self, release_active_flexsn_kernel_handle, handle)
+
+
+def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, state_seqs: bool) -> None:
+    handle, flat_args = inputs
+    kernel = _training_kernel(handle)
+    program = kernel.program
+    num_results = program.num_outputs + program.num_states
+    sequences, states, lifted = split_flat(program, flat_args)
+    ctx.step = step = _specialize(kernel, sequences, states)
+    # T as a symbol is above 1: a compiler treats 0 and 1 apart.
+    num_steps = sequences[0].shape[0]
+    fixed = not_differentiable(
+        step, output[:num_results], num_steps if isinstance(num_steps, int) else 2, state_seqs=state_seqs
+    )
+    ctx.mark_non_differentiable(*fixed, *output[num_results:])
+    mask = program.requires_grad or (True,) * (program.num_inputs + program.num_states)
+    ctx.allowed = (*mask[: len(flat_args) - len(lifted)], *(True,) * len(lifted))
+    ctx.save_for_backward(*flat_args, *output[num_results:])
+    ctx.handle, ctx.num_results = handle, num_results
+    ctx.keeper = _Keeper(handle)
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> tuple[None, list[Any]]:
+    ctx.step.check_unchanged()
+    wanted = [want and may for want, may in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)]
+    tensors = [*grads[: ctx.num_results], *ctx.saved_tensors]
+    with torch.no_grad():
+        gradients = flexsn_inductor_backward(ctx.handle, tensors, wanted, state_seqs)
+    if torch.is_grad_enabled():  # `create_graph`
+        gradients = refuse_double_backward(gradients, tensors)
+    found = iter(gradients)
+    return None, [next(found) if want else None for want in wanted]
+
+
+def _backward_state_seqs(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Any]]:
+    return _backward(ctx, grads, state_seqs=True)
+
+
+def _backward_final_state(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[None, list[Any]]:
+    return _backward(ctx, grads, state_seqs=False)
+
+
+def _setup_state_seqs(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> None:
+    _setup(ctx, inputs, output, state_seqs=True)
+
+
+def _setup_final_state(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor]) -> None:
+    _setup(ctx, inputs, output, state_seqs=False)
+
+
+flexsn_inductor_training.register_autograd(_backward_state_seqs, setup_context=_setup_state_seqs)
+flexsn_inductor_training_final_state.register_autograd(_backward_final_state, setup_context=_setup_final_state)
+
+__all__ = [
+    "flexsn_inductor_backward",
+    "flexsn_inductor_inference",
+    "flexsn_inductor_inference_final_state",
+    "flexsn_inductor_training",
+    "flexsn_inductor_training_final_state",
+]

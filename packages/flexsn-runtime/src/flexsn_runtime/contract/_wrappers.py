@@ -1,0 +1,179 @@
+"""Launch wrappers over tensors: the kernels as plain functions, without autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from flexsn_graph import FlexSNInfo
+from flexsn_runtime.contract._kernels import ScanKernel
+from flexsn_runtime.errors import TemplateNeededError, TensorCountError
+from flexsn_runtime.kernels._backward import split_cotangents
+from flexsn_runtime.kernels._scan import run_backward, run_forward
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.program._arguments import check_lifted, prepare
+from flexsn_runtime.program._program import PointwiseProgram
+
+# The attribute of a checkpoint that holds the step that it is of.
+_MADE_BY = "_flexsn_step"
+
+
+def flexsn_inference(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *state_seqs)`.
+
+    Initial states may be left out (zeros), lifted tensors too (as captured now). `T == 0` gives empty
+    sequences.
+    """
+    step, arguments = prepare(f.program, args, autocast=False)
+    result = run_forward(step, arguments, state_seqs=True, training=False)
+    return (*result.outputs, *result.state_seqs)
+
+
+def flexsn_inference_final_state(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward: `[*input_seqs, *init_states, *lifted] -> (*output_seqs, *final_states)`.
+
+    `T == 0` gives empty outputs, and final states that are copies of the initial ones, or zeros.
+    """
+    step, arguments = prepare(f.program, args, autocast=False)
+    result = run_forward(step, arguments, state_seqs=False, training=False)
+    return (*result.outputs, *result.final_states)
+
+
+def flexsn_forward(f: ScanKernel, info: FlexSNInfo, *args: Tensor) -> tuple[Tensor, ...]:
+    """Scans forward and keeps what the backward needs.
+
+    Returns:
+        `(*output_seqs, *state_seqs, *saved)`; `saved` is for `flexsn_backward`: the arguments themselves
+        and the checkpoints.
+    """
+    step, arguments = prepare(f.program, args, autocast=False)
+    result = run_forward(step, arguments, state_seqs=True, training=True)
+    f.program.will_be_differentiated(step)
+    for checkpoint in result.checkpoints:
+        setattr(checkpoint, _MADE_BY, step)
+    states = [t for t in arguments.states if t is not None]
+    saved = (*arguments.inputs, *states, *arguments.lifted, *result.checkpoints)
+    return (*result.outputs, *result.state_seqs, *saved)
+
+
+def flexsn_backward(
+    f: ScanKernel,
+    info: FlexSNInfo,
+    *args: Tensor | None,
+    input_templates: Sequence[Tensor] | None = None,
+    state_templates: Sequence[Tensor] | None = None,
+) -> tuple[Tensor | None, ...]:
+    """Scans backward: `(*grad_output_seqs, *grad_state_seqs, *saved)` to gradients.
+
+    Args:
+        args: gradients, each of which may be `None` (zero), then `saved` of `flexsn_forward`.
+        input_templates, state_templates: tensors shaped like the inputs and initial states, for when `saved` is left
+            out, which is only possible when every gradient is `None` or `T == 0`. Without them, the step has the shape
+            that the gradients have behind T, and its inputs and states are of that shape.
+
+    Returns:
+        The gradients of `[*input_seqs, *init_states, *lifted]`.
+
+    Raises:
+        TemplateNeededError: a shape cannot be known.
+    """
+    program = f.program
+    num_grads = program.num_outputs + program.num_states
+    if len(args) < num_grads:
+        raise TensorCountError(
+            f"got {len(args)} arguments; the gradients of {program.num_outputs} output and "
+            f"{program.num_states} state sequences come first ({num_grads}; None where absent)."
+        )
+    grads, saved = args[:num_grads], [t for t in args[num_grads:] if t is not None]
+    if not saved:
+        return _without_saved(program, grads, input_templates, state_templates)
+    lifted = program.num_lifted or 0
+    without_states = program.num_inputs + lifted + program.num_states
+    if len(saved) not in (without_states, without_states + program.num_states):
+        raise TensorCountError(
+            f"{len(saved)} tensors follow the gradients; flexsn_forward saved {program.num_inputs} inputs, "
+            f"{program.num_states} states (or none), {lifted} captured tensors and {program.num_states} "
+            "checkpoints: pass all that it returned after the state sequences."
+        )
+    primals, checkpoints = _split_last(saved, program.num_states)
+    tensors, captured = _split_last(primals, lifted)
+    step, arguments = prepare(program, tensors, autocast=False)
+    made_by = next((getattr(checkpoint, _MADE_BY, None) for checkpoint in checkpoints), None)
+    if made_by is None:
+        program.check_differentiated(step)
+    else:
+        made_by.check_unchanged()
+    check_lifted(step, captured)
+    gradients = run_backward(
+        step,
+        Arguments(arguments.inputs, arguments.states, captured),
+        checkpoints,
+        split_cotangents(grads, program.num_outputs, state_seqs=True),
+        _wanted(program, arguments.inputs, arguments.states, captured),
+    )
+    return tuple(gradients)
+
+
+def _split_last(tensors: Sequence[Tensor], count: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    first = len(tensors) - count
+    return tuple(tensors[:first]), tuple(tensors[first:])
+
+
+def _wanted(
+    program: PointwiseProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor | None],
+    lifted: Sequence[Tensor],
+) -> list[bool]:
+    """Which gradients can be given: of floating-point tensors that `requires_grad` does not exclude."""
+    tensors = (*inputs, *states, *lifted)
+    mask = program.requires_grad or (True,) * (len(inputs) + len(states))
+    return [
+        t is not None and t.is_floating_point() and allowed
+        for t, allowed in zip(tensors, (*mask, *(True,) * len(lifted)), strict=True)
+    ]
+
+
+def _without_saved(
+    program: PointwiseProgram,
+    grads: Sequence[Tensor | None],
+    input_templates: Sequence[Tensor] | None,
+    state_templates: Sequence[Tensor] | None,
+) -> tuple[Tensor | None, ...]:
+    if any(g is not None and g.numel() for g in grads):
+        raise TensorCountError(
+            "gradients came in, but nothing that was saved: pass what flexsn_forward returned after the "
+            "state sequences."
+        )
+    empty = next((g for g in grads if g is not None), None)
+    state = next((g for g in grads[program.num_outputs :] if g is not None), empty)
+    inputs = _templates("input", input_templates, program.num_inputs, empty)
+    states = _templates("state", state_templates, program.num_states, None if state is None else _one_step(state))
+    lifted = program.lifted()
+    wanted = _wanted(program, inputs, states, lifted)
+    return tuple(
+        t.new_zeros(t.shape) if want else None
+        for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
+    )
+
+
+def _one_step(sequence: Tensor) -> Tensor:
+    return sequence.new_empty(sequence.shape[1:])
+
+
+def _templates(
+    role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
+) -> Sequence[Tensor]:
+    """What the gradients are shaped like: what was given, or `like` for all of them."""
+    if templates is None and like is not None:
+        return [like] * count
+    if templates is None and count:
+        raise TemplateNeededError(
+            f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: "
+            f"pass {role}_templates."
+        )
+    given = templates or ()
+    if len(given) != count:
+        raise TensorCountError(f"{role}_templates has {len(given)} tensors; the step takes {count} {role}s.")
+    return given

@@ -1,0 +1,45 @@
+"""A step's graph as a function whose gradient is another graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def differentiable(
+    core: Callable[..., Any], vjp: Callable[..., Any], cotangents: Sequence[bool], wanted: Sequence[bool]
+) -> Callable[..., Any]:
+    """The step's core as a function whose gradient is `vjp`.
+
+    The core's own operators do not have it: what the user wrote as the gradient of a spike is in `vjp` alone.
+
+    Args:
+        core: `[*arguments] -> [*results]`.
+        vjp: `[*arguments, *gradients] -> [*gradients]`.
+        cotangents: for each result, whether `vjp` takes its gradient.
+        wanted: for each argument, whether `vjp` gives its gradient.
+    """
+
+    class Step(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
+            ctx.values = values
+            # Copies, where the core passes an argument on: autograd would not let it be marked below.
+            results = tuple(
+                result.clone() if any(result is value for value in values) else result for result in core(*values)
+            )
+            flows = zip(results, cotangents, strict=True)
+            ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
+            return results
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+            came = [gradient for gradient, flow in zip(gradients, cotangents, strict=True) if flow]
+            found = iter(vjp(*ctx.values, *came))
+            return tuple(next(found) if want else None for want in wanted)
+
+    apply: Callable[..., Any] = Step.apply
+    return apply

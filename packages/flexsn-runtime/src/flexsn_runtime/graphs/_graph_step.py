@@ -1,0 +1,228 @@
+"""Kernels of a step that comes as a graph with sizes that may be symbols: what a compiler has of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, fx
+from torch.library import wrap_triton
+
+from flexsn_codegen import CoreSource, KernelSource
+from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_graph import LiftedLayout, StepGraph, StepTrace, StepValue, trace_step
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime._torch_private import size_hint, untraced
+from flexsn_runtime.errors import SymbolicSizeError
+from flexsn_runtime.graphs._differentiable import differentiable
+from flexsn_runtime.graphs._symbols import Assignment, Size, symbolic_layout
+from flexsn_runtime.launches._cpp_op import RecordedCpp
+from flexsn_runtime.operands._layout import broadcast_shape
+from flexsn_runtime.plans._buckets import LaunchPlan, with_segment
+from flexsn_runtime.step._pointwise_step import Specialization
+
+_Graph = TypeVar("_Graph", StepTrace, StepGraph)
+
+# Without a hint of a symbolic size: the plan of large steps, which suits small ones better than the reverse.
+_UNKNOWN_NCL = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStep:
+    """One step as ATen graphs.
+
+    Attributes:
+        core: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+        num_inputs, num_states, num_outputs: how many of each.
+        arguments: what one step takes: tensors and, among the lifted ones, sizes.
+        vjp: `[*inputs, *states, *lifted, *cotangents] -> [*gradients]`; `None`: no gradient will be asked for.
+        cotangents: for each of `[*outputs, *new_states]`, whether `vjp` takes its gradient.
+        wanted: for each argument, whether `vjp` gives its gradient.
+    """
+
+    core: fx.GraphModule
+    num_inputs: int
+    num_states: int
+    num_outputs: int
+    arguments: Sequence[StepValue | Size]
+    vjp: fx.GraphModule | None = None
+    cotangents: tuple[bool, ...] = ()
+    wanted: tuple[bool, ...] = ()
+
+    @property
+    def num_primals(self) -> int:
+        return self.num_inputs + self.num_states
+
+    def sizes_of(self, position: int) -> tuple[Size, ...]:
+        """The shape of an argument, or the size that it is."""
+        value = self.arguments[position]
+        return value.shape if isinstance(value, StepValue) else (value,)
+
+    @property
+    def sizes(self) -> list[Size]:
+        """Every size in it."""
+        return [size for position in range(len(self.arguments)) for size in self.sizes_of(position)]
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for steps that have the same kernels.
+
+        `None` if that cannot be told: a symbol among the sizes belongs to one compilation, and of a constant tensor
+        the code has the name alone.
+        """
+        graphs = [graph for graph in (self.core, self.vjp) if graph is not None]
+        symbolic = any(type(size) is not int for size in self.sizes)
+        if symbolic or any(graph.graph.find_nodes(op="get_attr") for graph in graphs):
+            return None
+        codes = tuple(graph.code for graph in graphs)
+        counts = (self.num_inputs, self.num_states, self.num_outputs)
+        return codes, counts, tuple(self.arguments), self.cotangents, self.wanted
+
+
+class GraphSpecialization(Specialization):
+    """Kernels of a `GraphStep`.
+
+    Args:
+        segment: distance of the checkpoints; `None`: as the launch plan has it.
+        on_cpu: what kernels on the CPU are written in.
+
+    Attributes:
+        lifted: for each tensor that the step captures, its position among the step's arguments.
+    """
+
+    def __init__(
+        self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
+    ) -> None:
+        self._segment = segment
+        self._assignments = [Assignment(step.sizes, 0)]
+        if self._assignments[0].is_symbolic:
+            self._assignments.append(Assignment(step.sizes, 1))
+        with untraced():
+            traced = [_trace(step, assigned, device) for assigned in self._assignments]
+            self._traces = [trace for trace, _ in traced]
+            super().__init__(self._traces[0], "scan", device, target=target_on(device, on_cpu))
+            _check_same(self._emit, self._traces)
+        _, stand_ins = traced[0]
+        self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
+        self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
+        # The trace has the numbers of an assignment, where its users want the symbols.
+        sized = copy.copy(self.trace)
+        sized.step_shape = self._step_shape(step)
+        sized.forward = replace(sized.forward, layouts=self._layouts([trace.forward for trace in self._traces]))
+        self.trace = sized
+
+    @classmethod
+    def of(
+        cls, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
+    ) -> GraphSpecialization:
+        """Made once for the layers of a network that are alike; the arguments are those of the class."""
+        step_key = step.key
+        if step_key is None:
+            return cls(step, device, segment, on_cpu)
+        key = (step_key, device, segment, on_cpu)
+        found = _made.get(key)
+        if found is None:
+            found = _made[key] = cls(step, device, segment, on_cpu)
+        else:
+            found.forget_plans()  # those on disk may be others now
+        return found
+
+    def plan(self, ncl: int) -> LaunchPlan:
+        hint = size_hint(ncl)
+        plan = super().plan(_UNKNOWN_NCL if hint is None else hint)
+        return plan if self._segment is None else with_segment(plan, self._segment)
+
+    def has_rest(self, num_steps: int, chunk: int) -> bool:
+        # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.
+        return not isinstance(num_steps, int) or num_steps % chunk > 0
+
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
+        with untraced():
+            vjps = [trace.vjp(cotangents, wanted) for trace in self._traces]
+            _check_same(self._emit_vjp, vjps)
+        return replace(vjps[0], layouts=self._layouts(vjps))
+
+    def _function(self, source: KernelSource) -> Any:
+        """For a tracer: calling it records a launch. In Triton's interpreter it is called as it is."""
+        function = super()._function(source)
+        if isinstance(function, CppKernel):
+            return RecordedCpp(function)
+        if triton_interpreted():
+            return function
+        from flexsn_codegen.targets.triton._standalone import standalone  # imports triton, which need not be there
+
+        return _Recorded(standalone(function))
+
+    def _layouts(self, graphs: Sequence[StepGraph]) -> dict[int, LiftedLayout]:
+        return {
+            i: symbolic_layout(self._assignments, [graph.layouts[i] for graph in graphs], self._lifted_shapes[i])
+            for i in graphs[0].layouts
+        }
+
+    def _step_shape(self, step: GraphStep) -> tuple[int, ...]:
+        """The step's shape, which the tensors that are not lifted have together."""
+        shape = broadcast_shape([step.sizes_of(position) for position in range(step.num_primals)])
+        if self._assignments[0].shape(shape) != self.trace.step_shape:
+            raise SymbolicSizeError(
+                f"the outputs have the shape {list(self.trace.step_shape)} by a captured tensor alone. Expand an "
+                "input to it."
+            )
+        return shape
+
+
+_made: Recent[GraphSpecialization] = Recent()
+
+
+def _trace(
+    step: GraphStep, assigned: Assignment, device: torch.device
+) -> tuple[StepTrace, dict[int, int]]:
+    """The step traced for the assigned sizes; the positions of the lifted tensors by the `id` of their stand-ins."""
+
+    def stand_in(value: StepValue | Size) -> Any:
+        if not isinstance(value, StepValue):
+            return assigned(value)
+        # One element, whatever the size: the tracer looks at shape, dtype and device alone.
+        tensor = torch.empty((), dtype=value.dtype, device=device).expand(assigned.shape(value.shape))
+        return tensor.requires_grad_(tensor.is_floating_point())
+
+    primals = [stand_in(value) for value in step.arguments[: step.num_primals]]
+    lifted = [stand_in(value) for value in step.arguments[step.num_primals :]]
+    run: Any = step.core
+    if step.vjp is not None:
+        run = differentiable(run, step.vjp, step.cotangents, step.wanted)
+
+    def core(*values: Tensor) -> tuple[Tensor, ...]:
+        return tuple(run(*values, *lifted))
+
+    trace = trace_step(core, step.num_inputs, step.num_states, step.num_outputs, primals, follow=False)
+    return trace, {id(value): step.num_primals + i for i, value in enumerate(lifted)}
+
+
+def _check_same(emit: Callable[[_Graph], CoreSource | None], graphs: Sequence[_Graph]) -> None:
+    """Refuses graphs, one of each assignment, that are not written alike."""
+    if len(graphs) == 1:
+        return
+    sources = [emit(graph) for graph in graphs]
+    if len({source and source.name for source in sources}) > 1:
+        raise SymbolicSizeError(
+            "the core computes with a size that is symbolic, which a kernel would have as a constant. Make it a "
+            "tensor outside of the core, or compile with dynamic=False."
+        )
+
+
+class _Recorded:
+    def __init__(self, function: Any) -> None:
+        self._function = function
+        self.__name__ = function.__name__
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*arguments: Any, BLOCK: int, num_warps: int, **options: object) -> None:
+            # The other options are about exactness, which the source itself takes care of.
+            wrap_triton(self._function)[grid](*arguments, BLOCK=BLOCK, num_warps=num_warps)
+
+        return launch

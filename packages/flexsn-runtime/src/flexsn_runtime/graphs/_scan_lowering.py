@@ -1,0 +1,287 @@
+"""Scans in a compiler's graph as launches of scan kernels.
+
+`KernelLowering` is what `flexsn_hop.register_scan_lowering` takes. Neither package imports the other: the layouts
+below are what this one reads of `flexsn_hop.ScanLayout` and `BackwardLayout`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, fx
+
+import flexsn_codegen
+import flexsn_graph
+import flexsn_runtime
+from flexsn_graph import NonPointwiseError, StepValue, TraceError
+from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime._torch_private import size_hint
+from flexsn_runtime._torch_private_inductor import is_ahead_of_time
+from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
+from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
+from flexsn_runtime.graphs._staged_op import StagedGraph
+from flexsn_runtime.graphs._symbols import Size
+from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
+from flexsn_runtime.kernels._forward import ForwardScan
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.plans._buckets import StepCost
+from flexsn_runtime.plans._plans import PLANNERS
+
+
+class ForwardLayout(Protocol):
+    """What the forward operator takes and returns; see `flexsn_hop.ScanLayout`."""
+
+    @property
+    def num_inputs(self) -> int: ...
+    @property
+    def num_states(self) -> int: ...
+    @property
+    def num_outputs(self) -> int: ...
+    @property
+    def final_state(self) -> bool: ...
+    @property
+    def checkpoint_interval(self) -> int: ...
+    @property
+    def spare_checkpoints(self) -> int: ...
+    @property
+    def zero_states(self) -> tuple[bool, ...]: ...
+
+
+class BackwardLayout(Protocol):
+    """What the backward operator takes and returns; see `flexsn_hop.BackwardLayout`."""
+
+    @property
+    def scan(self) -> ForwardLayout: ...
+    @property
+    def needs(self) -> tuple[bool, ...]: ...
+    @property
+    def active_states(self) -> tuple[bool, ...]: ...
+    @property
+    def output_grads(self) -> tuple[bool, ...]: ...
+    @property
+    def state_grads(self) -> tuple[bool, ...]: ...
+    @property
+    def saved_interval(self) -> int: ...
+    @property
+    def wanted(self) -> tuple[bool, ...]: ...
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]: ...
+
+
+class KernelLowering:
+    """Makes compiled scans launches of the kernels that eager mode has.
+
+    Args:
+        on_cpu: what kernels on the CPU are written in.
+
+    Example:
+        >>> from flexsn_runtime import KernelLowering
+        >>> KernelLowering().name
+        'flexsn_runtime'
+    """
+
+    name = "flexsn_runtime"
+
+    def __init__(self, on_cpu: TargetName = "cpp") -> None:
+        self._on_cpu = on_cpu
+
+    @property
+    def version(self) -> str:
+        """Of all code that writes kernels: compiled code is found again on disk by it."""
+        return _digest()
+
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        """Why there are no kernels for these arguments; `None` if there are."""
+        devices = {value.device for value in flat_args if isinstance(value, Tensor) and value.dim() > 0}
+        if len(devices) != 1:
+            return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
+        (device,) = devices
+        return why_unavailable(device, target_on(device, self._on_cpu))
+
+    def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
+        """The distance of the checkpoints, by the size of the step and the number of its operators."""
+        hints = [size_hint(value.numel()) for value in primals]
+        largest = max((hint for hint in hints if hint is not None), default=0)
+        num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
+        cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
+        if _may_have_products(core):
+            return _NO_CHECKPOINTS
+        planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
+        return planner.plan(largest, cost, carried=0).backward.chunk
+
+    def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+        """The forward scan; see `flexsn_hop.ScanLowering`.
+
+        Raises:
+            UnsupportedScanError: no kernel can be made of the core.
+        """
+        graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
+        with _refusals():
+            try:
+                return self._forward(graph, layout, flat_args)
+            except NonPointwiseError:
+                staged = StagedGraph(
+                    core,
+                    *_counts(layout),
+                    layout.zero_states,
+                    layout.final_state,
+                    layout.checkpoint_interval,
+                    layout.spare_checkpoints,
+                    self._on_cpu,
+                )
+                return self._staged(staged, flat_args, layout.zero_states)
+
+    def _forward(self, graph: GraphStep, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+        interval = layout.checkpoint_interval
+        step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
+        arguments = _arguments(step, flat_args, layout)
+        result = ForwardScan(
+            step,
+            arguments,
+            state_seqs=not layout.final_state,
+            training=interval > 0,
+            spare_rows=layout.spare_checkpoints,
+        )(arguments)
+        return [*result.returned, *result.checkpoints]
+
+    def _staged(
+        self, graph: StagedGraph, flat_args: Sequence[Any], zeros: Sequence[bool], rest: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
+        """A step with products of its values and captured matrices."""
+        args = list(flat_args)
+        for i in [graph.num_inputs + i for i, zero in enumerate(zeros) if zero]:
+            args[i] = args[i].new_zeros(args[i].shape)  # nobody has written it
+        graph.check(args)
+        if "torch._inductor" in sys.modules and is_ahead_of_time():
+            warnings.warn(
+                "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
+                "processes that have imported flexsn_runtime, and nowhere else",
+                stacklevel=2,
+            )
+        return graph([*args, *rest])
+
+    def backward(
+        self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, args: Sequence[Any]
+    ) -> list[Tensor]:
+        """The backward scan; see `flexsn_hop.ScanLowering`.
+
+        Raises:
+            UnsupportedScanError: no kernel can be made of the core's gradient.
+        """
+        scan = layout.scan
+        flat_args, saved, output_grads, state_grads = layout.split(args)
+        flows = (*layout.output_grads, *layout.active_states)
+        graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
+        came = (*layout.output_grads, *layout.state_grads)
+        gradients = [*output_grads, *state_grads]
+        with _refusals():
+            try:
+                return self._backward(graphs, layout, flat_args, saved, gradients)
+            except NonPointwiseError:
+                staged = StagedGraph(
+                    core,
+                    *_counts(scan),
+                    scan.zero_states,
+                    scan.final_state,
+                    0,
+                    0,
+                    self._on_cpu,
+                    vjp,
+                    flows,
+                    layout.wanted,
+                    layout.needs,
+                    came,
+                )
+                return self._staged(staged, flat_args, scan.zero_states, gradients)
+
+    def _backward(
+        self,
+        graphs: GraphStep,
+        layout: BackwardLayout,
+        flat_args: Sequence[Any],
+        saved: Sequence[Tensor],
+        gradients: Sequence[Tensor],
+    ) -> list[Tensor]:
+        scan = layout.scan
+        step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval, self._on_cpu)
+        arguments = _arguments(step, flat_args, scan)
+        given = iter(gradients)
+        came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
+        cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
+        positions = (*range(graphs.num_primals), *step.lifted)
+        wanted = [layout.needs[position] for position in positions]
+        found = BackwardScan(step, arguments, saved, cotangents, wanted)(arguments, saved, cotangents)
+        results = []
+        for position, need in enumerate(layout.needs):
+            if need:
+                gradient = found[positions.index(position)] if position in positions else None
+                # Without a position, the step does not read the tensor that it captures.
+                results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
+        return results
+
+
+# A step with products runs forward once more in the backward, from its first step on.
+_NO_CHECKPOINTS = 2**20
+
+_PRODUCTS = frozenset({"linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "einsum", "bilinear"})
+
+
+def _may_have_products(core: fx.GraphModule) -> bool:
+    """Whether a core, of whichever operators, multiplies matrices: by names, for it decides about memory alone."""
+    called = (node.target for node in core.graph.nodes if node.op in ("call_function", "call_method"))
+    names = (target if isinstance(target, str) else getattr(target, "__name__", "") for target in called)
+    return any(name.split(".")[0] in _PRODUCTS for name in names)
+
+
+def _counts(layout: ForwardLayout) -> tuple[int, int, int]:
+    return layout.num_inputs, layout.num_states, layout.num_outputs
+
+
+def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
+    """What one step takes of `[*input_seqs, *init_states, *lifted]`."""
+    return [
+        StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
+        for i, value in enumerate(flat_args)
+    ]
+
+
+def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ForwardLayout) -> Arguments:
+    num_inputs, num_states = layout.num_inputs, layout.num_states
+    states = flat_args[num_inputs : num_inputs + num_states]
+    zeros = layout.zero_states or (False,) * num_states
+    return Arguments(
+        tuple(flat_args[:num_inputs]),
+        tuple(None if zero else state for state, zero in zip(states, zeros, strict=True)),
+        tuple(flat_args[position] for position in step.lifted),
+    )
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Says in one kind of error that kernels cannot be made of a step."""
+    try:
+        yield
+    except UnsupportedScanError:
+        raise
+    except (TraceError, NotImplementedError, DtypeError, ShapeError) as error:
+        raise UnsupportedScanError(str(error)) from error
+
+
+@functools.cache
+def _digest() -> str:
+    """Of the sources of the packages that write kernels."""
+    digest = hashlib.sha256()
+    for package in (flexsn_graph, flexsn_codegen, flexsn_runtime):
+        assert package.__file__ is not None
+        folder = Path(package.__file__).parent
+        for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]

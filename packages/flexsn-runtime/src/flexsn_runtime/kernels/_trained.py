@@ -1,0 +1,104 @@
+"""A scan whose gradients are asked for, prepared once: what a training step asks is asked before it is repeated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_runtime.kernels._ahead import compiling_backward
+from flexsn_runtime.kernels._backward import BackwardScan
+from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
+from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.step._pointwise_step import Specialization
+
+
+class TrainedScan:
+    """A forward scan over arguments of one layout, and the backward scans that follow it.
+
+    Args:
+        arguments: any that have the layout.
+        wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
+        state_seqs: as for `forward_scan`.
+
+    Attributes:
+        first_kept: where in the result of `run` begins what is for the backward.
+        fixed: which of the results before that no gradient flows through.
+    """
+
+    def __init__(
+        self, step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+    ) -> None:
+        self.step = step
+        self._wanted, self._state_seqs = wanted, state_seqs
+        self._residuals = step.residuals(wanted)
+        self.forward = forward_scan(
+            step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals
+        )
+        self.first_kept = self.forward.first_kept
+        flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
+        self.fixed = tuple(i for i, one in enumerate(flows) if not one)
+        # The backward scan that ran last, and for what. In one object: threads may share this.
+        self._latest: tuple[object, object, BackwardScan | None] = (None, None, None)
+
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """Scans `[*inputs, *states, *lifted]` forward; as `ForwardScan.run`."""
+        trace = self.step.trace
+        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+        with compiling_backward(
+            self.forward,
+            self.step,
+            arguments,
+            self._wanted,
+            state_seqs=self._state_seqs,
+            residuals=self._residuals,
+        ):
+            written = self.forward.run(tensors)
+        self.run = self.forward.run  # type: ignore[method-assign, assignment]  # nothing is to be compiled any more
+        return written
+
+    def backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
+        """What scans backward over these; as `backward_scan`.
+
+        Args:
+            needed: whether the gradient of this is asked for, which has none, and then, as `wanted`.
+        """
+        layout = layout_key(tensors)
+        known_needed, known_layout, scan = self._latest
+        if scan is None or needed != known_needed or layout != known_layout:
+            scan = backward_scan(
+                self.step,
+                tensors,
+                needed[1:],
+                state_seqs=self._state_seqs,
+                residuals=self._residuals,
+                layout=layout,
+            )
+            self._latest = needed, layout, scan
+        return scan
+
+
+def trained_scan(
+    step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
+) -> TrainedScan:
+    """The one for arguments of this layout."""
+    prepared = prepared_scans(step, arguments)
+    key = "trained", wanted, state_seqs
+    found: TrainedScan | None = prepared.get(key)
+    if found is None:
+        found = prepared[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)
+    return found
+
+
+def differentiable_results(step: Any, num_steps: int, *, state_seqs: bool) -> tuple[bool, ...]:
+    """Of which results gradients flow. Without a step, final states are the initial ones.
+
+    Args:
+        step: a `CoreSpecialization`.
+    """
+    differentiable: tuple[bool, ...] = step.trace.differentiable
+    if num_steps == 0 and not state_seqs:
+        states = (value.dtype.is_floating_point for value in step.trace.states)
+        differentiable = (*differentiable[: step.trace.num_outputs], *states)
+    return differentiable

@@ -1,0 +1,3 @@
+"""One launch of one kernel, by what the kernel is written in."""
+
+from __future__ import annotations

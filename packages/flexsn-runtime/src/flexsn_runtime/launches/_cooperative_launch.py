@@ -1,0 +1,128 @@
+"""Launches a kernel whose programs wait for each other: all of them run at the same time, or none does."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._triton_private import launcher, resources
+from flexsn_runtime.errors import GaveUpError
+from flexsn_runtime.launches._launch import INTERPRETER, on_device
+from flexsn_runtime.step._specialization import CompiledKernel
+
+# Shared memory that each program takes beside what it asks for, in bytes.
+_RESERVED = 1024
+_WARP = 32
+# Registers are given to a warp in units of so many.
+_REGISTER_UNIT = 256
+
+
+class CooperativeLaunch:
+    """Runs a kernel, as often as it is called.
+
+    Args:
+        rows: of one program.
+        num_warps: of one program.
+    """
+
+    def __init__(self, kernel: CompiledKernel, rows: int, num_warps: int, device: torch.device) -> None:
+        self._function = kernel.function
+        self._rows, self._num_warps, self._device = rows, num_warps, device
+        self._options = {**kernel.options, "num_warps": num_warps, "launch_cooperative_grid": True}
+        self._resident: dict[object, int] = {}
+        self._again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
+
+    def resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+        """How many programs the device has room for at a time. Compiles."""
+        if triton_interpreted():
+            return 1
+        key = _key(tensors, numbers)
+        found = self._resident.get(key)
+        if found is None:
+            with on_device(self._device):
+                compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
+                found = self._resident[key] = self._room(compiled)
+        return found
+
+    def _room(self, compiled: Any) -> int:
+        device = torch.cuda.get_device_properties(self._device)
+        used = resources(compiled, device.shared_memory_per_block_optin)
+        if used is None:
+            return 0
+        registers, shared = used
+        of_warp = -(-registers * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+        each = (
+            device.regs_per_multiprocessor // max(1, of_warp * self._num_warps),
+            device.shared_memory_per_multiprocessor // (shared + _RESERVED),
+            device.max_threads_per_multi_processor // (_WARP * self._num_warps),
+        )
+        return min(each) * int(device.multi_processor_count)
+
+    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> None:
+        """Launches so many programs, at most as many as there is room for."""
+        if triton_interpreted():
+            with INTERPRETER, warnings.catch_warnings():
+                # What is outside of the step is computed with, and not stored.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                self._function[(programs, 1, 1)](*tensors, *numbers, BLOCK=self._rows)
+            return
+        key = (programs, *numbers, *_key(tensors, numbers))
+        again = self._again.get(key)
+        with on_device(self._device):
+            if again is not None:
+                again(tensors)
+                return
+            grid = (programs, 1, 1)
+            compiled = self._function[grid](*tensors, *numbers, BLOCK=self._rows, **self._options)
+        if compiled is not None:
+            self._again[key] = launcher(compiled, grid, (*numbers, self._rows), self._device)
+
+
+def _key(tensors: Sequence[Tensor], numbers: Sequence[int]) -> tuple[object, ...]:
+    """What Triton compiles for."""
+    return (*[t.data_ptr() % 16 == 0 for t in tensors], *[n.bit_length() > 31 for n in numbers])
+
+
+class Marks:
+    """Where kernels say that their programs gave up waiting for each other: a number in memory of the host.
+
+    A kernel writes it there itself, so that nobody has to wait for the kernel to learn of it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._of: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        """The number that kernels on a device set."""
+        mark = self._of.get(device)
+        if mark is None:
+            with self._lock:
+                mark = self._of.setdefault(device, torch.zeros(1, dtype=torch.int32, pin_memory=device.type == "cuda"))
+        return mark
+
+    def check(self, device: torch.device) -> None:
+        """Raises if a kernel gave up since the last time.
+
+        Raises:
+            GaveUpError: the results of a launch before are not a number.
+        """
+        mark = self.on(device)
+        if mark.item():
+            mark.zero_()
+            raise GaveUpError(
+                "programs of an earlier recurrent kernel on this GPU waited for each other in vain and gave up; its "
+                "results, and what was computed of them, are not a number. Its programs did not all run at the same "
+                "time: is the GPU shared with others, or is the process in a debugger? Run again, or set "
+                "FLEXSN_ONE_LAUNCH=0, which launches kernels step by step."
+            )
+
+
+MARKS = Marks()

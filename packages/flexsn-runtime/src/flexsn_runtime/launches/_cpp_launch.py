@@ -1,0 +1,71 @@
+"""Launches a kernel in C++: addresses and numbers in the order of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_runtime.launches import _large_memory
+from flexsn_runtime.plans._buckets import LaunchConfig
+from flexsn_runtime.step._specialization import CompiledKernel
+
+
+def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    """Runs a program: in as many threads as are worth it, of those that `torch.set_num_threads` says.
+
+    Args:
+        run: from `flexsn_codegen.targets.cpp.program`.
+        tensors: in the order of the kernel's parameters.
+        numbers: its integer arguments.
+    """
+    run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
+
+
+class CppLaunch:
+    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
+
+    Args:
+        sizes: at least the kernel's integer arguments.
+    """
+
+    empty_strided = staticmethod(_large_memory.empty_strided)
+
+    def __init__(self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig) -> None:
+        self._function: CppKernel = kernel.function
+        self._numbers = tuple(sizes[name] for name in kernel.sizes)
+        self._block = config.block
+        self._fast_math = kernel.options["enable_fp_fusion"]
+        self._run: Callable[[Sequence[int]], None] | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._run is not None
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Compiles for tensors of these dtypes, without launching."""
+        dtypes = tuple(t.dtype for t in tensors)
+        self._run = self._function.compiled(dtypes, self._block, fast_math=self._fast_math)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launches; `tensors` are in the order of the kernel's parameters."""
+        if self._run is None:
+            self.compile(tensors)
+            assert self._run is not None
+        launch_program(self._run, tensors, self._numbers)
+
+    def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
+        """What launches for one of several sets of tensors, by its number.
+
+        Args:
+            example: one of the sets.
+            addresses: of all of them.
+        """
+        if self._run is None:
+            self.compile(example)
+        run = self._run
+        assert run is not None
+        behind = (*self._numbers, torch.get_num_threads())
+        return lambda number: run((*addresses[number], *behind))

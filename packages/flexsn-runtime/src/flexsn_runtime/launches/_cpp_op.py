@@ -1,0 +1,81 @@
+"""A launch of a kernel in C++ as an operator, for compilers: its source is an argument, so that a program that was
+compiled by another process has it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.targets.cpp import CppKernel, program
+from flexsn_runtime._torch_private_inductor import lower_launches
+from flexsn_runtime.launches._cpp_launch import launch_program
+from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
+
+# Compiled graphs have sources: the libraries of so many stay open.
+_program = functools.lru_cache(256)(program)
+
+
+@torch.library.custom_op("flexsn_runtime::launch_cpp", mutates_args=("written",), device_types="cpu")
+def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    """Launches a kernel.
+
+    Args:
+        read, written: its tensors, in order.
+        sizes: its integer arguments.
+        source: from `CppKernel.text`.
+    """
+    for tensor in written:
+        if tensor.nbytes >= LARGE:
+            in_huge_pages(tensor)
+    launch_program(_program(source), (*read, *written), sizes)
+
+
+@launch_cpp.register_fake
+def _(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequence[int], source: str) -> None:
+    pass
+
+
+_LAUNCH = torch.ops.flexsn_runtime.launch_cpp.default
+
+
+class RecordedCpp:
+    """A kernel whose launches are recorded in a graph.
+
+    Attributes:
+        __name__: of the kernel.
+        kernel: what will be launched.
+    """
+
+    def __init__(self, kernel: CppKernel) -> None:
+        self.__name__ = kernel.__name__
+        self.kernel = kernel
+
+
+class RecordedCppLaunch:
+    """Records a launch, as often as it is called.
+
+    Args:
+        numbers: the kernel's integer arguments.
+        block: elements per program.
+    """
+
+    is_compiled = True
+
+    empty_strided = staticmethod(torch.empty_strided)
+
+    def __init__(self, kernel: CppKernel, numbers: Sequence[int], block: int) -> None:
+        self._kernel, self._numbers, self._block = kernel, numbers, block
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Nothing: whoever runs the graph compiles."""
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Records a launch on these tensors, in the order of the kernel's parameters."""
+        text = self._kernel.text(tuple(tensor.dtype for tensor in tensors), self._block)
+        first = self._kernel.first_written
+        lower_launches(_LAUNCH)
+        _LAUNCH(list(tensors[:first]), list(tensors[first:]), list(self._numbers), text)

@@ -1,0 +1,80 @@
+"""Memory of large results on the CPU, kept for the next ones.
+
+Memory that the system has just handed out is cleared by it, page by page as it is touched: of a scan over more than the
+cache holds, that takes as long as the scan. So large results lie in memory of ours, in huge pages, which serves again
+when the last tensor in it is gone. Until then the system may take it back (`MADV_FREE`) if it runs short.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import sys
+import weakref
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime.launches._huge_pages import LARGE
+
+_HUGE_PAGE = 2**21
+
+# Of what is free at most so many bytes are kept.
+_MOST = 2**31
+
+# Only ever appended to and popped from: threads and finalizers may do so at any moment.
+_free: deque[mmap.mmap] = deque()
+
+_POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
+
+
+def empty_strided(
+    shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """As torch's; the storage of a large tensor on the CPU cannot be resized."""
+    if _POSSIBLE and device.type == "cpu" and 0 not in shape:
+        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        if count * dtype.itemsize >= LARGE:
+            storage = _storage(-(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE)
+            if storage is not None:
+                return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape), tuple(strides))
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def _storage(size: int) -> torch.UntypedStorage | None:
+    memory = _found(size) or _mapped(size)
+    if memory is None:
+        return None
+    view = memoryview(memory)  # the storage has it, and nobody else: when it is gone, the memory is free
+    weakref.finalize(view, _give_back, memory).atexit = False
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _found(size: int) -> mmap.mmap | None:
+    with contextlib.suppress(IndexError):  # somebody else was quicker
+        for _ in range(len(_free)):
+            memory = _free.popleft()
+            if len(memory) == size:
+                return memory
+            _free.append(memory)
+    return None
+
+
+def _mapped(size: int) -> mmap.mmap | None:
+    try:
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    except OSError:  # too little memory, or none in huge pages: torch does without, or says so
+        _free.clear()
+        return None
+    return memory
+
+
+def _give_back(memory: mmap.mmap) -> None:
+    with contextlib.suppress(OSError):  # it goes back to the system
+        memory.madvise(mmap.MADV_FREE)
+        _free.append(memory)
+        while sum(map(len, _free.copy())) > _MOST:
+            _free.popleft()

@@ -1,0 +1,90 @@
+"""Launches a kernel: tensors and numbers in the order of its arguments."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._triton_private import launcher
+from flexsn_runtime.plans._buckets import LaunchConfig
+from flexsn_runtime.step._specialization import CompiledKernel
+
+# Triton's interpreter keeps the number of the running program in a global.
+INTERPRETER = threading.Lock()
+
+_HERE: AbstractContextManager[object] = nullcontext()
+
+
+class Launch:
+    """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
+
+    Args:
+        sizes: at least the kernel's integer arguments.
+        device: of the tensors that it will be called with. Of these, those in the same place have to be aligned
+            to 16 bytes in every call or in none: Triton compiles for it, and is asked once.
+
+    Attributes:
+        programs: in how many parts the step is walked.
+    """
+
+    empty_strided = staticmethod(torch.empty_strided)
+
+    def __init__(
+        self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device
+    ) -> None:
+        self._function = kernel.function
+        self._numbers = tuple(sizes[name] for name in kernel.sizes)
+        self.programs = -(-sizes["NCL"] // config.block)
+        self._grid = (self.programs, 1, 1)
+        self._block = config.block
+        self._options = {"num_warps": config.num_warps, **kernel.options}
+        self._device = device
+        # Once it is compiled: without Triton's search for the binary that fits the arguments.
+        self._again: Callable[[Sequence[Tensor]], None] | None = None
+
+    @property
+    def is_compiled(self) -> bool:
+        return self._again is not None or triton_interpreted()
+
+    def compile(self, tensors: Sequence[Tensor]) -> None:
+        """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
+        with on_device(self._device):
+            self._function.warmup(*tensors, *self._numbers, BLOCK=self._block, grid=self._grid, **self._options)
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launches; `tensors` are in the order of the kernel's parameters."""
+        if self._again is not None:
+            if _single_device():
+                self._again(tensors)
+            else:
+                with on_device(self._device):
+                    self._again(tensors)
+        elif triton_interpreted():
+            with INTERPRETER, warnings.catch_warnings():
+                # Lanes beyond the end of the step compute with zeros, and are not stored.
+                warnings.simplefilter("ignore", RuntimeWarning)
+                self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
+        else:
+            with on_device(self._device):
+                compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block, **self._options)
+            if compiled is not None:
+                self._again = launcher(compiled, self._grid, (*self._numbers, self._block), self._device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the tensors'."""
+    if _single_device() or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
+
+
+@functools.cache
+def _single_device() -> bool:
+    return torch.cuda.device_count() == 1

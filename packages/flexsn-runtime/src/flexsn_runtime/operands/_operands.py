@@ -1,0 +1,190 @@
+"""What a kernel reads of a scan's arguments: how each is laid out, and the numbers that say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import DENSE, InputLayout, StepLayout
+from flexsn_graph import LiftedLayout, Port, Role
+from flexsn_runtime.operands._layout import broadcast_strides, contiguous_strides, step_terms
+from flexsn_runtime.operands._order import StepOrder
+
+
+class Arguments(NamedTuple):
+    """The tensors of one scan.
+
+    Attributes:
+        inputs: `[T, *step]` each, or what broadcasts to it behind T.
+        states: initial states `[*step]`; `None` starts at zero.
+        lifted: captured tensors, of any shape.
+        prepared: the forward scans that are prepared for their layout, by what they write; `None`: not known.
+    """
+
+    inputs: tuple[Tensor, ...]
+    states: tuple[Tensor | None, ...]
+    lifted: tuple[Tensor, ...]
+    prepared: dict[Hashable, Any] | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Any], num_inputs: int, num_states: int, num_lifted: int) -> Arguments:
+        """The first of `tensors`: `[*inputs, *states, *lifted]`."""
+        first_lifted = num_inputs + num_states
+        return cls(
+            tuple(tensors[:num_inputs]),
+            tuple(tensors[num_inputs:first_lifted]),
+            tuple(tensors[first_lifted : first_lifted + num_lifted]),
+        )
+
+    @property
+    def num_steps(self) -> int:
+        return self.inputs[0].shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.inputs[0].device
+
+    @property
+    def all(self) -> tuple[Tensor | None, ...]:
+        return (*self.inputs, *self.states, *self.lifted)
+
+
+def layout_key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
+    """Equal for tensors that one prepared launch serves: Triton compiles for the alignment of pointers, too.
+
+    Their types are part of it, and whether they have a pointer: some have none that a kernel could follow.
+    """
+    return tuple(
+        [
+            None
+            if t is None
+            else (type(t), t.shape, t.stride(), t.dtype, t.device, p % 16 if (p := t.data_ptr()) else None, t.is_neg())
+            for t in tensors
+        ]
+    )
+
+
+class Operands:
+    """How a kernel reads arguments of one layout.
+
+    Args:
+        arguments: any that have the layout.
+        layouts: how the step reads each lifted tensor; one that is missing is not read.
+        shape: the step's.
+        order: in which the kernel counts the step's elements.
+
+    Attributes:
+        inputs, states, lifted: for the kernel's spec.
+        sizes: the kernel's integer arguments by name.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        layouts: Mapping[int, LiftedLayout],
+        shape: tuple[int, ...],
+        order: StepOrder,
+    ) -> None:
+        self._shape, self._order = shape, order
+        self.sizes: dict[str, int] = {"T": arguments.num_steps, "NCL": math.prod(shape)}
+        self.inputs = tuple(
+            self._sequence(Port(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
+        )
+        self.states = tuple(
+            None if v is None else self._step(Port(Role.STATE, i), v.stride())
+            for i, v in enumerate(arguments.states)
+        )
+        self.lifted = tuple(self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted)))
+        # The layouts count in elements of contiguous tensors on the kernel's device.
+        self._moved = {
+            i: layout.offset
+            for i, layout in layouts.items()
+            if layout.offset or not _is_plain(arguments.lifted[i], arguments.device)
+        }
+        self._device = arguments.device
+
+    @property
+    def params(self) -> tuple[Port, ...]:
+        """The parameters for `[*inputs, *states, *lifted]`."""
+        roles = {Role.INPUT: self.inputs, Role.STATE: self.states, Role.LIFTED: self.lifted}
+        return tuple(Port(role, i) for role, layouts in roles.items() for i in range(len(layouts)))
+
+    @property
+    def moves(self) -> bool:
+        """Whether `move` does anything."""
+        return bool(self._moved)
+
+    def move(self, tensors: list[Tensor | None]) -> None:
+        """Puts what the kernel reads in the place of lifted tensors that it cannot read as they are.
+
+        A CPU scalar among CUDA tensors is moved, say.
+
+        Args:
+            tensors: begins with `[*inputs, *states, *lifted]` of this layout.
+        """
+        first_lifted = len(self.inputs) + len(self.states)
+        for i, offset in self._moved.items():
+            lifted = tensors[first_lifted + i]
+            assert lifted is not None
+            tensors[first_lifted + i] = lifted.detach().to(self._device).contiguous().resolve_neg().view(-1)[offset:]
+
+    def strided(
+        self, tensors: Iterable[tuple[Port, Sequence[int], Sequence[int]]]
+    ) -> tuple[tuple[Port, InputLayout], ...]:
+        """For the kernel's spec: the layouts of those that are not dense in its order of elements.
+
+        Args:
+            tensors: what it takes besides the arguments, and their shapes and strides: sequences `[T, *step]` or
+                `[rows, *step]`, steps `[*step]`, or rows of contiguous steps in one dimension.
+        """
+        found = []
+        for param, shape, strides in tensors:
+            if param.role in _STEPS:
+                layout = InputLayout(self._step(param, strides))
+            elif len(shape) == len(self._shape) + 1:
+                layout = self._sequence(param, shape, strides)
+            else:
+                layout = InputLayout(self._step(param, contiguous_strides(self._shape)))
+            if layout != _DENSE:
+                found.append((param, layout))
+        return tuple(found)
+
+    def _sequence(self, param: Port, shape: Sequence[int], strides: Sequence[int]) -> InputLayout:
+        layout = self._step(param, broadcast_strides(shape[1:], strides[1:], self._shape))
+        # The distance between steps counts where there is a second one.
+        strided_time = shape[0] != 1 and strides[0] != self.sizes["NCL"]
+        if strided_time:
+            self.sizes[f"{param.name}_time"] = strides[0]
+        return InputLayout(layout, strided_time)
+
+    def _lifted(self, i: int, layout: LiftedLayout | None) -> StepLayout:
+        if layout is None:
+            return DENSE  # never read
+        return self._step(Port(Role.LIFTED, i), layout.strides)
+
+    def _step(self, param: Port, strides: Sequence[int]) -> StepLayout:
+        """How a tensor over a step is laid out, by its stride along each dimension of the step."""
+        terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
+        for i, number in enumerate(terms.numbers):
+            kind = ("inner", "size", "stride")[i % 3]
+            self.sizes[f"{param.name}_{kind}{i // 3}"] = number
+        return terms.layout
+
+
+def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
+    """What picks those in these places, in this order, out of all."""
+    found: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*places)
+    return found if len(places) > 1 else lambda tensors: (found(tensors),)
+
+
+_DENSE = InputLayout()
+_STEPS = frozenset({Role.FINAL_STATE, Role.GRAD_FINAL_STATE, Role.GRAD_STATE})
+
+
+def _is_plain(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.is_contiguous() and tensor.device == device and not tensor.is_neg()

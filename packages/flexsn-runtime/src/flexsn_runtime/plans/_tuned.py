@@ -1,0 +1,60 @@
+"""Launch plans that were measured, on disk: a file for each step, size class and GPU, in the cache folder."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from flexsn_codegen import cache_folder, write_private
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, fits
+
+
+def step_key(core: str, dtypes: tuple[torch.dtype, ...], device: torch.device, limit: int) -> dict[str, str | int]:
+    """What a measurement holds for.
+
+    Args:
+        core: name of the step's source, which has a hash of it.
+        dtypes: of inputs, states and lifted tensors.
+        limit: of the size class, see `size_class`.
+    """
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    return {"device": name, "core": core, "dtypes": ", ".join(map(str, dtypes)), "elements": limit}
+
+
+def load(key: Mapping[str, str | int], usual: LaunchPlan) -> LaunchPlan | None:
+    """The plan that was measured, or `None`: none was, or it is for kernels that are not made any more.
+
+    Args:
+        usual: what is launched without; its distance of checkpoints is not up for choice.
+    """
+    path = _path(key)
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        launches = {name: LaunchConfig(**config) for name, config in kept["launches"].items()}
+        plan = LaunchPlan(**launches)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if kept.get("key") != key or not fits(plan, usual):
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # in use: not to be pruned
+    return plan
+
+
+def save(key: Mapping[str, str | int], plan: LaunchPlan) -> Path:
+    """Keeps a plan; returns the file."""
+    path = _path(key)
+    write_private(path, json.dumps({"key": key, "launches": asdict(plan)}, indent=2) + "\n")
+    return path
+
+
+def _path(key: Mapping[str, str | int]) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder() / f"launches_{digest}.json"

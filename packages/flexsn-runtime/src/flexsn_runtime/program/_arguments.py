@@ -1,0 +1,232 @@
+"""Checks the tensors of a call, in words, and brings them into the form that a scan takes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import StepValue
+from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import target_on
+from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.errors import (
+    BackendUnavailableError,
+    DeviceError,
+    DtypeError,
+    LayoutError,
+    ShapeError,
+    TensorCountError,
+    TransformError,
+    UnsupportedScanError,
+)
+from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.program._autocast import autocast_now
+from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
+from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._specialization import CoreSpecialization
+
+
+@overload
+def prepare(
+    program: PointwiseProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[Specialization, Arguments]: ...
+@overload
+def prepare(
+    program: ScanProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[CoreSpecialization, Arguments]: ...
+def prepare(
+    program: ScanProgram,
+    flat_args: Sequence[Tensor],
+    *,
+    autocast: bool = True,
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[CoreSpecialization, Arguments]:
+    """Checks `[*input_seqs, *init_states, *lifted]` and specialises the step on them.
+
+    Initial states may be left out, all of them: they start at zero. Lifted tensors may be left out, all of
+    them: they are what the core captures now. Inputs and states whose gradient the program's `requires_grad`
+    excludes come back detached.
+
+    Args:
+        autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
+        instead: by the id of a captured tensor, one of its shape, strides and dtype that this call reads in its place.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        LayoutError: an argument or a captured tensor is a sparse, nested, quantized or fake one, or has no memory.
+        TensorCountError: another number of tensors than the step takes.
+        ShapeError: the inputs' leading dimensions differ, or one has none, or the steps do not broadcast.
+        DtypeError: kernels do not have the dtype of a state or a captured tensor.
+        DtypeError, ShapeError: a lifted tensor is not like the one that the core captures in its place.
+        DeviceError, BackendUnavailableError: kernels cannot run on these tensors.
+        TransformError: inside of a transform of `torch.func`, forward-mode differentiation, `make_fx` and the like.
+    """
+    transform = transform_at_work()
+    if transform is not None:
+        raise TransformError(
+            f"a compiled scan cannot run inside of {transform}. Use backend='torch' there, or backend='hop'."
+        )
+    try:
+        under = autocast_now(flat_args[0].device) if autocast and flat_args else None
+        key = (under, layout_key(flat_args))
+    except (AttributeError, RuntimeError):
+        check_tensors(flat_args)
+        raise
+    known = program.calls.get(key)
+    if known is not None:
+        step, first_lifted, scans = known
+        captured = step.captured()
+        if captured is not None:
+            lifted = flat_args[first_lifted:] or _exchanged(step, captured, instead)
+            layout = layout_key(lifted)
+            prepared = scans.get(layout)
+            if prepared is None:
+                check_tensors(lifted, "captured tensor")
+                prepared = scans[layout] = {}
+            states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
+            return step, _arguments(program, flat_args[: program.num_inputs], states, lifted, prepared)
+    check_tensors(flat_args)
+    inputs, given, lifted = split_flat(program, flat_args)
+    first_lifted = len(flat_args) - len(lifted)
+    check_sequences(inputs)
+    check_device((*inputs, *(given or ())), program)
+    step, captured = program.specialize(inputs, given, autocast=autocast)
+    if len(lifted) not in (0, len(captured)):
+        raise _count_error(program, flat_args, len(captured))
+    captured = _exchanged(step, captured, instead)
+    if lifted:
+        check_lifted(step, lifted)
+    else:
+        check_tensors(captured, "captured tensor")
+    # A kernel reads memory, which the negative bit of a lazily negated view is not in.
+    states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
+    arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
+    if not any(t.is_neg() for t in flat_args):
+        program.calls[key] = step, first_lifted, Recent()
+    return step, arguments
+
+
+def _exchanged(
+    step: CoreSpecialization, captured: tuple[Tensor, ...], instead: Mapping[int, Tensor] | None
+) -> tuple[Tensor, ...]:
+    if instead is None:
+        return captured
+    read = {id(tensor) for tensor in captured}
+    if any(id(tensor) in instead and id(tensor) not in read for tensor in step.trace.captured):
+        raise UnsupportedScanError(
+            "the step computes something of a captured tensor before the loop, which this call was to read another "
+            "tensor in the place of. Do the affine part before the neuron."
+        )
+    return tuple([instead.get(id(tensor), tensor) for tensor in captured])
+
+
+def _arguments(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor | None],
+    lifted: Sequence[Tensor],
+    prepared: dict[Hashable, Any] | None = None,
+) -> Arguments:
+    if program.requires_grad is not None:
+        allowed = iter(program.requires_grad)
+        inputs = [x if next(allowed) else x.detach() for x in inputs]
+        states = [v if next(allowed) or v is None else v.detach() for v in states]
+    return Arguments(tuple(inputs), tuple(states), tuple(lifted), prepared)
+
+
+def split_flat(
+    program: ScanProgram, flat_args: Sequence[Tensor]
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...] | None, tuple[Tensor, ...]]:
+    """Inputs, initial states (`None`: left out) and lifted tensors (empty: left out), told by their number.
+
+    What follows the inputs is nothing, or the states, or the states and the lifted tensors, or the lifted
+    tensors alone, unless there are as many of them as states.
+    """
+    inputs, rest = tuple(flat_args[: program.num_inputs]), tuple(flat_args[program.num_inputs :])
+    num_states, num_lifted = program.num_states, program.num_lifted
+    if len(inputs) < program.num_inputs:
+        raise _count_error(program, flat_args, num_lifted)
+    if num_states and len(rest) != num_states and len(rest) in (0, num_lifted):
+        return inputs, None, rest
+    if len(rest) < num_states or (num_lifted is not None and len(rest) - num_states not in (0, num_lifted)):
+        raise _count_error(program, flat_args, num_lifted)
+    return inputs, rest[:num_states], rest[num_states:]
+
+
+def _count_error(
+    program: ScanProgram, flat_args: Sequence[Tensor], num_lifted: int | None
+) -> TensorCountError:
+    lifted = "its" if num_lifted is None else num_lifted
+    return TensorCountError(
+        f"got {len(flat_args)} tensors; the step takes {program.num_inputs} input sequences, "
+        f"{program.num_states} initial states (all or none) and {lifted} captured tensors (all or none)."
+    )
+
+
+def check_tensors(tensors: Sequence[object], what: str = "argument") -> None:
+    """Raises `TypeError` or `LayoutError` unless all are tensors in dense memory."""
+    for i, value in enumerate(tensors):
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{what} {i} is a {type(value).__name__}; a scan takes tensors.")
+        if value.is_quantized:
+            kind, remedy = "quantized tensor", "Convert it: dequantize()."
+        elif value.is_nested:
+            kind, remedy = "nested tensor", "Convert it: torch.nested.to_padded_tensor()."
+        elif value.layout is not torch.strided:
+            kind, remedy = f"{value.layout} tensor", "Convert it: to_dense()."
+        elif type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+            kind, remedy = type(value).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
+        elif value.data_ptr() == 0 and value.numel() > 0 and not value.is_meta:
+            kind, remedy = "tensor whose memory was freed", "Gather or load it before the call."
+        else:
+            continue
+        raise LayoutError(f"{what} {i} is a {kind}; kernels read dense memory. {remedy}")
+
+
+def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:
+    """Raises unless each lifted tensor has the shape and dtype that the step was traced with."""
+    for i, (tensor, value) in enumerate(zip(lifted, step.trace.lifted_values, strict=True)):
+        given = StepValue.of(tensor)
+        if given == value:
+            continue
+        kind = DtypeError if given.shape == value.shape else ShapeError
+        raise kind(
+            f"captured tensor {i} is given as {given}; the core captures {value} in its place. Give them in the "
+            "order of `ScanProgram.lifted()`, or leave all of them out."
+        )
+
+
+def check_sequences(inputs: Sequence[Tensor]) -> None:
+    """Raises `ShapeError` unless all have one leading dimension T."""
+    for i, x in enumerate(inputs):
+        if x.dim() == 0:
+            raise ShapeError(f"input {i} has no dimensions; an input sequence is [T, *step].")
+    lengths = [x.shape[0] for x in inputs]
+    if len(set(lengths)) > 1:
+        raise ShapeError(
+            f"the input sequences have {', '.join(map(str, lengths))} time steps: their leading dimension T "
+            "must be equal."
+        )
+
+
+def check_device(tensors: Sequence[Tensor], program: ScanProgram) -> None:
+    """Raises unless a program's kernels can run on these tensors."""
+    devices = sorted({str(t.device) for t in tensors})
+    if len(devices) > 1:
+        raise DeviceError(f"the tensors are on {' and '.join(devices)}: move them to one device.")
+    device = torch.device(devices[0])
+    why = why_unavailable(device, target_on(device, program.on_cpu))
+    if why is not None:
+        raise BackendUnavailableError(f"compiled kernels cannot run: {why}")

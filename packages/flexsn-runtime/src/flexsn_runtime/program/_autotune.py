@@ -1,0 +1,130 @@
+"""Measures how a step is launched best, for those to whom the table of `plans/_buckets.py` is not good enough."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
+from flexsn_runtime.kernels._forward import ForwardScan
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, fits
+from flexsn_runtime.program._arguments import prepare
+from flexsn_runtime.program._program import PointwiseProgram
+from flexsn_runtime.step._pointwise_step import Specialization
+
+Run = Callable[[], object]
+Timer = Callable[[Run], float]
+
+
+def tune(program: PointwiseProgram, flat_args: Sequence[Tensor], *, timer: Timer | None = None) -> LaunchPlan:
+    """Measures a handful of launch configurations on these tensors, and keeps the best in the cache folder.
+
+    They are used from then on, in this process and in those to come: for this step on tensors of these dtypes, on GPUs
+    of this name, at all sizes of the same class. What the kernels compute does not depend on them. The operator inside
+    of `torch.compile` is launched as without.
+
+    Args:
+        program: the step.
+        flat_args: `[*input_seqs, *init_states, *lifted]`, as for `prepare`.
+        timer: from a launch to how long it takes; `None`: Triton's `do_bench`, in milliseconds, or on the CPU a clock.
+
+    Returns:
+        The best plan.
+
+    Raises:
+        The errors of `prepare`.
+
+    Example:
+        >>> program = PointwiseProgram(lambda x, v: (x + v, x + v), 1, 1, 1)
+        >>> plan = tune(program, (torch.rand(64, 2**17, device="cuda"),))  # doctest: +SKIP
+    """
+    with torch.no_grad():
+        step, arguments = prepare(program, flat_args)
+        plan = _best(step, arguments, timer or (_by_clock if step.device.type == "cpu" else _do_bench))
+    step.keep_plan(math.prod(step.trace.step_shape), plan)
+    program.forget_plans()
+    return plan
+
+
+def candidates(config: LaunchConfig) -> list[LaunchConfig]:
+    """`config`, and its neighbours with half and twice the elements, other stages, and other chunks.
+
+    Example:
+        >>> [(c.chunk, c.block, c.num_warps, c.stages) for c in candidates(LaunchConfig(4, 512, 4))]
+        [(4, 512, 4, 1), (4, 256, 2, 1), (4, 1024, 8, 1), (4, 512, 4, 3), (2, 512, 4, 1), (8, 512, 4, 1)]
+    """
+    found = [
+        config,
+        replace(config, block=config.block // 2, num_warps=max(config.num_warps // 2, 1)),
+        replace(config, block=config.block * 2, num_warps=min(config.num_warps * 2, 8)),
+        *(replace(config, stages=stages) for stages in (1, 3)),
+        *(replace(config, chunk=chunk) for chunk in (config.chunk // 2, config.chunk * 2)),
+    ]
+    return [c for c in dict.fromkeys(found) if c.block >= 32 and c.chunk >= 1]
+
+
+def _best(step: Specialization, arguments: Arguments, timer: Timer) -> LaunchPlan:
+    """The best of each launch, one launch after the other."""
+    usual = best = step.plan(math.prod(step.trace.step_shape))
+    for name in ("inference", "forward", "backward"):
+        plans = [replace(best, **{name: config}) for config in candidates(getattr(best, name))]
+        times = {plan: time_of(step, arguments, plan, name, timer) for plan in plans if fits(plan, usual)}
+        best = min(times, key=times.__getitem__)
+    return best
+
+
+def time_of(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str, timer: Timer) -> float:
+    """How long one launch of a plan takes; infinitely long if the GPU has not enough shared memory for it.
+
+    Args:
+        name: which one: an attribute of the plan.
+    """
+    from triton import OutOfResources
+
+    try:
+        run = _launch(step, arguments, plan, name)
+        run()
+    except OutOfResources:
+        return math.inf
+    return timer(run)
+
+
+def _launch(step: Specialization, arguments: Arguments, plan: LaunchPlan, name: str) -> Run:
+    """A launch of a plan, with the gradients of all outputs for the backward."""
+    tensors = arguments.all
+    wanted = tuple(t is not None and t.is_floating_point() for t in tensors)
+    training = name != "inference"
+    residuals = step.residuals(wanted) if training else None
+    forward = ForwardScan(step, arguments, state_seqs=False, training=training, residuals=residuals, plan=plan)
+    if name != "backward":
+        return lambda: forward.run(tensors)
+    trace = step.trace
+    results = forward.run(tensors)
+    grads = [torch.ones_like(output) for output in results[: trace.num_outputs]] + [None] * trace.num_states
+    cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=False)
+    kept = results[forward.first_kept :]
+    backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, plan=plan)
+    given = (*tensors, *kept, *cotangents.all)
+    return lambda: backward.run(given)
+
+
+def _do_bench(run: Run) -> float:
+    from triton.testing import do_bench
+
+    return float(do_bench(run, warmup=5, rep=20, return_mode="median"))
+
+
+def _by_clock(run: Run) -> float:
+    def once() -> float:
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+
+    return statistics.median(once() for _ in range(9))

@@ -1,0 +1,345 @@
+"""A step function, specialised on shapes and dtypes, and its kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import Numerics, Precision
+from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime.errors import ShapeError, TensorCountError
+from flexsn_runtime.operands._layout import broadcast_shape
+from flexsn_runtime.program._autocast import autocast_now, under_autocast
+from flexsn_runtime.recurrent._staged import RecurrentSpecialization
+from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._residuals import check_policy
+from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._tracing import Core, trace_values
+
+# So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
+_MOST_TRACES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a step is traced for."""
+
+    device: str
+    autocast: torch.dtype | None
+    inputs: tuple[StepValue, ...]
+    states: tuple[StepValue, ...]
+
+
+class ScanProgram:
+    """A step function to be scanned over time, specialised on demand.
+
+    Where it multiplies values of the step by captured matrices, `scan` launches its kernels step by step, with a
+    library's products between them.
+
+    Args:
+        core: `core(*inputs, *states) -> (*outputs, *new_states)`.
+        num_inputs, num_states, num_outputs: how many of each.
+        requires_grad: for each input and state, whether its gradient may ever be asked for; `None`: of all.
+        precision: `"eager"`: float16 and bfloat16 values are rounded after each op, as in the loop; `"float32"`:
+            after each step, where they are outputs and states.
+        fast_math: approximate division and functions, and fused multiply-add (in C++, the last and products with
+            reciprocals): close to the loop's values, and not equal to them. The backward may compute states that
+            differ from the forward's in the last bits.
+        residuals: what the forward keeps for the backward, besides its arguments. `"recompute"`: the states now and
+            then, from which all others are computed again; `"save"`: the fewest bytes that the gradient can be computed
+            from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
+            compiled graphs recompute.
+        on_cpu: what kernels on the CPU are written in: C++, or Triton, which runs there in its interpreter.
+
+    Raises:
+        PrecisionError: an unknown precision.
+        ResidualsError: unknown residuals.
+    """
+
+    takes_products = True
+
+    def __init__(
+        self,
+        core: Core,
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        requires_grad: Sequence[bool] | None = None,
+        *,
+        precision: Precision = "eager",
+        fast_math: bool = False,
+        residuals: str = "auto",
+        on_cpu: TargetName = "triton",
+    ) -> None:
+        if isinstance(core, type) or not callable(core):
+            what = f"the class {core.__name__}: give an instance of it" if isinstance(core, type) else (
+                f"a {type(core).__name__}: give a function or a module"
+            )
+            raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
+        for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
+            if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+                raise TensorCountError(f"{what} is {count!r}; it must be a whole number, and not below 0.")
+        if num_inputs < 1:
+            raise TensorCountError(
+                f"num_inputs is {num_inputs}; a scan needs at least one input sequence, whose leading "
+                "dimension is the number of steps."
+            )
+        expected = num_inputs + num_states
+        if requires_grad is not None and len(requires_grad) != expected:
+            raise TensorCountError(
+                f"requires_grad has {len(requires_grad)} entries for {num_inputs} inputs and {num_states} "
+                f"states: give {expected}."
+            )
+        self.core = core
+        self.num_inputs = num_inputs
+        self.num_states = num_states
+        self.num_outputs = num_outputs
+        self.requires_grad = requires_grad
+        self.numerics = Numerics(precision, fast_math)
+        self.residuals = check_policy(residuals)
+        self.on_cpu: TargetName = on_cpu
+        # By signature, the one that was used last first.
+        self._specializations: Recent[list[CoreSpecialization]] = Recent()
+        self._kernels: Recent[CompiledKernel] = Recent()
+        self._takes_numbers = False  # from the first change of one on
+        # By shapes and dtypes, the step whose forward ran last to be differentiated.
+        self._differentiated: Recent[CoreSpecialization] = Recent()
+        # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
+        # begin, and the forward scans by the layout of these.
+        self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
+        # By the layout of calls, what runs others like them: see `_repeated.py`.
+        self.repeated: Recent[Any] = Recent()
+        self._latest: CoreSpecialization | None = None
+        self._lock = threading.RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy traces and compiles for itself."""
+        arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
+        precision, fast_math = self.numerics.precision, self.numerics.fast_math
+        make = partial(
+            type(self), precision=precision, fast_math=fast_math, residuals=self.residuals, on_cpu=self.on_cpu
+        )
+        return make, arguments
+
+    @property
+    def num_lifted(self) -> int | None:
+        """How many tensors the core captures; `None` before the first specialisation."""
+        return None if self._latest is None else len(self._latest.trace.lifted_values)
+
+    def specialize(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
+    ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
+        """The step for these shapes and dtypes, and the tensors that it captures now.
+
+        Args:
+            inputs: sequences `[T, *step]`.
+            states: initial states `[*step]`; `None`: zeros of the step's shape and the first input's dtype.
+            autocast: whether `torch.autocast`, where it is on, reaches inside of the core, as it does in a loop.
+        """
+        step_inputs = tuple(StepValue(tuple(x.shape[1:]), x.dtype) for x in inputs)
+        step_shape = broadcast_shape([value.shape for value in step_inputs])
+        if states is None:
+            step_states = (StepValue(step_shape, step_inputs[0].dtype),) * self.num_states
+        else:
+            step_states = tuple(StepValue.of(v) for v in states)
+        device = inputs[0].device
+        return self._specialize(device, step_inputs, step_states, autocast_now(device) if autocast else None)
+
+    def specialize_examples(self, examples: Sequence[Tensor]) -> CoreSpecialization:
+        """The step for the shapes and dtypes of one step's inputs and states."""
+        expected = self.num_inputs + self.num_states
+        if isinstance(examples, Tensor):
+            raise TypeError(f"example_inputs is a tensor; give a tuple of {expected}: one step's inputs and states.")
+        if len(examples) != expected:
+            raise TensorCountError(
+                f"{len(examples)} example inputs for {self.num_inputs} inputs and {self.num_states} states: "
+                f"give {expected}, of one step each."
+            )
+        for i, example in enumerate(examples):
+            if not isinstance(example, Tensor):
+                raise TypeError(f"example input {i} is a {type(example).__name__}; give a tensor.")
+        values = tuple(StepValue.of(t) for t in examples)
+        try:
+            torch.broadcast_shapes(*(value.shape for value in values))
+        except RuntimeError:
+            shapes = ", ".join(str(list(value.shape)) for value in values)
+            raise ShapeError(
+                f"the example inputs have the shapes {shapes}, which do not broadcast to one step: give one step's "
+                "inputs and states, without time, of one batch."
+            ) from None
+        inputs, states = values[: self.num_inputs], values[self.num_inputs :]
+        return self._specialize(examples[0].device, inputs, states)[0]
+
+    def specialize_like(
+        self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
+    ) -> CoreSpecialization:
+        """The step for tensors of these dtypes whose sizes are not known: it has those of the last trace.
+
+        Args:
+            states: `None`: like the first input.
+
+        Raises:
+            ShapeError: the captured tensors alone give the results their shape.
+        """
+        latest = self._latest
+        assert latest is not None, "a handle's step has been traced when it was built"
+        trace = latest.trace
+        if broadcast_shape([v.shape for v in (*trace.inputs, *trace.states)]) != trace.step_shape:
+            raise ShapeError(
+                f"the outputs have the shape {list(trace.step_shape)} by a captured tensor alone; a compiler "
+                "cannot know it. Expand an input to it."
+            )
+        state_dtypes = [inputs[0]] * self.num_states if states is None else states
+        step, _ = self._specialize(
+            latest.device,
+            tuple(StepValue(v.shape, d) for v, d in zip(trace.inputs, inputs, strict=True)),
+            tuple(StepValue(v.shape, d) for v, d in zip(trace.states, state_dtypes, strict=True)),
+        )
+        return step
+
+    def will_be_differentiated(self, step: CoreSpecialization) -> None:
+        """Notes that a forward has run whose backward is told the program alone."""
+        self._differentiated[step.trace.inputs, step.trace.states] = step
+
+    def check_differentiated(self, step: CoreSpecialization) -> None:
+        """Raises if the core has changed since the last such forward, which ran another step then."""
+        before = self._differentiated.get((step.trace.inputs, step.trace.states), step)
+        if before is not step:
+            before.check_unchanged()
+
+    @property
+    def specializations(self) -> tuple[CoreSpecialization, ...]:
+        """Those made so far."""
+        with self._lock:
+            return tuple(step for steps in self._specializations.values() for step in steps)
+
+    def lifted(self) -> tuple[Tensor, ...]:
+        """The captured tensors as they are now; empty before the first specialisation."""
+        if self._latest is None:
+            return ()
+        return self._latest.captured() or self._latest.trace.lift(self._latest.trace.captured)
+
+    def forget_plans(self) -> None:
+        """Launches as the plans on disk have it from now on."""
+        with self._lock:
+            self.calls.clear()
+            self.repeated.clear()
+            for step in self.specializations:
+                step.forget_plans()
+
+    def close(self) -> None:
+        """Drops the compiled kernels. Using the program makes them again."""
+        with self._lock:
+            self._specializations.clear()
+            self._differentiated.clear()
+            self.calls.clear()
+            self.repeated.clear()
+            if self._latest is not None:
+                self._latest.close()
+
+    def _specialize(
+        self,
+        device: torch.device,
+        inputs: tuple[StepValue, ...],
+        states: tuple[StepValue, ...],
+        autocast: torch.dtype | None = None,
+    ) -> tuple[CoreSpecialization, tuple[Tensor, ...]]:
+        signature = Signature(device.type, autocast, inputs, states)
+        known = self._known(signature)
+        if known is not None:
+            return known
+        with self._lock:
+            known = self._known(signature)
+            if known is None:
+                earlier = self._specializations.get(signature, [])
+                self._takes_numbers |= any(step.trace.reads.has_other_numbers() for step in earlier[:1])
+                step = self._latest = self._trace(signature, device)
+                self._specializations[signature] = [step, *earlier[: _MOST_TRACES - 1]]
+                known = step, step.captured() or step.trace.lift(step.trace.captured)
+            return known
+
+    def _known(self, signature: Signature) -> tuple[CoreSpecialization, tuple[Tensor, ...]] | None:
+        steps = self._specializations.get(signature, [])
+        for step in steps:
+            captured = step.captured()
+            if captured is None:
+                continue
+            if step is not steps[0]:
+                others = (other for other in steps if other is not step)
+                self._specializations[signature], self._latest = [step, *others], step
+            return step, captured
+        return None
+
+    def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
+        counts = (self.num_inputs, self.num_states, self.num_outputs)
+        core = under_autocast(self.core, device, signature.autocast)
+        try:
+            values = (*signature.inputs, *signature.states)
+            trace = trace_values(core, counts, values, device, products=self.takes_products)
+        except StateMismatchError as error:
+            if signature.autocast is None:
+                raise
+            raise StateMismatchError(
+                f"{error} torch.autocast is on, under which some operations return float32: convert their results "
+                "back, or carry the state in float32, as FlexSN(precision='float32') does."
+            ) from None
+        for i, value in enumerate(signature.states):
+            if value.shape != trace.step_shape:
+                raise ShapeError(
+                    f"state {i} has shape {list(value.shape)}; the step has {list(trace.step_shape)}: "
+                    "initialise it with the step's shape."
+                )
+        name = getattr(self.core, "__name__", type(self.core).__name__)
+        target = target_on(device, self.on_cpu)
+        if isinstance(trace, RecurrentTrace):
+            return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels)
+        return Specialization(
+            trace,
+            name,
+            device,
+            self.numerics,
+            self.residuals,
+            target,
+            self._kernels,
+            takes_numbers=self._takes_numbers,
+        )
+
+
+class PointwiseProgram(ScanProgram):
+    """A program of pointwise steps alone: one kernel for all steps is made of them, and nothing else.
+
+    For what takes such kernels only: custom ops, plain wrappers, the tuner. The arguments are those of `ScanProgram`.
+    """
+
+    takes_products = False
+
+    def specialize(
+        self, inputs: Sequence[Tensor], states: Sequence[Tensor] | None, *, autocast: bool = True
+    ) -> tuple[Specialization, tuple[Tensor, ...]]:
+        step, captured = super().specialize(inputs, states, autocast=autocast)
+        return _pointwise(step), captured
+
+    def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
+        return _pointwise(super().specialize_examples(examples))
+
+    def specialize_like(
+        self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
+    ) -> Specialization:
+        return _pointwise(super().specialize_like(inputs, states))
+
+    @property
+    def specializations(self) -> tuple[Specialization, ...]:
+        return tuple(map(_pointwise, super().specializations))
+
+
+def _pointwise(step: CoreSpecialization) -> Specialization:
+    assert isinstance(step, Specialization)
+    return step

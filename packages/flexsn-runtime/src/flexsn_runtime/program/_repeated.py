@@ -1,0 +1,134 @@
+"""A call like an earlier one: what that found out is looked up, and what may have changed since is compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._torch_private import is_any_autocast, transform_at_work
+from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._scan import forward_scan
+from flexsn_runtime.kernels._trained import trained_scan
+from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.program._autocast import autocast_now
+from flexsn_runtime.program._program import ScanProgram
+from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._specialization import CoreSpecialization
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCall:
+    """What runs calls of one layout.
+
+    Attributes:
+        lifted: the layout of the captured tensors.
+        at_zero: what stands for the states where none are given.
+        run: takes `[*inputs, *states, *lifted]`.
+    """
+
+    step: Specialization
+    lifted: tuple[object, ...]
+    at_zero: tuple[None, ...]
+    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+
+
+def repeated_scan(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+) -> Sequence[Tensor] | None:
+    """`(*output_seqs, *final_states)`, if the program has run on tensors like these; else `None`.
+
+    What `prepare` and `scan` would find in the way of a launch has been looked for then. This compares what decides
+    about it: the layout of all tensors, what the core reads, gradients, autocast and transforms.
+
+    Args:
+        inputs: `[T, *step]` each, or what broadcasts to it behind T.
+        states: initial states `[*step]`; none: zeros.
+        instead: as for `prepare`.
+    """
+    return _repeated(program, inputs, states, False, instead)
+
+
+def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
+    """What `single_step` returns, if it has run a step like this one, without gradients; else `None`.
+
+    Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
+    """
+    return _repeated(program, inputs, states, True)
+
+
+def _repeated(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    single: bool,
+    instead: Mapping[int, Tensor] | None = None,
+) -> Sequence[Tensor] | None:
+    given = (*inputs, *states)
+    try:
+        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead))
+    except (AttributeError, RuntimeError):  # no tensors, or without memory
+        return None
+    if known is None or transform_at_work() is not None:
+        return None
+    lifted = known.step.captured()
+    if instead is not None and lifted is not None:
+        lifted = tuple([instead.get(id(tensor), tensor) for tensor in lifted])
+    if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
+        return None
+    return known.run((*given, *known.at_zero, *lifted))
+
+
+def remember(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    step: CoreSpecialization,
+    arguments: Arguments,
+    *,
+    instead: Mapping[int, Tensor] | None = None,
+    single: bool = False,
+) -> None:
+    """Notes what a call has found out, for the next one like it; nothing if that cannot be told beforehand.
+
+    Args:
+        inputs, states: of the call.
+        step, arguments: as it ran.
+        instead: as for `prepare`.
+        single: whether it was a single step, without time.
+    """
+    given = (*inputs, *states)
+    if not isinstance(step, Specialization) or program.requires_grad is not None or any(t.is_neg() for t in given):
+        return
+    wanted = tuple(t is not None and t.requires_grad for t in arguments.all)
+    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+    if torch.is_grad_enabled() and any(wanted):
+        if single:
+            return
+        trained = trained_scan(step, arguments, wanted, state_seqs=False)
+
+        def run(tensors: Sequence[Tensor | None]) -> Sequence[Tensor]:
+            return run_trained(trained, tensors)
+
+    else:
+        found = forward_scan(step, arguments, state_seqs=False, training=False)
+        run = found.run_single if single else found.run
+    at_zero = (None,) * (len(arguments.states) if not states else 0)
+    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
+    program.repeated[_key(inputs, given, single, instead)] = call
+
+
+def _key(
+    inputs: Sequence[Tensor], given: Sequence[Tensor], single: bool, instead: Mapping[int, Tensor] | None
+) -> Hashable:
+    # Which captured tensors require grad is part of what is compared of them.
+    grads = None
+    if torch.is_grad_enabled():
+        grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])
+    autocast = autocast_now(given[0].device) if is_any_autocast() else None
+    return single, len(inputs), grads, autocast, layout_key(given)

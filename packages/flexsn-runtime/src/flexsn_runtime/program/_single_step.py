@@ -1,0 +1,30 @@
+"""One step at a time: a scan of length 1, prepared once for steps of one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from flexsn_runtime.program._arguments import prepare
+from flexsn_runtime.program._program import ScanProgram
+from flexsn_runtime.program._repeated import remember, repeated_step
+from flexsn_runtime.recurrent._staged_autograd import scan
+
+
+def single_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Tensor]:
+    """`(*outputs, *new_states)` of one step: as `prepare` and `scan` on sequences of one step, with their errors.
+
+    Args:
+        inputs: `[*step]` each, or what broadcasts to it.
+        states: `[*step]` each; none: zeros.
+    """
+    results = repeated_step(program, inputs, states)
+    if results is not None:
+        return list(results)
+    step, arguments = prepare(program, (*[x.unsqueeze(0) for x in inputs], *states))
+    written = scan(step, arguments, state_seqs=False)
+    if states:
+        remember(program, inputs, states, step, arguments, single=True)
+    outputs = step.trace.num_outputs
+    return [*[output.squeeze(0) for output in written[:outputs]], *written[outputs:]]

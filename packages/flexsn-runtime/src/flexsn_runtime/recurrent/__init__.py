@@ -1,0 +1,3 @@
+"""Steps with matrix products, over time."""
+
+from __future__ import annotations

@@ -1,0 +1,520 @@
+"""A step with matrix products, over time: one kernel for each pointwise stage and a library's product for each other
+part, step after step, without autograd and without any other op in between.
+
+Values of one step have their places in memory before the loop begins. So a launch in it is a list of addresses that
+were computed once, and a product is a call with three tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
+from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_graph import Phase, Port, Product, RecurrentTrace, Role, Stage, StagedStep, Term, View
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import TargetName
+from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime.launches._cpp_launch import CppLaunch
+from flexsn_runtime.launches._launches import Launch, launch
+from flexsn_runtime.operands._operands import Arguments, Operands
+from flexsn_runtime.operands._order import StepOrder
+from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
+from flexsn_runtime.recurrent._one_launch import Loops, run_in_one_launch
+from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization, changed_between
+
+_aten = torch.ops.aten
+Act = Callable[[int], object]
+
+
+class RecurrentSpecialization(CoreSpecialization):
+    """A traced step with matrix products, and the kernels made of it so far."""
+
+    trace: RecurrentTrace
+
+    def __init__(
+        self,
+        trace: RecurrentTrace,
+        name: str,
+        device: torch.device,
+        numerics: Numerics,
+        target: TargetName,
+        kernels: Recent[CompiledKernel] | None = None,
+    ) -> None:
+        super().__init__(trace, name, device, numerics, target, kernels)
+        self._cores: dict[int, tuple[Stage, CoreSource]] = {}
+        self._vjps: dict[Any, StagedStep] = {}
+        self.loops = Loops()
+        # By layout: what calls have in common. Their keys have the numbers of stages and views that live as long.
+        self.prepared: Recent[_Prepared] = Recent()
+        self.seen: Recent[_Seen] = Recent()
+
+    def forget_plans(self) -> None:
+        self.prepared.clear()
+
+    def close(self) -> None:
+        super().close()
+        self.prepared.clear()
+
+    def vjp(
+        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...], kept: frozenset[Port] | None = None
+    ) -> StagedStep:
+        """The step's VJP, which reads of the forward's operands and products those that are kept."""
+        key = (cotangents, wanted, kept)
+        with self._lock:
+            if key not in self._vjps:
+                now = self.trace.reads.fetch()
+                if now is None or any(a is not b for a, b in zip(now, self.trace.captured, strict=False)):
+                    changed = ", ".join(place.name for place in self.trace.reads.changed()) or "of its tensors"
+                    raise changed_between(changed)
+                with as_outside():
+                    self._vjps[key] = self.trace.vjp(cotangents, wanted, kept)
+            return self._vjps[key]
+
+    def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
+        """What the forward keeps of each step for the backward: states, operands and products; their shapes and dtypes.
+
+        Args:
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+        """
+        vjp = self.vjp(self.trace.differentiable, self.carrying(wanted))
+        read = {view.source for part in vjp.parts for view in part.reads}
+        read |= {view.source for term in vjp.terms for view in term.values}
+        ports = {port for port in read if port.role is Role.STATE} | set(vjp.saved)
+        return {port: self.trace.forward.values[port] for port in ports}
+
+    def check(self, *, training: bool) -> None:
+        """Raises what the kernels' makers raise of the step, and compiles nothing."""
+        steps = [self.trace.forward]
+        if training:
+            trace = self.trace
+            values = (*trace.inputs, *trace.states, *trace.lifted_values)
+            steps.append(self.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values)))
+        for staged in steps:
+            for stage in staged.stages:
+                self.core_of(stage)
+
+    def core_of(self, stage: Stage) -> CoreSource:
+        """The source of a stage on blocks of values."""
+        with self._lock:
+            known = self._cores.get(id(stage))
+            if known is None:
+                known = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
+            return known[1]
+
+    def config(self, stage: Stage) -> LaunchConfig:
+        """How a stage is launched."""
+        size = math.prod(stage.shape)
+        num_ops = sum(node.op == "call_function" for node in stage.graph.graph.nodes)
+        cost = StepCost(num_ops, tuple(view.dtype.itemsize for view in stage.reads), ())
+        usual = self._planner.plan(self._planner.size_class(size), cost, 0).inference
+        return LaunchConfig(chunk=1, block=usual.block, num_warps=usual.num_warps)
+
+    def loop_kernel(self, source: KernelSource) -> CompiledKernel:
+        """The kernel of a loop in one launch."""
+        return self._kernel(source.name, lambda: source)
+
+    def stage_kernel(self, stage: Stage, spec: ForwardSpec) -> CompiledKernel:
+        core = self.core_of(stage)
+
+        def write() -> KernelSource:
+            return forward_source(f"{self.name}_stage", core, spec)
+
+        return self._kernel((spec, core.name), write)
+
+
+class _Seen(NamedTuple):
+    """A view of a value in memory of one layout.
+
+    Attributes:
+        view: it lives as long as its number is a key.
+        shape, strides, offset: of what is seen. Without strides, the memory has to be contiguous for it.
+    """
+
+    view: View
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int
+
+    @classmethod
+    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> _Seen:
+        """The view of memory of this layout."""
+        try:
+            like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
+        except RuntimeError:
+            return cls(view, (), None, 0)
+        return cls(view, tuple(like.shape), like.stride(), int(like.storage_offset()))
+
+
+class _Prepared(NamedTuple):
+    """What launches a stage on tensors of one layout.
+
+    Attributes:
+        stage: it lives as long as its number is a key.
+        kernel: and the numbers that it takes.
+        operands: of the lifted tensors, those that it cannot read as they are.
+        launches: by what addresses are aligned to.
+    """
+
+    stage: Stage
+    kernel: CompiledKernel
+    integers: Mapping[str, int]
+    operands: Operands
+    launches: dict[Any, Launch]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A value at each step: as it is before the step, or as the step writes it.
+
+    Attributes:
+        memory: `[rows, *shape]`.
+        first: the row of step 0. Step `t` has row `first + t`, or, where there are fewer, that modulo their number.
+        num_steps: T.
+    """
+
+    memory: Tensor
+    first: int
+    num_steps: int
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether every step has a row of its own."""
+        return self.memory.shape[0] >= self.first + self.num_steps
+
+    def seen(self, view: View, known: Recent[_Seen] | None = None) -> Rows:
+        """A part of each row.
+
+        Args:
+            known: the layouts that were asked for earlier, if somebody keeps them.
+        """
+        if not view.calls:
+            return self
+        memory = self.memory
+        shape, strides = memory.shape[1:], memory.stride()[1:]
+        key = (id(view), shape, strides)
+        found = None if known is None else known.get(key)
+        if found is None:
+            found = _Seen.of(view, shape, strides)
+            if known is not None:
+                known[key] = found
+        if found.strides is None:  # a view that this memory format does not have
+            return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
+        sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
+        offset = memory.storage_offset() + found.offset
+        return Rows(memory.as_strided(sizes, distances, offset), self.first, self.num_steps)
+
+    @property
+    def sequence(self) -> Tensor:
+        """`[T, *shape]`."""
+        assert self.is_sequence
+        return self.memory[self.first : self.first + self.num_steps]
+
+    def tensors(self) -> list[Tensor]:
+        """That of each step."""
+        rows = list(self.memory.unbind(0))
+        return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
+
+    def addresses(self) -> list[int]:
+        """Where in memory that of each step begins."""
+        count, start = self.memory.shape[0], self.memory.data_ptr()
+        distance = self.memory.stride(0) * self.memory.element_size()
+        return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
+
+
+class StagedScan:
+    """Runs the parts of a step over time.
+
+    Args:
+        step: has the kernels.
+        staged: its forward, or a VJP.
+        num_steps: T, at least 1.
+        reads: each value as it is before a step.
+        writes: each value as a step writes it.
+        lifted: the lifted tensors.
+        backwards: whether the loop goes from the last step to the first.
+        lasting: the values of which each step's is read when the loop is over.
+        from_zero: whether all that is carried is zero before the first step.
+    """
+
+    def __init__(
+        self,
+        step: RecurrentSpecialization,
+        staged: StagedStep,
+        num_steps: int,
+        reads: Mapping[Port, Rows],
+        writes: Mapping[Port, Rows],
+        lifted: Sequence[Tensor],
+        *,
+        backwards: bool,
+        lasting: Iterable[Port],
+        from_zero: bool = False,
+    ) -> None:
+        self._lasting, self._from_zero = frozenset(lasting), from_zero
+        self._step, self._staged, self._num_steps = step, staged, num_steps
+        self._reads, self._writes = reads, writes
+        self._lifted = [tensor.detach() for tensor in lifted]
+        self._lifted_layouts = (*_layouts(self._lifted), *((t.device, t.is_neg()) for t in self._lifted))
+        self._matrices: tuple[Tensor, ...] = tuple(staged.matrices(*self._lifted)) if staged.num_matrices else ()
+        self._backwards = backwards
+        self._alive: list[Any] = []  # memory that addresses point to
+
+    def run(self, arriving: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Runs all steps.
+
+        Args:
+            arriving: of a backward: gradients after each step, `[T + 1, *step]`, and what is to be added to them,
+                `[T, *step]`.
+        """
+        parts = self._staged.parts
+        for part in parts:
+            if part.phase is Phase.BEFORE:
+                self._run_whole(part)
+        if not self._in_one_launch(arriving):
+            self._step_by_step(arriving)
+        for part in parts:
+            if part.phase is Phase.AFTER:
+                self._run_whole(part)
+
+    def _in_one_launch(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> bool:
+        """Runs the loop in one launch, if it can."""
+        step, staged = self._step, self._staged
+        try:
+            if arriving:
+                raise NotOneLaunchError("gradients come to the states after each step")
+            run_in_one_launch(
+                step,
+                staged,
+                self._num_steps,
+                self._reads,
+                self._writes,
+                self._matrices,
+                self._lifted,
+                self._lasting,
+                backwards=self._backwards,
+                from_zero=self._from_zero,
+            )
+        except NotOneLaunchError as error:
+            if self._num_steps > 1:
+                direction = "backward" if self._backwards else "forward"
+                step.loops.told[direction] = f"launches step by step, because {error}"
+            return False
+        return True
+
+    def _step_by_step(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> None:
+        rows = [(into.unbind(0), came.unbind(0)) for into, came in arriving]
+        acts = [self._act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
+        steps: Iterable[int] = range(self._num_steps)
+        for t in reversed(steps) if self._backwards else steps:  # type: ignore[call-overload]
+            for into, came in rows:
+                into[t + 1].add_(came[t])
+            for act in acts:
+                act(t)
+
+    # -- values ----------------------------------------------------------------------------------------------
+
+    def _read(self, view: View) -> Rows:
+        return self._reads[view.source].seen(view, self._step.seen)
+
+    def _written(self, view: View) -> Rows:
+        return self._writes[view.source].seen(view, self._step.seen)
+
+    # -- a part in the loop ----------------------------------------------------------------------------------
+
+    def _act(self, part: Stage | Product) -> Act:
+        if isinstance(part, Stage):
+            return self._launches(part)
+        return self._multiplications(part)
+
+    def _launches(self, stage: Stage) -> Act:
+        reads = [self._read(view) for view in stage.reads]
+        writes = [self._written(view) for view in stage.writes]
+        firsts = [rows.memory[:1] for rows in (*reads, *writes)]
+        prepared = self._prepared(stage, firsts[: len(reads)], firsts[len(reads) :])
+        kernel, lifted = prepared.kernel, self._moved(prepared, firsts[: len(reads)])
+        values: dict[Port, Rows | Tensor] = dict(lifted.items())
+        values |= {Port(Role.INPUT, i): rows for i, rows in enumerate(reads)}
+        values |= {Port(Role.OUTPUT, i): rows for i, rows in enumerate(writes)}
+        arguments = [values[port] for port in kernel.params]
+        if isinstance(kernel.function, CppKernel):
+            columns = [
+                a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments
+            ]
+            self._alive += [arguments, reads, writes]
+            example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
+            launched = self._launch(prepared, ())
+            assert isinstance(launched, CppLaunch)
+            return launched.at(example, list(zip(*columns, strict=True)))
+        tensors = [a.tensors() if isinstance(a, Rows) else [a] * self._num_steps for a in arguments]
+        by_step = list(zip(*tensors, strict=True))
+
+        def act(t: int) -> None:
+            row = by_step[t]
+            self._launch(prepared, _alignment(row))(row)
+
+        return act
+
+    def _launch(self, prepared: _Prepared, alignment: tuple[bool, ...]) -> Launch:
+        """Triton compiles for the alignment of addresses."""
+        found = prepared.launches.get(alignment)
+        if found is None:
+            config = self._step.config(prepared.stage)
+            found = launch(prepared.kernel, prepared.integers, config, self._step.device)
+            prepared.launches[alignment] = found
+        return found
+
+    def _prepared(self, stage: Stage, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> _Prepared:
+        """What launches a stage on tensors `[steps, *shape]` of these layouts."""
+        key = (id(stage), _layouts(reads), _layouts(writes), self._lifted_layouts)
+        found = self._step.prepared.get(key)
+        if found is not None:
+            return found
+        order = StepOrder(tuple(range(len(stage.shape))))
+        arguments = Arguments(tuple(reads), (), tuple(self._lifted))
+        operands = Operands(arguments, stage.graph.layouts, stage.shape, order)
+        outputs = [Port(Role.OUTPUT, i) for i in range(len(writes))]
+        spec = ForwardSpec(
+            inputs=operands.inputs,
+            states=(),
+            state_dtypes=(),
+            lifted=operands.lifted,
+            outputs=(True,) * len(writes),
+            state_seqs=(),
+            final_states=(),
+            chunk=1,
+            rest=False,
+            strided=operands.strided((p, t.shape, t.stride()) for p, t in zip(outputs, writes, strict=True)),
+        )
+        kernel = self._step.stage_kernel(stage, spec)
+        integers = operands.sizes | self._step.core_of(stage).integers
+        found = self._step.prepared[key] = _Prepared(stage, kernel, integers, operands, {})
+        return found
+
+    def _moved(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
+        """The lifted tensors as the kernel reads them."""
+        tensors: list[Tensor | None] = [*reads, *self._lifted]
+        prepared.operands.move(tensors)
+        return {Port(Role.LIFTED, i): t for i, t in enumerate(tensors[len(reads) :]) if t is not None}
+
+    def _multiplications(self, product: Product) -> Act:
+        out = self._written(product.result).tensors()
+        if out[0].shape != product.shape:
+            out = [tensor.view(product.shape) for tensor in out]
+        multiply = _OUT[product.op]
+        fixed: list[Any] = []
+        moving: list[tuple[int, list[Tensor]]] = []
+        for i, argument in enumerate(product.args):
+            if isinstance(argument, View) and argument.source.role is not Role.MATRIX:
+                moving.append((i, self._read(argument).tensors()))
+                fixed.append(None)
+            else:
+                fixed.append(self._constant(argument))
+        options = dict(product.kwargs)
+        if len(moving) == 1 and not options:
+            ((place, values),) = moving
+            before, behind = fixed[:place], fixed[place + 1 :]
+            if not before:
+                (matrix,) = behind
+                return lambda t: multiply(values[t], matrix, out=out[t])
+            return lambda t: multiply(*before, values[t], *behind, out=out[t])
+
+        def act(t: int) -> None:
+            arguments = list(fixed)
+            for place, values in moving:
+                arguments[place] = values[t]
+            multiply(*arguments, **options, out=out[t])
+
+        return act
+
+    def _constant(self, argument: Any) -> Any:
+        return self._matrices[argument.source.index] if isinstance(argument, View) else argument
+
+    # -- a part for all steps at once --------------------------------------------------------------------------
+
+    def _run_whole(self, part: Stage | Product) -> None:
+        if isinstance(part, Stage):
+            reads = [self._read(view).sequence for view in part.reads]
+            writes = [self._written(view).sequence for view in part.writes]
+            prepared = self._prepared(part, reads, writes)
+            values = dict(self._moved(prepared, reads))
+            values |= {Port(Role.INPUT, i): t for i, t in enumerate(reads)}
+            values |= {Port(Role.OUTPUT, i): t for i, t in enumerate(writes)}
+            tensors = [values[port] for port in prepared.kernel.params]
+            self._launch(prepared, _alignment(tensors))(tensors)
+        elif not self._multiply_whole(part):
+            act = self._multiplications(part)
+            for t in range(self._num_steps):
+                act(t)
+
+    def _multiply_whole(self, product: Product) -> bool:
+        """One product for all steps, of rows that all have the same matrix, if it is one."""
+        if product.op not in (_aten.mm.default, _aten.addmm.default):
+            return False
+        *added, left, right = (
+            self._read(a).sequence if isinstance(a, View) and a.source.role is not Role.MATRIX else self._constant(a)
+            for a in product.args
+        )
+        if left.dim() != 3 or any(a.dim() > 1 and a.shape[0] != 1 for a in added):
+            return False
+        out = self._written(product.result).sequence
+        if out.shape[1:] != product.shape:
+            return False
+        rows = out.numel() // max(1, out.shape[-1])
+        if not out.is_contiguous() or right.dim() != 2:
+            return False
+        flat = out.view(rows, out.shape[-1])
+        _OUT[product.op](*added, left.reshape(rows, left.shape[-1]), right, **product.kwargs, out=flat)
+        return True
+
+    # -- sums over time ----------------------------------------------------------------------------------------
+
+    def summed(self, term: Term) -> Tensor:
+        """A part of the gradient of a lifted tensor."""
+        values = [self._read(view).sequence for view in term.values]
+        total = _sum(term.op, values)
+        for target, args, kwargs in term.calls:
+            fixed = tuple(a(self._constant(a)) if isinstance(a, View) else a for a in args)
+            total = View(Port(Role.MATRIX, 0), ((target, fixed, kwargs),), (), total.dtype)(total)
+        return total
+
+
+def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
+    return tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
+
+
+def _alignment(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
+    return tuple([t.data_ptr() % 16 == 0 for t in tensors])
+
+
+def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:
+    """The sum over time of a value of each step, or of a product of two."""
+    if op is None:
+        (value,) = values
+        half = value.dtype in (torch.float16, torch.bfloat16)
+        return value.sum(0, dtype=torch.float32 if half else None)
+    left, right = values
+    if op is _aten.mm.default:
+        steps, rows, inner = left.shape
+        return left.permute(1, 0, 2).reshape(rows, steps * inner) @ right.reshape(steps * inner, right.shape[2])
+    if op is _aten.bmm.default:
+        steps, count, rows, inner = left.shape
+        one = left.permute(1, 2, 0, 3).reshape(count, rows, steps * inner)
+        return one @ right.permute(1, 0, 2, 3).reshape(count, steps * inner, right.shape[3])
+    return torch.einsum("tkb,tb->k", left, right)  # of a matrix and a vector
+
+
+_OUT: dict[Any, Callable[..., Tensor]] = {
+    _aten.mm.default: _aten.mm.out,
+    _aten.addmm.default: _aten.addmm.out,
+    _aten.bmm.default: _aten.bmm.out,
+    _aten.baddbmm.default: _aten.baddbmm.out,
+    _aten.mv.default: _aten.mv.out,
+    _aten.addmv.default: _aten.addmv.out,
+}

@@ -1,0 +1,3 @@
+"""A traced step with its kernels."""
+
+from __future__ import annotations

@@ -1,0 +1,232 @@
+"""A traced pointwise step and its kernels: one for all steps of the forward, one for all of the backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+
+from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
+from flexsn_graph import Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import TargetName
+from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime.errors import CapturedTensorError
+from flexsn_runtime.plans import _tuned as tuned
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, one_chunk
+from flexsn_runtime.step._residuals import Policy, choose_residuals
+from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._tracing import trace_values
+
+_EXACT = Numerics()
+
+
+class Specialization(CoreSpecialization):
+    """A traced pointwise step, and the kernels made of it so far.
+
+    Args:
+        kernels: those that there are for the step with other numbers, and those to come.
+        takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
+    """
+
+    trace: StepTrace
+
+    def __init__(
+        self,
+        trace: StepTrace,
+        name: str,
+        device: torch.device,
+        numerics: Numerics = _EXACT,
+        policy: Policy = "recompute",
+        target: TargetName = "triton",
+        kernels: Recent[CompiledKernel] | None = None,
+        *,
+        takes_numbers: bool = False,
+    ) -> None:
+        super().__init__(trace, name, device, numerics, target, kernels)
+        self._takes_numbers = takes_numbers
+        self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
+        self._policy = policy
+        self._residuals: dict[tuple[bool, ...], Residuals | None] = {}
+        self._cores: dict[Residuals | None, CoreSource] = {}
+        self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
+        self._plans: dict[int, LaunchPlan] = {}  # by size class
+        # Prepared launches by the layout of their arguments: see `kernels/_scan.py`.
+        self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
+        self.backward_scans: Recent[Any] = Recent()
+
+    def check(self, *, training: bool) -> None:
+        """Raises what the kernels' makers raise of the step, and compiles nothing."""
+        self.core()
+        if training:
+            trace = self.trace
+            values = (*trace.inputs, *trace.states, *trace.lifted_values)
+            self.vjp(trace.differentiable, tuple(value.dtype.is_floating_point for value in values))
+
+    def plan(self, ncl: int) -> LaunchPlan:
+        """How the kernels are launched over a step of `ncl` elements."""
+        limit = self._planner.size_class(ncl)
+        plan = self._plans.get(limit)
+        if plan is None:
+            carried = sum(dtype.itemsize for dtype in self.state_dtypes)
+            usual = self._planner.plan(limit, self.cost, carried)
+            plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
+        return plan
+
+    def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
+        """How a kernel walks through so many steps.
+
+        Args:
+            config: as the plan has it.
+            ops_per_step: in the kernel.
+
+        Returns:
+            The configuration, and whether the kernel has a part for what is left of T behind whole chunks.
+        """
+        short = one_chunk(config, num_steps, ops_per_step)
+        return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
+
+    def has_rest(self, num_steps: int, chunk: int) -> bool:
+        """Whether kernels with chunks of so many steps have a part for what is left of T."""
+        return True  # one binary serves every T
+
+    def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
+        """Keeps a plan on disk, for steps of the size class of `ncl`."""
+        limit = self._planner.size_class(ncl)
+        tuned.save(self._plan_key(limit), plan)
+
+    def forget_plans(self) -> None:
+        """Looks for plans on disk again, and prepares launches again."""
+        with self._lock:
+            self._plans.clear()
+            self.forward_scans.clear()
+            self.backward_scans.clear()
+
+    def _plan_key(self, limit: int) -> dict[str, str | int]:
+        values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
+        key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
+        return {**key, "language": self._target.name}
+
+    def core(self, residuals: Residuals | None = None) -> CoreSource:
+        """The source of the step, which returns the residuals as well."""
+        with self._lock:
+            if residuals not in self._cores:
+                forward = (self.trace if residuals is None else residuals).forward
+                self._cores[residuals] = self._emit_graph(
+                    forward, "step", takes_numbers=self._takes_numbers, once=True
+                )
+            return self._cores[residuals]
+
+    def _emit(self, trace: StepTrace) -> CoreSource:
+        """The source of the step with its numbers."""
+        return self._emit_graph(trace.forward, "step")
+
+    def vjp(
+        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
+    ) -> tuple[StepGraph, CoreSource | None]:
+        """The step's VJP and its source; no source when every gradient is zero."""
+        return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
+
+    def _trace_vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> StepGraph:
+        self._renew_trace()
+        with as_outside():
+            return self.trace.vjp(cotangents, wanted)
+
+    def residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
+        """What the forward keeps for the backward besides its arguments; `None`: checkpoints of the states.
+
+        Args:
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient will be asked for.
+        """
+        if wanted not in self._residuals:
+            with self._lock:
+                self._residuals[wanted] = self._choose_residuals(wanted)
+        return self._residuals[wanted]
+
+    def _choose_residuals(self, wanted: tuple[bool, ...]) -> Residuals | None:
+        trace = self.trace
+        if self._policy == "recompute":
+            return None
+        try:
+            vjp, _ = self.vjp(trace.differentiable, self.carrying(wanted))
+        except Exception:
+            if self._policy == "save":
+                raise
+            return None  # a step that has no gradient is refused when one is asked for, if it ever is
+        chunk = self.plan(math.prod(trace.step_shape)).backward.chunk
+        rounded = self.numerics.precision == "eager"
+        return choose_residuals(trace, vjp, self._policy, rounded=rounded, chunk=chunk)
+
+    def kept(self, residuals: Residuals | None) -> list[tuple[Port, torch.dtype]]:
+        """What the forward keeps for the backward besides its arguments: residuals, or else checkpoints."""
+        if residuals is None:
+            return [(Port(Role.CHECKPOINT, i), value.dtype) for i, value in enumerate(self.trace.states)]
+        return [(Port(Role.SAVED, i), dtype) for i, dtype in enumerate(residuals.dtypes)]
+
+    def vjp_of(self, residuals: Residuals, present: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
+        """As `vjp`, from residuals; `present`: for each output, whether its gradient came."""
+        cotangents = ports(Role.GRAD_OUTPUT, self.trace.num_outputs)
+        absent = {
+            port
+            for port, came, flows in zip(cotangents, present, self.trace.differentiable, strict=False)
+            if flows and not came
+        }
+        return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
+
+    def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
+        """The VJP that takes a presence's flags, and its source.
+
+        Args:
+            key: equal for VJPs that are.
+        """
+        return self._with_source((key, presence.flags), presence.with_flags)
+
+    def _with_source(self, key: Hashable, make: Callable[[], StepGraph]) -> tuple[StepGraph, CoreSource | None]:
+        """The VJP that `make` makes, once, and its source."""
+        with self._lock:
+            if key not in self._vjps:
+                vjp = make()
+                self._vjps[key] = (vjp, self._emit_vjp(vjp))
+            return self._vjps[key]
+
+    def _emit_vjp(self, vjp: StepGraph) -> CoreSource | None:
+        if not vjp.results:
+            return None
+        return self._emit_graph(vjp, "vjp", fast_division=True, takes_numbers=self._takes_numbers, once=True)
+
+    def _renew_trace(self) -> None:
+        """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
+        old = self.trace
+        changed = ", ".join(place.name for place in old.reads.changed()) or "of its tensors"
+        now = old.reads.fetch()
+        if now is not None and all(a is b for a, b in zip(now, old.captured, strict=False)):
+            return
+        counts = (old.num_inputs, old.num_states, old.num_outputs)
+        new = trace_values(old.core, counts, (*old.inputs, *old.states), self.device)
+        assert isinstance(new, StepTrace)
+        same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
+        if now is None or not same or self._emit(new).name != self._emit(old).name:
+            raise CapturedTensorError(
+                "the core computes something else now than in the forward whose gradient is asked for: what "
+                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
+            )
+        self.trace = new
+
+    def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:
+        core = self.core(residuals)
+        return self._kernel((spec, core.name), lambda: forward_source(f"{self.name}_forward", core, spec))
+
+    def backward_kernel(self, spec: BackwardSpec, vjp: CoreSource) -> CompiledKernel:
+        core = self.core()
+        return self._kernel(
+            (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
+        )
+
+    def close(self) -> None:
+        """Drops the compiled kernels, and what is prepared with them."""
+        with self._lock:
+            super().close()
+            self.forward_scans.clear()
+            self.backward_scans.clear()

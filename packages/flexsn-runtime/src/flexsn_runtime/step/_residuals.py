@@ -1,0 +1,62 @@
+"""Whether the backward has what it needs kept by the forward, or computes it again."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from flexsn_graph import Port, Residuals, Role, StepGraph, StepTrace, keep_residuals
+from flexsn_runtime.errors import ResidualsError
+
+Policy = Literal["auto", "recompute", "save"]
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+
+
+def check_policy(policy: str) -> Policy:
+    """`policy`, or an error that names the known ones."""
+    for known in POLICIES:
+        if policy == known:
+            return known
+    raise ResidualsError(f"residuals={policy!r}; it is one of {', '.join(map(repr, POLICIES))}.")
+
+
+def choose_residuals(
+    trace: StepTrace, vjp: StepGraph, policy: Policy, *, rounded: bool, chunk: int
+) -> Residuals | None:
+    """The residuals to keep; `None`: the backward computes the states again, from checkpoints and the inputs.
+
+    Args:
+        vjp: the step's, with all cotangents.
+        policy: `"save"` or `"auto"`.
+        rounded: whether values of half types are rounded after each op.
+        chunk: how many steps lie between two checkpoints.
+    """
+    residuals = keep_residuals(trace, vjp, rounded=rounded)
+    return residuals if policy == "save" or _saving(residuals) < _recomputing(trace, vjp, chunk) else None
+
+
+# Bytes of a residual that a launch for wider values moves as fast as a single one: see benchmarks/results/residuals.md,
+# where bool residuals take longer than recomputation at every size.
+_NARROWEST = 4
+
+
+def _saving(residuals: Residuals) -> float:
+    """Bytes per element and step that residuals cost."""
+    narrow = sum(dtype.itemsize == 1 for dtype in residuals.dtypes)
+    return residuals.traffic + 2 * (_NARROWEST - 1) * narrow
+
+
+def _recomputing(trace: StepTrace, vjp: StepGraph, chunk: int) -> float:
+    """Bytes per element and step that recomputation moves: inputs, read again, and checkpoints, written and read."""
+    used = vjp.used
+    from_states = any(port.role is Role.STATE for port in used)
+    if from_states:
+        used |= trace.forward.used
+    size = math.prod(trace.step_shape)
+    inputs = sum(
+        value.dtype.itemsize * math.prod(value.shape) / max(size, 1)
+        for i, value in enumerate(trace.inputs)
+        if Port(Role.INPUT, i) in used
+    )
+    checkpoints = sum(value.dtype.itemsize for value in trace.states) / chunk
+    return inputs + checkpoints * (2 if from_states else 1)

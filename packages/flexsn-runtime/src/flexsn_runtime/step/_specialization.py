@@ -1,0 +1,178 @@
+"""What all traced steps have in common once they have kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
+from flexsn_graph import CoreTrace, Port, StepGraph, StepValue
+from flexsn_runtime._recent import Recent
+from flexsn_runtime._targets import TARGETS, TargetName
+from flexsn_runtime.errors import CapturedTensorError, DtypeError
+from flexsn_runtime.operands._order import ScanFormat
+from flexsn_runtime.plans._plans import PLANNERS
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledKernel:
+    """A kernel, its calling convention, and the compiler's options that it is made for."""
+
+    function: Any  # a `CppKernel`, or a `triton.JITFunction`, or what stands for that in the interpreter
+    params: tuple[Port, ...]
+    sizes: tuple[str, ...]
+    options: Mapping[str, bool]
+
+
+class CoreSpecialization:
+    """A traced step, and what is known of it wherever its kernels are in use."""
+
+    def __init__(
+        self,
+        trace: CoreTrace,
+        name: str,
+        device: torch.device,
+        numerics: Numerics,
+        target: TargetName,
+        kernels: Recent[CompiledKernel] | None,
+    ) -> None:
+        self.device = device
+        self.numerics = numerics
+        # Where nothing is approximate in the source itself, the compiler's options still are.
+        self.name = f"{name}_fast" if numerics.fast_math else name
+        self.trace = trace
+        self._planner = PLANNERS[target]
+        self._target = TARGETS[target]
+        self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
+        self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
+        self.state_dtypes = _dtypes("state", trace.states, self._target)
+        self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self._target)
+        self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
+        self._kernel_names: dict[str, None] = {}
+        self._lock = threading.RLock()
+
+    def forget_plans(self) -> None:
+        """Looks for plans on disk again, and prepares launches again."""
+
+    def check(self, *, training: bool) -> None:
+        """Raises what the makers of its kernels raise, and compiles nothing.
+
+        Args:
+            training: whether gradients will be asked for.
+        """
+        raise NotImplementedError
+
+    def captured_now(self) -> tuple[Tensor, ...] | None:
+        """The captured tensors as they are now; `None`: the step has to be traced again."""
+        return self.trace.reads.fetch()
+
+    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
+        """How the results of a scan over these sequences and initial states lie in memory."""
+        return ScanFormat.of(self.trace.step_shape, inputs, states)
+
+    def captured(self) -> tuple[Tensor, ...] | None:
+        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
+        fetched = self.trace.reads.fetch()
+        if fetched is None or not (fetched or self.trace.lifted_values):
+            return fetched
+        for tensor, trained in zip(fetched, self.trained, strict=True):
+            if tensor.requires_grad != trained:
+                return None
+        tensors = fetched[: len(self.trace.captured)]
+        for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
+            if tensor.dtype != value.dtype or tensor.shape != value.shape:
+                return None
+        for (i, _), alias in zip(self.trace.aliases, fetched[len(tensors) :], strict=True):
+            if alias.data_ptr() != tensors[i].data_ptr() or alias.stride() != tensors[i].stride():
+                return None
+        return self.trace.lift(tensors) if self.trace.fits(tensors) else None
+
+    def _emit_graph(
+        self,
+        graph: StepGraph,
+        role: str,
+        *,
+        fast_division: bool = False,
+        takes_numbers: bool = False,
+        once: bool = False,
+    ) -> CoreSource:
+        return emit_core(
+            graph,
+            f"{self.name}_{role}",
+            prune=True,
+            precision=self.numerics.precision,
+            fast_math=self.numerics.fast_math,
+            fast_division=fast_division,
+            target=self._target,
+            numbers=role if takes_numbers else None,
+            once=once and self._target.once,
+        )
+
+    def check_backward(self) -> None:
+        """Raises unless the backward formulas would read what they read when they were traced."""
+        changed = self.trace.reads.changed_for_backward()
+        if changed:
+            raise changed_between(", ".join(changed))
+
+    def check_unchanged(self) -> None:
+        """Raises unless the core reads what it read when the step was traced, captured tensors aside."""
+        changed = self.trace.reads.changed()
+        others = [place.name for place, now in changed.items() if not isinstance(now, Tensor)]
+        if others:
+            raise changed_between(", ".join(others))
+
+    def carrying(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
+        """`wanted`, with the states' gradients: carried from step to step whether anybody asks for them or not."""
+        first, behind = self.trace.num_inputs, self.trace.num_inputs + self.trace.num_states
+        carried = (value.dtype.is_floating_point for value in self.trace.states)
+        return (*wanted[:first], *carried, *wanted[behind:])
+
+    @property
+    def kernel_names(self) -> tuple[str, ...]:
+        """The kernels that it has used so far."""
+        with self._lock:
+            return tuple(self._kernel_names)
+
+    def close(self) -> None:
+        """Drops the compiled kernels."""
+        with self._lock:
+            self._kernels.clear()
+            self._kernel_names.clear()
+
+    def _kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+        key = (self._target.name, key)  # a step's name does not tell
+        with self._lock:
+            kernel = self._kernels.get(key)
+            if kernel is None:
+                source = write()
+                kernel = CompiledKernel(self._function(source), source.params, source.sizes, self._options)
+                self._kernels[key] = kernel
+            self._kernel_names[kernel.function.__name__] = None
+            return kernel
+
+    def _function(self, source: KernelSource) -> Any:
+        """What is called to launch a kernel."""
+        return source.target.compile(source)
+
+
+def changed_between(what: str) -> CapturedTensorError:
+    """The error for what was assigned anew between forward and backward."""
+    return CapturedTensorError(
+        f"{what}: assigned anew between the forward and the backward, which reads it. Call backward() before that."
+    )
+
+
+def _dtypes(what: str, values: Sequence[StepValue], target: Target) -> tuple[torch.dtype, ...]:
+    """The dtypes of values, which kernels have to have."""
+    for i, value in enumerate(values):
+        if not target.supports(value.dtype):
+            raise DtypeError(
+                f"{what} {i} is {value.dtype}, which kernels do not have. Convert it outside of the step, or use "
+                "backend='torch'."
+            )
+    return tuple(value.dtype for value in values)

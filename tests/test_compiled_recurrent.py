@@ -1,0 +1,202 @@
+"""Steps with matrix products in compiled graphs: one node each way, whose launches are those of eager mode."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from recurrent_cores import CELLS, RLIF, Cell
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+
+import flexsn_hop._operator as operator
+from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state, register_scan_lowering
+from flexsn_hop._loop import backward_loop
+from flexsn_nn import LIF, Recurrent
+from flexsn_runtime import KernelLowering, ScanProgram, TargetName, prepare, scan
+
+pytestmark = [
+    # Dynamo itself makes an instance of an autograd.Function that it traces.
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
+]
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BATCH, SIZE = 3, 9
+Run = Callable[..., tuple[Tensor, ...]]
+RUNS: dict[bool, Run] = {True: flex_sn_scan, False: flex_sn_scan_final_state}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fx_graph_cache=False), warnings.catch_warnings():
+        warnings.filterwarnings("error", message="a compiled scan runs as a loop")
+        yield
+    torch._dynamo.reset()
+
+
+def kernels_in_the_place_of_loops(monkeypatch: pytest.MonkeyPatch, target: TargetName) -> None:
+    """What Inductor would make of the operators, without Inductor."""
+    lowering = KernelLowering(on_cpu=target)
+    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+    register_scan_lowering(lowering)
+    monkeypatch.setattr(operator, "forward_loop", lambda *args: tuple(lowering.forward(*args)))
+    monkeypatch.setattr(operator, "backward_loop", lambda *args: tuple(lowering.backward(*args)))
+
+
+def normal(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return (torch.randn(shape, generator=generator) * 0.4).to(DEVICE)
+
+
+def problem(cell: type[Cell], num_steps: int, *, batch: int = BATCH) -> tuple[Cell, list[Tensor]]:
+    """A core, and `[*input_seqs, *init_states]`."""
+    core = cell(SIZE, normal).to(DEVICE)
+    shapes = [(num_steps, batch, SIZE), *[(batch, SIZE)] * core.num_states]
+    return core, [normal(*shape).requires_grad_() for shape in shapes]
+
+
+def in_eager_mode(core: Cell, tensors: Sequence[Tensor], target: TargetName, *, state_seqs: bool) -> tuple[Tensor, ...]:
+    step, arguments = prepare(ScanProgram(core, 1, core.num_states, 1, on_cpu=target), tensors)
+    return scan(step, arguments, state_seqs=state_seqs)
+
+
+def with_gradients(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    weighted = [r * (torch.arange(r.numel(), device=r.device) % 5 - 2).reshape(r.shape) for r in results]
+    loss = torch.stack([w.sum() for w in weighted]).sum()
+    return [r.detach() for r in results], list(torch.autograd.grad(loss, wanted, materialize_grads=True))
+
+
+def assert_equal_bits(actual: Any, expected: Any) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.long(all_but=["Masked-False"])
+@pytest.mark.parametrize("state_seqs", RUNS)
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_in_the_place_of_loops(monkeypatch, "cpp")
+    core, tensors = problem(cell, 7)
+    wanted = [*tensors, *core.parameters()]
+    run = torch.compile(
+        partial(RUNS[state_seqs], core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
+    )
+    results, gradients = with_gradients(run(*tensors), wanted)
+    expected, of_eager = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=state_seqs), wanted)
+    if bool(((expected[0] == 0) | (expected[0] == 1)).all()):  # spikes
+        assert_equal_bits(results[0], expected[0])
+    # A bias is added by the product in one graph, and after it in the other.
+    torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)
+    # Autograd adds the terms of a gradient in one order, and the graph of the step's gradient in another.
+    torch.testing.assert_close(gradients, of_eager, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.long
+def test_a_loop_goes_on_from_its_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelLowering, "checkpoint_interval", lambda *_: 3)
+    loop = backward_loop
+    kernels_in_the_place_of_loops(monkeypatch, "cpp")
+    monkeypatch.setattr(operator, "backward_loop", loop)
+    core, tensors = problem(RLIF, 8)
+    wanted = [*tensors, *core.parameters()]
+    run = torch.compile(
+        partial(flex_sn_scan_final_state, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager"
+    )
+    actual = with_gradients(run(*tensors), wanted)
+    expected = with_gradients(in_eager_mode(core, tensors, "cpp", state_seqs=False), wanted)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.long
+def test_autocast_reaches_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_in_the_place_of_loops(monkeypatch, "cpp")
+    core, tensors = problem(RLIF, 6)
+    wanted = [*tensors, *core.parameters()]
+    run = torch.compile(partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager")
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        results = run(*tensors)
+        expected = in_eager_mode(core, tensors, "cpp", state_seqs=True)
+    full = in_eager_mode(core, tensors, "cpp", state_seqs=True)
+    assert_equal_bits([r.detach() for r in results], [r.detach() for r in expected])
+    assert not torch.equal(expected[-1], full[-1])
+    actual, of_eager = with_gradients(results, wanted)[1], with_gradients(expected, wanted)[1]
+    torch.testing.assert_close(actual, of_eager, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("interpreted")
+def test_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_in_the_place_of_loops(monkeypatch, "triton")
+    core, tensors = problem(RLIF, 3)
+    wanted = [*tensors, *core.parameters()]
+    run = torch.compile(
+        partial(flex_sn_scan, core, 1, core.num_states, 1), fullgraph=True, backend="aot_eager", dynamic=False
+    )
+    actual = with_gradients(run(*tensors), wanted)
+    assert_equal_bits(actual, with_gradients(in_eager_mode(core, tensors, "triton", state_seqs=True), wanted))
+
+
+def train(
+    run: Callable[[Tensor], Tensor], layer: Recurrent, num_steps: int, batch: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Spikes from a fresh state, and gradients."""
+    x = (3 * normal(num_steps, batch, SIZE)).requires_grad_()
+    layer.reset()
+    return with_gradients([run(x)], [x, *layer.parameters()])
+
+
+def check_against_eager_mode(actual: tuple[Any, Any], layer: Recurrent, num_steps: int, batch: int) -> None:
+    spikes, gradients = train(layer, layer, num_steps, batch)
+    assert spikes[0].any()
+    assert_equal_bits(actual[0], spikes)
+    torch.testing.assert_close(actual[1], gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_inductor_with_sizes_that_are_symbols() -> None:
+    layer = Recurrent(LIF(), SIZE).to(DEVICE)
+    run = torch.compile(layer, fullgraph=True, dynamic=True)
+    actual, codes = run_and_get_code(train, run, layer, 4, BATCH)
+    assert [code.count("run_staged.default(") for code in codes] == [1, 1]
+    check_against_eager_mode(actual, layer, 4, BATCH)
+    with torch.compiler.set_stance("fail_on_recompile"):
+        again = train(run, layer, 11, 5)
+    check_against_eager_mode(again, layer, 11, 5)
+
+
+@pytest.mark.long
+def test_the_code_is_as_long_for_any_number_of_steps() -> None:
+    layer = Recurrent(LIF(), SIZE).to(DEVICE)
+    sizes = []
+    for num_steps in (4, 1000):
+        torch._dynamo.reset()
+        run = torch.compile(layer, fullgraph=True, dynamic=False)
+        actual, codes = run_and_get_code(train, run, layer, num_steps, BATCH)
+        check_against_eager_mode(actual, layer, num_steps, BATCH)
+        sizes.append([code.count("\n") for code in codes])
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # of the one that torch captures to warm up
+def test_in_a_cuda_graph() -> None:
+    layer = Recurrent(LIF(), 64).cuda()
+    x = (3 * torch.randn(20, 6, 64, generator=torch.Generator().manual_seed(3))).cuda().requires_grad_()
+    wanted = [x, *layer.parameters()]
+
+    def run(run: Callable[[Tensor], Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        layer.reset()
+        torch.compiler.cudagraph_mark_step_begin()
+        results, gradients = with_gradients([run(x)], wanted)
+        return [r.clone() for r in results], [g.clone() for g in gradients]
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=False, mode="reduce-overhead")
+    expected = run(layer)
+    assert expected[0][0].any()
+    for _ in range(4):  # warm up, record, replay
+        actual = run(compiled)
+        assert_equal_bits(actual[0], expected[0])
+        torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-4)

@@ -1,0 +1,228 @@
+"""The loop of a recurrent step in one launch: against the plain loop, bit for bit where every sum has one term."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recurrent_cores import GRU, LSTM, RLIF, Cell, Dense, Hidden, LowRank, Powers
+from test_recurrent import DEVICE, differentiated, made, run, sequences
+from torch import Tensor
+
+from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
+from flexsn_runtime.launches._cooperative_launch import MARKS
+from flexsn_runtime.recurrent import _one_launch, _staged
+
+gpu = pytest.mark.gpu
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What became of each loop over more than one step: ``"one launch"``, or why not."""
+    found: list[str] = []
+    original = _one_launch.run_in_one_launch
+
+    def noted(*args: object, **kwargs: object) -> None:
+        try:
+            original(*args, **kwargs)  # type: ignore[arg-type]
+            found.append("one launch")
+        except NotOneLaunchError as error:
+            if str(error) != "there is one step":
+                found.append(str(error))
+            raise
+
+    monkeypatch.setattr(_staged, "run_in_one_launch", noted)
+    return found
+
+
+def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
+    """Results, and gradients of inputs and initial states, are the loop's."""
+    core = made(cell, size, Powers(), dtype)
+    tensors = sequences(core, num_steps, batch, size, dtype=dtype)
+    expected, wanted = differentiated(core, tensors, None, state_seqs=False)
+    got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    count = len(tensors)
+    for a, b in zip([*got, *gradients[:count]], [*expected, *wanted[:count]], strict=True):
+        assert a is not None
+        assert b is not None
+        # The last bits of a float32 that small are in parts below the smallest bfloat16.
+        tiny = b.abs() < 1e-30
+        assert torch.equal(a.masked_fill(tiny, 0.0), b.masked_fill(tiny, 0.0))
+        assert ((a - b).abs().double() < 1e-36).all()
+
+
+@pytest.mark.parametrize(
+    ("cell", "num_steps", "batch", "size", "dtype"),
+    [
+        (RLIF, 3, 17, 37, torch.float32),
+        (RLIF, 4, 3, 20, torch.bfloat16),
+        (LowRank, 3, 5, 19, torch.float16),
+        pytest.param(Hidden, 2, 33, 18, torch.float32, marks=pytest.mark.long),
+    ],
+)
+def test_it_is_the_loop(
+    cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype, launched: list[str]
+) -> None:
+    check(cell, num_steps, batch, size, dtype)
+    assert launched == ["one launch"] * 2
+
+
+def test_float32_is_float32(launched: list[str]) -> None:
+    """Operands and matrices of 24 bits, far apart in size: as near to float64 as a library's product is."""
+    core = made(GRU, 21, Dense())
+    x, h = sequences(core, 3, 6, 21, bits=20)
+    with torch.no_grad():
+        core.v.mul_(torch.logspace(-3, 1, core.v.numel(), device=DEVICE).reshape(core.v.shape))
+        got = run(core, (x, h), "triton")
+        loop = run(core, (x, h), None)
+        exact = run(core.double(), (x.double(), h.double()), None)
+    assert launched == ["one launch"]
+    for a, b, c in zip(got, loop, exact, strict=True):
+        assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
+
+
+def test_infinity_and_nan_come_through(launched: list[str]) -> None:
+    core = made(LSTM, 9, Powers())
+    x, h, c = (t.detach() for t in sequences(core, 3, 4, 9))
+    x[1, 0, 0], x[1, 1, 3] = float("nan"), float("inf")
+    for a, b in zip(run(core, (x, h, c), "triton"), run(core, (x, h, c), None), strict=True):
+        assert torch.equal(a.isnan(), b.isnan())
+    assert launched == ["one launch"]
+
+
+def test_the_largest_numbers_are_no_infinity() -> None:
+    """A float32 is cut into parts without rounding, which would reach infinity."""
+
+    class Kept(Cell):
+        num_states = 1
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+            v = v @ self.v + x
+            return v, v
+
+    core = made(Kept, 3, lambda rows, columns: torch.eye(rows, columns))
+    x = torch.zeros(3, 2, 3, device=DEVICE)
+    x[0] = torch.finfo(torch.float32).max
+    with torch.no_grad():
+        output, _ = run(core, (x, torch.zeros(2, 3, device=DEVICE)), "triton", state_seqs=False)
+    assert torch.equal(output, x[:1].expand_as(x))
+
+
+def test_what_does_not_fit_is_launched_step_by_step_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = made(RLIF, 9, Powers())
+    x, s, v = sequences(core, 3, 4, 9)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
+    assert isinstance(step, RecurrentSpecialization)
+    first = scan(step, arguments, state_seqs=False)
+    assert step.loops.told["forward"].startswith("one launch")
+    monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
+    for a, b in zip(scan(step, arguments, state_seqs=False), first, strict=True):
+        assert torch.equal(a, b)
+    assert step.loops.told["forward"] == "launches step by step, because FLEXSN_ONE_LAUNCH is 0"
+
+
+# -- on a GPU: many programs that wait for each other ------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.parametrize("size", [1, 33, 128, 250, 512])
+@pytest.mark.parametrize("batch", [1, 37, 300])
+def test_many_programs(size: int, batch: int, launched: list[str]) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        check(RLIF, 20, batch, size, dtype)
+    assert launched == ["one launch"] * 4
+
+
+@gpu
+def test_rows_in_turns(launched: list[str]) -> None:
+    check(RLIF, 10, 9000, 200, torch.bfloat16)
+    assert launched == ["one launch"] * 2
+
+
+@gpu
+@pytest.mark.parametrize("num_steps", [2, 3, 1000])
+def test_steps(num_steps: int, launched: list[str]) -> None:
+    check(RLIF, num_steps, 40, 96, torch.float32)
+    assert launched == ["one launch"] * 2
+
+
+@gpu
+def test_ten_thousand_launches_on_two_streams(launched: list[str]) -> None:
+    core = made(RLIF, 128, Powers(), torch.bfloat16)
+    x, s, v = (t.detach() for t in sequences(core, 3, 64, 128, dtype=torch.bfloat16))
+    expected = run(core, (x, s, v), None)
+    program = ScanProgram(core, 1, 2, 1)
+    step, arguments = prepare(program, (x, s, v))  # traced on this stream
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    differing = torch.zeros(2, device="cuda")
+    with torch.no_grad():
+        for i in range(10_000):
+            with torch.cuda.stream(streams[i % 2]):
+                results = scan(step, arguments, state_seqs=True)
+                if i % 100 < 2:
+                    for a, b in zip(results, expected, strict=True):
+                        differing[i % 2] += (a != b).sum()
+    torch.cuda.synchronize()
+    assert differing.tolist() == [0, 0]
+    assert launched == ["one launch"] * 10_000
+
+
+@gpu
+def test_runs_of_the_same_call_are_equal_to_the_bit() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        core = made(LSTM, 200, Dense(), dtype)
+        tensors = sequences(core, 50, 70, 200, dtype=dtype, bits=10)
+        first = differentiated(core, tensors, "triton", state_seqs=False)
+        for _ in range(3):
+            again = differentiated(core, tensors, "triton", state_seqs=False)
+            for a, b in zip([*first[0], *first[1]], [*again[0], *again[1]], strict=True):
+                assert a is not None
+                assert b is not None
+                assert torch.equal(a, b)
+
+
+@gpu
+def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without some of the programs: the results are not a number, and the next call raises."""
+    from flexsn_runtime.errors import GaveUpError
+    from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
+
+    core = made(RLIF, 128, Powers())
+    x, s, v = (t.detach() for t in sequences(core, 3, 16, 128))
+    with torch.no_grad():
+        expected = run(core, (x, s, v), "triton")
+        original = CooperativeLaunch.__call__
+
+        def without_one(self: CooperativeLaunch, t: list[Tensor], n: list[int], programs: int) -> None:
+            original(self, t, n, programs - 1)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(CooperativeLaunch, "__call__", without_one)
+            results = run(core, (x, s, v), "triton")
+            torch.cuda.synchronize()
+        assert all(result[..., :16].isnan().all() for result in results)
+        with pytest.raises(GaveUpError):
+            run(core, (x, s, v), "triton")
+        for a, b in zip(run(core, (x, s, v), "triton"), expected, strict=True):
+            assert torch.equal(a, b)
+    MARKS.check(torch.device(DEVICE.type, torch.cuda.current_device()))
+
+
+@gpu
+def test_in_a_cuda_graph() -> None:
+    core = made(RLIF, 128, Powers())
+    x, s, v = (t.detach() for t in sequences(core, 5, 33, 128))
+    program = ScanProgram(core, 1, 2, 1)
+    step, arguments = prepare(program, (x, s, v))
+    with torch.no_grad():
+        scan(step, arguments, state_seqs=False)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = scan(step, arguments, state_seqs=False)
+        x.copy_(x.flip(0))
+        graph.replay()
+        expected = run(core, (x, s, v), None, state_seqs=False)
+    for a, b in zip(results, expected, strict=True):
+        assert torch.equal(a, b)
