@@ -96,6 +96,6 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "cpu_networks.md")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=3.0, help="for each figure")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each figure")
     arguments = parser.parse_args()
     main(arguments.output, arguments.threads, arguments.only, arguments.seconds)

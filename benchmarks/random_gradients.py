@@ -1,22 +1,27 @@
 """Random step functions with captured tensors, compiled against the loop: values, dtypes and gradients. A table.
 
     python benchmarks/random_gradients.py [--seeds 0:1000] [-n PROCESSES] [--device cpu] [--on-cpu cpp] [--output FILE]
+        [--journal FILE]
 
 The cores and calls of `tests/gradient_cores.py`. On the CPU in Triton's interpreter, or in C++. Each call is counted
 once: where the loop itself raises an error there is nothing to compare; else the compiled scan is equal to it, or is
 different, or is refused by an error of FlexSN's that names the core's line, or fails with any other error. Ends with
-status 1 if anything is different or fails.
+status 1 if anything is different or fails. With a journal, what became of each seed is written there at once, and a run
+that is started again goes on with the seeds that are not there.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import json
 import multiprocessing
 import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -46,6 +51,26 @@ def outcome_of(seed: int, device: str, on_cpu: TargetName) -> tuple[int, Outcome
         return seed, Outcome(broken=[f"{type(error).__name__}: {error}"])
 
 
+def outcomes(
+    seeds: Sequence[int], device: str, on_cpu: TargetName, processes: int, journal: Path | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Of all seeds; first of those in the journal."""
+    known: dict[int, Outcome] = {}
+    if journal is not None and journal.exists():
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            seed = entry.pop("seed")
+            known[seed] = Outcome(**entry)
+    yield from ((seed, known[seed]) for seed in seeds if seed in known)
+    run = functools.partial(outcome_of, device=device, on_cpu=on_cpu)
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=50) as pool:
+        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")
+            yield seed, outcome
+
+
 def kind(refusal: str) -> str:
     """What was refused, without what is particular to one core."""
     text = refusal.split(": ", 1)[1].split("\n")[0]
@@ -59,6 +84,7 @@ def main() -> int:
     parser.add_argument("--device", default=DEVICE)
     parser.add_argument("--on-cpu", choices=["triton", "cpp"], default="triton", help="the kernels' language there")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_gradients.md")
+    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
     options = parser.parse_args()
     seeds = [int(seed) for seed in re.split("[:,]", options.seeds)]
     if ":" in options.seeds:
@@ -66,20 +92,21 @@ def main() -> int:
     counts: Counter[str] = Counter()
     refusals: Counter[str] = Counter()
     wrong: list[str] = []
-    run = functools.partial(outcome_of, device=options.device, on_cpu=options.on_cpu)
-    with multiprocessing.get_context("spawn").Pool(options.n, maxtasksperchild=50) as pool:
-        for seed, outcome in pool.imap_unordered(run, seeds):
-            counts["equal to the loop"] += outcome.same
-            counts["the loop itself fails"] += outcome.no_core
-            counts["different"] += len(outcome.different)
-            counts["refused by name"] += len(outcome.refused)
-            counts["failed otherwise"] += len(outcome.broken)
-            refusals.update(kind(text) for text in outcome.refused)
-            for text in outcome.different + outcome.broken:
-                wrong.append(f"seed {seed}: {text}")
-                print(wrong[-1], flush=True)
-            if seed % 100 == 99:
-                print(f"seed {seed}: {dict(counts)}", flush=True)
+    earlier = 0
+    if options.journal is not None and options.journal.exists():
+        earlier = len(options.journal.read_text(encoding="utf-8").splitlines())
+    for seed, outcome in outcomes(seeds, options.device, options.on_cpu, options.n, options.journal):
+        counts["equal to the loop"] += outcome.same
+        counts["the loop itself fails"] += outcome.no_core
+        counts["different"] += len(outcome.different)
+        counts["refused by name"] += len(outcome.refused)
+        counts["failed otherwise"] += len(outcome.broken)
+        refusals.update(kind(text) for text in outcome.refused)
+        for text in outcome.different + outcome.broken:
+            wrong.append(f"seed {seed}: {text}")
+            print(wrong[-1], flush=True)
+        if seed % 100 == 99:
+            print(f"seed {seed}: {dict(counts)}", flush=True)
     lines = [
         "# Random step functions: gradients of what they compute with captured tensors",
         "",
@@ -91,6 +118,7 @@ def main() -> int:
         "`autograd.Function`s on captured tensors, parameters frozen and trained between calls, values that are read",
         "in Python and changed between calls, results that are in no loss, 0 to 11 steps; float64, compiled against",
         "the loop in values, dtypes and gradients. Where the loop itself raises an error, there is nothing to compare.",
+        *([f"Of {earlier} of them, what an earlier part of the run wrote down."] if earlier else []),
         "",
         "| calls | number |",
         "|---|---:|",

@@ -1,30 +1,32 @@
-"""Recurrent LIF: launches step by step against the loop, snnTorch's `RLeaky` and torch's `nn.RNN`.
+"""Recurrent LIF: one launch for all steps, against loops over time and cuDNN.
 
-    python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...]
+    python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 180]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix. On a GPU the loop is captured in a CUDA graph, too. All that is compared takes turns; a figure is the median
-of its rounds.
+the matrix. The loop is also captured in a CUDA graph, as it is and with its step compiled by Inductor. nn.RNN, Norse
+and SpikingJelly's container multiply the input by a matrix, too. What is not installed is named. A figure is the median
+of a few calls in a row by the clock; measurements that would begin after `--seconds` are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import os
 import statistics
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
-from measure import graphed, milliseconds, publish, table, where
+from measure import graphed, publish, table, where
 from torch import Tensor, nn
 
-from flexsn_nn import RLIF
+from flexsn_nn import RLIF, FlexSN, surrogate
 
 GPU_SHAPES = ("250x256x128", "250x128x256", "250x256x512", "250x128x1024", "1000x128x256")
-CPU_SHAPES = ("100x32x64", "100x32x128", "100x128x256", "250x32x128")
+CPU_SHAPES = ("100x32x64", "100x32x128")
 Run = Callable[[], object]
 
 
@@ -41,37 +43,137 @@ class Layer(nn.Module):
         return output
 
 
-def torch_rnn(hidden: int) -> nn.Module:
-    return nn.RNN(hidden, hidden, bias=False)
+class Compiled(nn.Module):
+    """The loop over a step that Inductor compiles."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(nn.Linear(hidden, hidden).weight.detach().clone())
+        spike = surrogate.ATan()
+
+        def step(x: Tensor, s: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+            h = v + (x + nn.functional.linear(s, weight) - v) / 2
+            s = spike(h - 1)
+            return s, h * (1 - s)
+
+        self.step = torch.compile(step, dynamic=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        s = v = torch.zeros_like(x[0])
+        rows = []
+        for one in x.unbind(0):
+            s, v = self.step(one, s, v, self.weight)
+            rows.append(s)
+        return torch.stack(rows)
 
 
-def snntorch_leaky(hidden: int) -> nn.Module:
-    snntorch = importlib.import_module("snntorch")
+class Peer(nn.Module):
+    """A cell of another library in a loop: `start()` gives its first states, `cell(x, states)` output and states."""
 
-    class Loop(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.neuron = snntorch.RLeaky(beta=0.5, linear_features=hidden)
+    def __init__(self, cell: nn.Module, call: Callable[[Tensor, Any], tuple[Tensor, Any]], start: Run) -> None:
+        super().__init__()
+        self.cell = cell
+        self._call, self._start = call, start
 
-        def forward(self, x: Tensor) -> Tensor:
-            spikes, membrane = self.neuron.init_rleaky()
-            rows = []
-            for one in x:
-                spikes, membrane = self.neuron(one, spikes, membrane)
-                rows.append(spikes)
-            return torch.stack(rows)
+    def forward(self, x: Tensor) -> Tensor:
+        states, rows = self._start(), []
+        for one in x.unbind(0):
+            spikes, states = self._call(one, states)
+            rows.append(spikes)
+        return torch.stack(rows)
 
-    return Loop()
+
+def snntorch(hidden: int) -> nn.Module:
+    cell = importlib.import_module("snntorch").RLeaky(beta=0.5, linear_features=hidden)
+
+    def call(x: Tensor, states: Any) -> tuple[Tensor, Any]:
+        states = cell(x, *states)
+        return states[0], states
+
+    return Peer(cell, call, cell.init_rleaky)
+
+
+def spikingjelly(hidden: int) -> nn.Module:
+    base = importlib.import_module("spikingjelly.activation_based")
+    importlib.import_module("spikingjelly.activation_based.layer")
+    neuron = importlib.import_module("spikingjelly.activation_based.neuron")
+    functional = importlib.import_module("spikingjelly.activation_based.functional")
+    cell = base.layer.LinearRecurrentContainer(neuron.LIFNode(), hidden, hidden, bias=False)
+    return Peer(cell, lambda x, _: (cell(x), None), lambda: functional.reset_net(cell))
+
+
+def norse(hidden: int) -> nn.Module:
+    cell = importlib.import_module("norse.torch.module.lif").LIFRecurrentCell(hidden, hidden)
+    return Peer(cell, cell, lambda: None)
+
+
+class GRUCell(nn.Module):
+    """cuDNN's form."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.V = nn.Parameter(nn.Linear(hidden, 3 * hidden).weight.detach().clone())
+
+    def forward(self, r: Tensor, z: Tensor, n: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        a, b, c = nn.functional.linear(h, self.V).chunk(3, -1)
+        z = torch.sigmoid(z + b)
+        h = (1 - z) * torch.tanh(n + torch.sigmoid(r + a) * c) + z * h
+        return h, h
+
+
+class LSTMCell(nn.Module):
+    """Without biases."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.V = nn.Parameter(nn.Linear(hidden, 4 * hidden).weight.detach().clone())
+
+    def forward(self, i: Tensor, f: Tensor, g: Tensor, o: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, ...]:
+        p, q, r, s = nn.functional.linear(h, self.V).chunk(4, -1)
+        c = torch.sigmoid(f + q) * c + torch.sigmoid(i + p) * torch.tanh(g + r)
+        h = torch.sigmoid(o + s) * torch.tanh(c)
+        return h, h, c
+
+
+class Gates(nn.Module):
+    """A gated layer with its input product."""
+
+    def __init__(self, hidden: int, cell: nn.Module, count: int, states: int) -> None:
+        super().__init__()
+        self.gates = nn.Linear(hidden, count * hidden, bias=False)
+        self.layer, self.count = FlexSN(cell, num_inputs=count, num_states=states, num_outputs=1), count
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer.reset()
+        output: Tensor = self.layer(*self.gates(x).chunk(self.count, dim=-1))
+        return output
+
+
+# In the order in which they are measured. A graph captures what is named behind it.
+PEERS: dict[str, Callable[[int], nn.Module]] = {
+    "ours": lambda hidden: Layer(hidden, "auto"),
+    "nn.RNN": lambda hidden: nn.RNN(hidden, hidden, bias=False),
+    "loop": lambda hidden: Layer(hidden, "torch"),
+    "loop in a CUDA graph": lambda hidden: Layer(hidden, "torch"),
+    "snnTorch RLeaky": snntorch,
+    "SpikingJelly LinearRecurrentContainer": spikingjelly,
+    "Norse LIFRecurrentCell": norse,
+    "compiled step in a CUDA graph": Compiled,
+    "ours, GRU": lambda hidden: Gates(hidden, GRUCell(hidden), 3, 1),
+    "nn.GRU": lambda hidden: nn.GRU(hidden, hidden, bias=False),
+    "ours, LSTM": lambda hidden: Gates(hidden, LSTMCell(hidden), 4, 2),
+    "nn.LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
+}
 
 
 def training(call: nn.Module, x: Tensor, weight: Tensor) -> Run:
     leaf = x.clone().requires_grad_()
+    wanted = [leaf, *(p for p in call.parameters() if p.requires_grad)]
 
     def run() -> None:
         output = call(leaf)
         output = output[0] if isinstance(output, tuple) else output
-        output.backward(weight)
-        leaf.grad = None
+        torch.autograd.grad(output, wanted, weight, allow_unused=True)
 
     return run
 
@@ -84,64 +186,110 @@ def inference(call: nn.Module, x: Tensor) -> Run:
     return run
 
 
-def measured(shape: str, dtype: torch.dtype, device: torch.device, rounds: int) -> list[list[str]]:
+def seconds_of(run: Run, device: torch.device) -> float:
+    """Of one call, the median of three batches of calls in a row."""
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def some(count: int) -> float:
+        wait()
+        begun = time.perf_counter()
+        for _ in range(count):
+            run()
+        wait()
+        return (time.perf_counter() - begun) / count
+
+    count = max(1, min(20, int(0.03 / some(1))))
+    return statistics.median(some(count) for _ in range(3))
+
+
+def of_kernel(run: Run, num_steps: int) -> str:
+    """Microseconds of the kernel over all steps, for each of them."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    found = [e for e in profile.key_averages() if "_loop_" in e.key]
+    return f"{found[0].self_device_time_total / found[0].count / num_steps:.2f}" if found else ""
+
+
+class Times(NamedTuple):
+    """Seconds of a forward and of a training step; µs of the kernel in a step; seconds of the first training step."""
+
+    forward: float
+    training: float
+    kernel: str = ""
+    first: str = ""
+
+
+def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) -> Times:
     steps, batch, hidden = map(int, shape.split("x"))
+    torch.manual_seed(0)
     x = torch.randn(steps, batch, hidden, device=device).to(dtype)
-    weight = torch.randn_like(x)
-    layers: dict[str, nn.Module] = {"ours": Layer(hidden, "auto"), "loop": Layer(hidden, "torch")}
-    if importlib.util.find_spec("snntorch") is not None:
-        layers["snnTorch RLeaky"] = snntorch_leaky(hidden)
-    layers["nn.RNN"] = torch_rnn(hidden)
-    for layer in layers.values():
-        layer.to(device, dtype)
-    found: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in layers}
-    runs = {name: (inference(layer, x), training(layer, x, weight)) for name, layer in layers.items()}
+    layer = PEERS[name](hidden).to(device, dtype)
+    forward, both = inference(layer, x), training(layer, x, torch.randn_like(x))
+    kernel = first = ""
+    if "CUDA graph" in name:
+        return Times(seconds_of(graphed(forward), device), seconds_of(graphed(both), device))
+    begun = time.perf_counter()
+    both()
     if device.type == "cuda":
-        found["loop in a CUDA graph"] = ([], [])
-        loop = layers["loop"]
-        runs["loop in a CUDA graph"] = (graphed(inference(loop, x)), graphed(training(loop, x, weight)))
-    for _ in range(rounds):
-        for name, (forward, both) in runs.items():
-            found[name][0].append(milliseconds(forward, device))
-            found[name][1].append(milliseconds(both, device))
-    base = [statistics.median(times) for times in found["ours"]]
-    rows = []
-    for name, times in found.items():
-        forward_ms, training_ms = map(statistics.median, times)
-        rows.append(
-            [
-                shape,
-                str(dtype).removeprefix("torch."),
-                name,
-                f"{forward_ms:.2f}",
-                f"{1e3 * forward_ms / steps:.1f}",
-                f"{training_ms:.2f}",
-                f"{forward_ms / base[0]:.2f}",
-                f"{training_ms / base[1]:.2f}",
-            ]
-        )
-    return rows
+        torch.cuda.synchronize()
+    if name == "ours":
+        first = f"{time.perf_counter() - begun:.1f}"
+        forward()
+        kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
+    return Times(seconds_of(forward, device), seconds_of(both, device), kernel, first)
 
 
-def main(shapes: list[str], dtypes: list[str], rounds: int, threads: int | None, path: Path) -> None:
+def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if threads is not None:
-        torch.set_num_threads(threads)
+    shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
+    dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
+    begun, missing = time.perf_counter(), list[str]()
+    found: dict[tuple[str, str, str], Times] = {}
+    for name in PEERS:
+        if "CUDA graph" in name and device.type != "cuda":
+            continue
+        for dtype in dtypes:
+            for shape in shapes:
+                if time.perf_counter() - begun > seconds:
+                    missing.append(f"{name}, {shape}, {dtype}: no time was left")
+                    continue
+                try:
+                    found[shape, dtype, name] = measured(name, shape, getattr(torch, dtype), device)
+                    print(shape, dtype, name, found[shape, dtype, name], flush=True)
+                except ImportError as error:
+                    missing.append(f"{name}: {error}")
+                except Exception as error:  # of other libraries, of any kind: the others are measured all the same
+                    missing.append(f"{name}, {shape}, {dtype}: {str(error).splitlines()[0][:160]}")
     rows = []
-    for shape in shapes or (GPU_SHAPES if device.type == "cuda" else CPU_SHAPES):
-        for dtype in dtypes or (["float32", "bfloat16"] if device.type == "cuda" else ["float32"]):
-            rows += measured(shape, getattr(torch, dtype), device, rounds)
-    times = ("forward, ms", "a step, µs", "training, ms", "forward / ours", "training / ours")
-    head = ("T x B x H", "dtype", "layer", *times)
+    for shape in shapes:
+        for dtype in dtypes:
+            base = found.get((shape, dtype, "ours"))
+            for name in PEERS:
+                one = found.get((shape, dtype, name))
+                if one is not None and base is not None:
+                    ratios = one.forward / base.forward, one.training / base.training
+                    forward, both = f"{1e3 * one.forward:.2f}", f"{1e3 * one.training:.2f}"
+                    rows.append(
+                        [shape, dtype, name, forward, one.kernel, both, *(f"{r:.2f}" for r in ratios), one.first]
+                    )
+    times = ("forward, ms", "kernel, µs a step", "training, ms", "forward / ours", "training / ours", "first, s")
     lines = [
         "# Recurrent LIF",
         "",
         f"`python benchmarks/recurrence.py`. {where(device)}",
         f"Threads of torch's: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
-        "`ours`: one kernel for each pointwise stage and a library's product at every step, launched from Python.",
+        "`ours`: on a GPU one launch for all steps, forward and backward. `first`: seconds of the first training step, "
+        "in which kernels are compiled.",
         "",
-        *table(head, rows),
+        *table(("T x B x H", "dtype", "layer", *times), rows),
+        "",
+        *(f"- not measured: {what}" for what in dict.fromkeys(missing)),
     ]
     publish(lines, path)
 
@@ -151,7 +299,6 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence.md")
     parser.add_argument("--shapes", nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", default=[])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seconds", type=float, default=180.0)
     options = parser.parse_args()
-    main(options.shapes, options.dtypes, options.rounds, options.threads, options.output)
+    main(options.shapes, options.dtypes, options.seconds, options.output)

@@ -1,4 +1,4 @@
-"""Times launch configurations of a scan, to fill the tables in flexsn_runtime/_buckets.py.
+"""Times launch configurations of a scan, to fill the tables in flexsn_runtime/plans/_buckets.py.
 
     python benchmarks/tune_launch.py [--model MODEL] [--dtype bfloat16] [SHAPE ...]        e.g. 32x1600000 1024x8192
 
@@ -18,8 +18,8 @@ from measure import copy_floor, milliseconds
 from scan_models import MODELS, Model, Work
 
 from flexsn_runtime import LaunchConfig, PointwiseProgram, prepare
-from flexsn_runtime._autotune import time_of
-from flexsn_runtime._buckets import LaunchPlan
+from flexsn_runtime.plans._buckets import LaunchPlan
+from flexsn_runtime.program._autotune import time_of
 
 SHOWN = 5
 SHAPES = ("8x6400000", "32x1600000", "128x524288", "512x32768", "1024x8192")

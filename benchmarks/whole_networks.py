@@ -1,11 +1,13 @@
 """Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
 
-    python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only SEW]
+    python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32"]
+        [--format channels-last] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
 their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`). SpikingJelly's LIFNode (Triton) runs
 where it is installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph.
+Rows are printed as they are found. What fails has its error in its row, and `--seconds` is when no other row is begun.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import argparse
 import gc
 import importlib
 import importlib.util
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +48,9 @@ class Case:
         images = len(self.shape) == 5
         return (torch.contiguous_format, torch.channels_last) if images else (torch.contiguous_format,)
 
+
+FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
+Row = tuple[float, ...]
 
 CASES = (
     Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
@@ -153,35 +159,53 @@ def measure(case: Case, variant: Variant, memory_format: torch.memory_format) ->
     kernels, _ = kernel_time(step, 5)
     try:
         in_graph = milliseconds(graphed(step), device, warmup=50, rep=200)
-    except RuntimeError:
+    except Exception:
         in_graph = float("nan")  # what waits for the device cannot be captured
     return wall, kernels / 1e3, in_graph, peak
+
+
+def row(case: Case, memory_format: torch.memory_format, name: str, limit: Sequence[float]) -> tuple[list[str], Row]:
+    """A variant's cells, with ratios to `limit`, if there is one, and its numbers."""
+    try:
+        found = measure(case, variants(case)[name], memory_format)
+    except Exception as error:
+        return [f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}", *[""] * 3], ()
+    finally:
+        gc.collect()
+        torch.cuda.empty_cache()
+    beside = limit or found
+    ratios = [f" ({value / least:.2f})" for value, least in zip(found, beside, strict=True)]
+    return [*(f"{v:.2f}{r}" for v, r in zip(found[:3], ratios, strict=False)), f"{found[3]:.0f}{ratios[3]}"], found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="this memory format alone")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    begun = time.perf_counter()
     rows = []
     for case in (case for case in CASES if chosen.only in case.name):
         for memory_format in case.formats:
-            limit: tuple[float, ...] = ()
-            for name, variant in variants(case).items():
-                found = measure(case, variant, memory_format)
-                gc.collect()
-                torch.cuda.empty_cache()
+            form = FORMATS[memory_format]
+            limit: Row = ()
+            for name in variants(case) if chosen.format in ("", form) else ():
+                cells, found = ["not run", "", "", ""], limit
+                if time.perf_counter() - begun < chosen.seconds:
+                    cells, found = row(case, memory_format, name, limit)
                 limit = limit or found
-                form = "channels-last" if memory_format is torch.channels_last else "contiguous"
-                cells = [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found[:3], limit, strict=False)]
-                rows.append((case.name, form, name, *cells, f"{found[3]:.0f} ({found[3] / limit[3]:.2f})"))
+                rows.append((case.name, form, name, *cells))
+                print(f"{time.perf_counter() - begun:.0f} s", *rows[-1], sep=" | ", flush=True)
     header = ("network", "format", "neurons", "step, ms", "its kernels", "in a CUDA graph", "peak, MiB")
-    only = f" --only {chosen.only}" if chosen.only else ""
+    options = {"--only": chosen.only, "--format": chosen.format}
+    given = "".join(f" {name} {value!r}" for name, value in options.items() if value)
     lines = [
         "# Whole networks beside ReLU",
         "",
-        f"`python benchmarks/whole_networks.py{only}`: a step of training",
+        f"`python benchmarks/whole_networks.py{given}`: a step of training",
         "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the same",
         "run. bf16 is autocast. The kernels' time is the profiler's.",
         where(torch.device("cuda")),

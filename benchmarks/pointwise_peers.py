@@ -1,0 +1,264 @@
+"""The examples of `docs/fuse-pointwise.md` and `docs/scan.md` against `torch.compile` and torch's own scans.
+
+    python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--device cuda] [--scale 1]
+
+Medians of whole calls in ms, with what Python needs; training is a forward and a backward. `first` is the first call of
+each, with what is compiled. The loop is the step called T times in Python, in a function that `torch.compile` is given;
+the longer sequences are not compiled so, because that takes minutes. What is refused is named; when the time is over,
+the rest is left out, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from fused_optimizers import adamw
+from measure import milliseconds, publish, table, where
+from torch import Tensor
+from torch.nn import functional
+
+import flexsn_nn  # noqa: F401 - registers the kernels that take the place of scans
+from flexsn_codegen import pointwise
+from flexsn_hop import scan
+
+Function = Callable[..., Any]
+HEADER = ["example", "size", "way", "first, s", "inference, ms", "training, ms", "differs by"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One function in several ways.
+
+    Attributes:
+        arguments: makes them; those that are to have gradients require them.
+        ways: by name, what is called; the first one is what the others are compared with.
+        trains: whether a backward is measured.
+    """
+
+    name: str
+    size: str
+    arguments: Callable[[], list[Tensor]]
+    ways: dict[str, Function]
+    trains: bool = True
+
+
+def gelu_gate(x: Tensor, gate: Tensor, bias: Tensor) -> Tensor:
+    """A gated unit, with its bias and a limit."""
+    return (x * functional.gelu(gate + bias, approximate="tanh")).clamp(-8.0, 8.0)
+
+
+def snake(x: Tensor, alpha: Tensor) -> Tensor:
+    """Ziyin, Hartwig and Ueda, Neural Networks Fail to Learn Periodic Functions, equation 3."""
+    return x + torch.sin(alpha * x).square() / alpha
+
+
+def moving_average(mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    mean = mean + 0.1 * (x - mean)
+    return mean, mean
+
+
+def minimal_gru(h: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Feng et al., Were RNNs All We Needed?, section 3.1: gate and candidate are of the input alone."""
+    gate, new = x[0].sigmoid(), x[1].tanh()
+    h = (1 - gate) * h + gate * new
+    return h, h
+
+
+def kalman(carry: tuple[Tensor, Tensor], z: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+    """A filter of one number per element: Kalman, A New Approach to Linear Filtering and Prediction Problems."""
+    mean, variance = carry
+    variance = variance + 0.01
+    gain = variance / (variance + 0.25)
+    mean = mean + gain * (z - mean)
+    return (mean, (1 - gain) * variance), mean
+
+
+def linear(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Two steps of `h = decay h + new` as one."""
+    return a[0] * b[0], b[0] * a[1] + b[1]
+
+
+def associative(function: Function) -> Function:
+    """A linear recurrence by torch's associative scan: `function` makes decays and what is new of the arguments."""
+
+    def call(*tensors: Tensor) -> Tensor:
+        from torch._higher_order_ops.associative_scan import associative_scan
+
+        found: Tensor = associative_scan(linear, function(*tensors), dim=0, combine_mode="pointwise")[1]
+        return found
+
+    return call
+
+
+def recurrences(shapes: list[tuple[int, int]], device: torch.device) -> Iterator[Example]:
+    from torch._higher_order_ops.scan import scan as torch_scan
+
+    def averages(x: Tensor) -> tuple[Tensor, Tensor]:
+        first = torch.zeros_like(x[:1])
+        return torch.cat([first, torch.full_like(x[1:], 0.9)]), torch.cat([x[:1], 0.1 * x[1:]])
+
+    def units(gate: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+        gate = gate.sigmoid()
+        return 1 - gate, gate * new.tanh()
+
+    def carry_of(name: str, x: Tensor) -> Any:
+        zero = torch.zeros_like(x[0])
+        return {"moving average": x[0], "Kalman filter": (zero, zero + 1)}.get(name, zero)
+
+    steps: list[tuple[str, Function, int, Function | None]] = [
+        ("moving average", moving_average, 1, associative(averages)),
+        ("minimal GRU", minimal_gru, 2, associative(units)),
+        ("Kalman filter", kalman, 1, None),
+    ]
+    for steps_in_time, elements in shapes:
+        for name, step, count, by_association in steps:
+
+            def arguments(count: int = count, size: tuple[int, int] = (steps_in_time, elements)) -> list[Tensor]:
+                return [torch.randn(size, device=device, requires_grad=True) for _ in range(count)]
+
+            def loop(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                carry, ys = carry_of(name, xs[0]), []
+                for t in range(len(xs[0])):
+                    carry, y = step(carry, xs[0][t] if len(xs) == 1 else tuple(x[t] for x in xs))
+                    ys.append(y)
+                return torch.stack(ys)
+
+            def ours(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                found: Tensor = scan(step, carry_of(name, xs[0]), xs[0] if len(xs) == 1 else xs)[1]
+                return found
+
+            def torchs(*xs: Tensor, step: Function = step, name: str = name) -> Tensor:
+                def apart(carry: Any, x: Any) -> Any:  # torch's wants no two results in one memory
+                    carry, y = step(carry, x)
+                    return carry, y.clone()
+
+                found: Tensor = torch_scan(apart, carry_of(name, xs[0]), xs[0] if len(xs) == 1 else xs)[1]
+                return found
+
+            ways = {"loop": loop, "flexsn_hop.scan": compiled(ours)}
+            if steps_in_time <= 16:
+                ways["torch.compile of the loop"] = compiled(loop)
+            else:
+                ways["torch's scan"] = compiled(torchs)
+                if by_association is not None:
+                    ways["torch's associative_scan"] = compiled(by_association)
+            yield Example(name, f"{steps_in_time} x {elements}", arguments, ways)
+
+
+def compiled(function: Function) -> Function:
+    made: Function = torch.compile(function, fullgraph=True, dynamic=False)
+    return made
+
+
+def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
+    def tensors(*sizes: tuple[int, ...]) -> Callable[[], list[Tensor]]:
+        return lambda: [(torch.rand(size, device=device) + 0.5).requires_grad_() for size in sizes]
+
+    wide = (rows, columns)
+    for function, sizes in ((gelu_gate, (wide, wide, (columns,))), (snake, (wide, (columns,)))):
+        ways = {
+            "eager": function,
+            "pointwise": pointwise(function, autograd=True),
+            "torch.compile": compiled(function),
+        }
+        if function is gelu_gate:
+            ways["pointwise in torch.compile"] = compiled(pointwise(function, autograd=True))
+        yield Example(function.__name__, f"{rows} x {columns}", tensors(*sizes), ways)
+    numbers = (3, 1e-3, (0.9, 0.999), 1e-8, 0.01)
+
+    def returning(step: Function) -> Function:
+        def call(*moved: Tensor) -> Tensor:
+            step(*moved, *numbers)
+            return moved[0]
+
+        return call
+
+    def start() -> list[Tensor]:
+        return [torch.rand(rows * columns, device=device) for _ in range(4)]
+
+    optimizers = {
+        "eager": returning(adamw),
+        "pointwise": returning(pointwise(adamw)),
+        "torch.compile": compiled(returning(adamw)),
+    }
+    yield Example("AdamW, one tensor", f"{rows * columns}", start, optimizers, trains=False)
+
+
+def measured(example: Example, device: torch.device, until: float) -> Iterator[list[str]]:
+    """A row for each way."""
+    expected: Tensor | None = None
+    for way, function in example.ways.items():
+        start = [example.name, example.size, way]
+        if time.perf_counter() > until:
+            yield [*start, "the time was over", "", "", ""]
+            continue
+        torch.compiler.reset()  # examples share code, of which torch compiles a few forms only
+        torch.manual_seed(0)
+        tensors = example.arguments()
+        plain = [t.detach() for t in tensors]
+        try:
+            begun = time.perf_counter()
+            with torch.no_grad():
+                result = function(*(t.clone() for t in plain))
+            synchronize(device)
+            first = time.perf_counter() - begun
+            if expected is None:
+                expected = result.clone()
+            apart = float((result - expected).abs().max())
+            with torch.no_grad():
+                inference = milliseconds(lambda: function(*plain), device)  # noqa: B023 - called here
+            training = ""
+            if example.trains:
+                weights = torch.randn_like(result)
+
+                def train() -> None:
+                    torch.autograd.grad(function(*tensors), tensors, weights)  # noqa: B023 - called here
+
+                begun = time.perf_counter()
+                train()
+                synchronize(device)
+                first += time.perf_counter() - begun
+                training = f"{milliseconds(train, device):.3f}"
+        except Exception as error:
+            reason = str(error).strip().splitlines()[0][:80].replace("|", "/") if str(error).strip() else ""
+            yield [*start, f"{type(error).__name__}: {reason}", "", "", ""]
+            continue
+        yield [*start, f"{first:.1f}", f"{inference:.3f}", training, f"{apart:.1e}"]
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
+    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--scale", type=int, default=1, help="sizes are divided by it")
+    given = parser.parse_args()
+    device, scale = torch.device(given.device), math.isqrt(given.scale)
+    until = time.perf_counter() + given.seconds
+    torch.set_float32_matmul_precision("highest")
+    rows: list[list[str]] = []
+    about = f"`python benchmarks/pointwise_peers.py`: medians of whole calls, float32. {where(device)}"
+    head = ["# Pointwise functions and recurrences: peers", "", about, ""]
+    shapes = [(1024 if given.scale == 1 else 24, 65536 // given.scale), (16, 4194304 // given.scale)]
+    for examples in (chains(8192 // scale, 8192 // scale, device), recurrences(shapes, device)):
+        for example in examples:
+            for row in measured(example, device, until):
+                rows.append(row)
+                # After each: a row may take longer than there is time for.
+                publish([*head, *table(HEADER, rows)], given.output)
+
+
+if __name__ == "__main__":
+    main()
