@@ -12,6 +12,7 @@ from flexsn_codegen.recurrent import NotOneLaunchError
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 from flexsn_runtime.launches._cooperative_launch import MARKS
 from flexsn_runtime.recurrent import _one_launch, _staged
+from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
 
@@ -22,10 +23,11 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = _one_launch.run_in_one_launch
 
-    def noted(*args: object, **kwargs: object) -> None:
+    def noted(step: RecurrentSpecialization, over: OverTime) -> str:
         try:
-            original(*args, **kwargs)  # type: ignore[arg-type]
+            how = original(step, over)
             found.append("one launch")
+            return how
         except NotOneLaunchError as error:
             if str(error) != "there is one step":
                 found.append(str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,6 +17,7 @@ from flexsn_codegen.recurrent import (
     Load,
     Loop,
     LoopKernel,
+    LoopSpec,
     Multiply,
     NotOneLaunchError,
     Place,
@@ -30,10 +31,11 @@ from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeLaunch
+from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import tiles_for
 
 if TYPE_CHECKING:
-    from flexsn_runtime.recurrent._staged import RecurrentSpecialization, Rows
+    from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 
 # More arrivals at one counter than that would reach the mark of programs that gave up.
 _MOST_ARRIVALS = 1 << 29
@@ -43,7 +45,7 @@ class Loops:
     """The loops of a step and its VJPs, and the kernels made of them so far.
 
     Attributes:
-        prepared: by layouts of what is loaded and stored.
+        prepared: by layouts of what is loaded and stored; why not, where one launch cannot.
         told: what became of the last ``"forward"`` and ``"backward"`` of more than one step, in words.
     """
 
@@ -51,7 +53,7 @@ class Loops:
         self._loops: dict[object, tuple[StagedStep, Loop | str]] = {}
         self._kernels: dict[object, tuple[LoopKernel, CooperativeLaunch]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
-        self.prepared: Recent[_Prepared] = Recent()
+        self.prepared: Recent[_Prepared | str] = Recent()
         self.told: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
@@ -81,20 +83,12 @@ class Loops:
         return self._memory[key]
 
     def kernel(
-        self,
-        step: RecurrentSpecialization,
-        staged: StagedStep,
-        loop: Loop,
-        memory: Memory,
-        tiles: Tiles,
-        *,
-        backwards: bool,
-        from_zero: bool,
+        self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeLaunch]:
         """The kernel of a loop, and what launches it."""
-        places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
         strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-        key = (id(staged), loop.lasting, places, tuple(strides.items()), tiles, backwards, from_zero)
+        places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
+        key = (id(over.staged), loop.lasting, places, tuple(strides.items()), tiles, over.backwards, over.from_zero)
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, Call) else None for part in loop.parts]
@@ -103,18 +97,11 @@ class Loops:
                 raise NotOneLaunchError("its kernels are not written in Triton")
             if any(core.numbers for core in written):
                 raise NotOneLaunchError("a stage takes numbers")
+            spec = LoopSpec(
+                loop, cores, memory.loads, memory.stores, strides, tiles, over.backwards, over.from_zero
+            )
             try:
-                kernel = loop_source(
-                    f"{step.name}_{'loop_backward' if backwards else 'loop'}",
-                    loop,
-                    cores,
-                    [(load, place) for (load, _), place in zip(memory.loads, places[0], strict=True)],
-                    [(store, place) for (store, _), place in zip(memory.stores, places[1], strict=True)],
-                    strides,
-                    tiles,
-                    backwards=backwards,
-                    from_zero=from_zero,
-                )
+                kernel = loop_source(f"{step.name}_{'loop_backward' if over.backwards else 'loop'}", spec)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
@@ -141,25 +128,11 @@ class Memory:
     matrices: Mapping[int, Tensor]
 
 
-def run_in_one_launch(
-    step: RecurrentSpecialization,
-    staged: StagedStep,
-    num_steps: int,
-    reads: Mapping[Port, Rows],
-    writes: Mapping[Port, Rows],
-    matrices: Sequence[Tensor],
-    lifted: Sequence[Tensor],
-    lasting: frozenset[Port],
-    *,
-    backwards: bool,
-    from_zero: bool,
-) -> None:
+def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     """Runs the parts of a step that are in the loop.
 
-    Args:
-        step, staged, num_steps, reads, writes, lifted, backwards: as for `StagedScan`.
-        lasting: the values of which each step's is read when the loop is over.
-        from_zero: whether all that is carried is zero before the first step.
+    Returns:
+        How, in words.
 
     Raises:
         NotOneLaunchError: this loop does not run in one launch, and nothing has been launched.
@@ -167,23 +140,24 @@ def run_in_one_launch(
     device = step.device
     if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
+    num_steps, reads, writes = over.num_steps, over.reads, over.writes
     if num_steps < 2:
         raise NotOneLaunchError("there is one step")
     if torch.version.hip or (device.type != "cuda" and not triton_interpreted()):
         raise NotOneLaunchError("only CUDA launches programs that wait for each other")
-    prepared = _prepared(step, staged, num_steps, reads, writes, matrices, lasting, backwards, from_zero)
+    prepared = _prepared(step, over)
     tensors = prepared.tensors(reads, writes)
     for i, port in enumerate(prepared.loop.carried):
         before, behind = reads[port], writes[port]
-        start, end = (num_steps - 1, 0) if backwards else (0, num_steps - 1)
+        start, end = (num_steps - 1, 0) if over.backwards else (0, num_steps - 1)
         tensors[Port(Role.STATE, i)] = before.memory[(before.first + start) % before.memory.shape[0]]
         tensors[Port(Role.FINAL_STATE, i)] = behind.memory[(behind.first + end) % behind.memory.shape[0]]
     for number in prepared.matrices:
-        tensors[Port(Role.MATRIX, number)] = matrices[number]
+        tensors[Port(Role.MATRIX, number)] = over.matrices[number]
     for i, (dtype, parts, columns) in enumerate(prepared.kernel.slots):
         shape = (2, parts, prepared.groups * prepared.tiles.rows, columns)
         tensors[Port(Role.OPERAND, i)] = torch.empty(shape, dtype=dtype, device=device)
-    tensors |= _lifted(prepared.loop, lifted, device)
+    tensors |= _lifted(prepared.loop, over.lifted, device)
     tensors[Port(Role.COUNTER, 0)] = torch.zeros(prepared.groups * COUNTER_DISTANCE, dtype=torch.int32, device=device)
     tensors[Port(Role.COUNTER, 1)] = MARKS.on(device)
     passed = [tensors[port] for port in prepared.kernel.source.params]
@@ -193,11 +167,10 @@ def run_in_one_launch(
         raise NotOneLaunchError(f"there is room for {room} programs at a time, and {prepared.tiles.count} share a row")
     MARKS.check(device)
     prepared.launch(passed, prepared.numbers, at_once * prepared.tiles.count)
-    direction = "backward" if backwards else "forward"
-    step.loops.told[direction] = _in_words(prepared.loop, prepared.tiles, prepared.groups, at_once)
+    return prepared.in_words(at_once)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Prepared:
     """A loop over values of one layout.
 
@@ -217,6 +190,7 @@ class _Prepared:
     numbers: tuple[int, ...]
     matrices: tuple[int, ...]
     places: tuple[tuple[Port, Port, int], ...]
+    _said: dict[int, str] = field(default_factory=dict)
 
     def tensors(self, reads: Mapping[Port, Rows], writes: Mapping[Port, Rows]) -> dict[Port, Tensor]:
         """Those that are loaded or stored at each step: where they begin counts."""
@@ -227,58 +201,64 @@ class _Prepared:
         return found
 
 
-def _prepared(
-    step: RecurrentSpecialization,
-    staged: StagedStep,
-    num_steps: int,
-    reads: Mapping[Port, Rows],
-    writes: Mapping[Port, Rows],
-    matrices: Sequence[Tensor],
-    lasting: frozenset[Port],
-    backwards: bool,
-    from_zero: bool,
-) -> _Prepared:
-    loops = step.loops
-    loop = loops.loop(staged, lasting)
-    to_load, to_store = loops.memory(staged, lasting)
-    rows = [reads[load.view.source] for load in to_load] + [writes[view.source] for view in to_store]
+    def in_words(self, at_once: int) -> str:
+        """What a launch of so many groups at a time is."""
+        found = self._said.get(at_once)
+        if found is None:
+            turns = -(-self.groups // at_once)
+            count = len(self.loop.exchanges)
+            found = self._said[at_once] = (
+                f"one launch for all steps, of {at_once * self.tiles.count} programs of {self.tiles.rows} rows x "
+                f"{self.tiles.columns(self.loop.width)} columns, which keep their part of the matrices and exchange "
+                f"{count} value{'s' if count > 1 else ''} a step"
+                + (f"; {turns} turns of {at_once} groups of rows" if turns > 1 else "")
+            )
+        return found
+
+
+def _prepared(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
+    loops, staged = step.loops, over.staged
+    loop = loops.loop(staged, over.lasting)
+    to_load, to_store = loops.memory(staged, over.lasting)
+    rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
-    key = (id(staged), num_steps, lasting, from_zero, *layouts, *[m.stride() for m in matrices])
+    matrices = [matrix.stride() for matrix in over.matrices]
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
-        tiles = tiles_for(loop, step.device, from_zero=from_zero)
-        memory = _memory(loop, num_steps, reads, writes, matrices)
-        kernel, launch = loops.kernel(step, staged, loop, memory, tiles, backwards=backwards, from_zero=from_zero)
-        groups = -(-loop.num_rows // tiles.rows)
-        if num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
-            raise NotOneLaunchError("there are too many steps for one counter")
-        named = {"T": num_steps, "B": loop.num_rows, **memory.numbers}
-        numbers = tuple(named[size] for size in kernel.source.sizes)
-        ports = [load.view.source for load in to_load] + [view.source for view in to_store]
-        places = []
-        for (name, tensor), port, r in zip(memory.tensors.items(), ports, rows, strict=True):
-            if tensor.untyped_storage().data_ptr() != r.memory.untyped_storage().data_ptr():
-                raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
-            places.append((name, port, int(tensor.storage_offset() - r.memory.storage_offset())))
-        used = tuple(memory.matrices)
-        found = _Prepared(loop, tiles, kernel, launch, groups, numbers, used, tuple(places))
+        try:
+            found = _prepare(step, over, loop)
+        except NotOneLaunchError as error:  # nor will it the next time
+            found = str(error)
         loops.prepared[key] = found
+    if isinstance(found, str):
+        raise NotOneLaunchError(found)
     return found
 
 
-def _in_words(loop: Loop, tiles: Tiles, groups: int, at_once: int) -> str:
-    turns = -(-groups // at_once)
-    return (
-        f"one launch for all steps, of {at_once * tiles.count} programs of {tiles.rows} rows x "
-        f"{tiles.columns(loop.width)} columns, which keep their part of the matrices and exchange "
-        f"{len(loop.exchanges)} value{'s' if len(loop.exchanges) > 1 else ''} a step"
-        + (f"; {turns} turns of {at_once} groups of rows" if turns > 1 else "")
-    )
+def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared:
+    loops = step.loops
+    tiles = tiles_for(loop, step.device, from_zero=over.from_zero)
+    if over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
+        raise NotOneLaunchError("there are too many steps for one counter")
+    memory = _memory(loop, over)
+    kernel, launch = loops.kernel(step, over, loop, memory, tiles)
+    groups = -(-loop.num_rows // tiles.rows)
+    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+    numbers = tuple(named[size] for size in kernel.source.sizes)
+    to_load, to_store = loops.memory(over.staged, over.lasting)
+    values = [(view.source, over.reads[view.source]) for view, _ in to_load]
+    values += [(view.source, over.writes[view.source]) for view in to_store]
+    places = []
+    for (name, tensor), (port, rows) in zip(memory.tensors.items(), values, strict=True):
+        if tensor.untyped_storage().data_ptr() != rows.memory.untyped_storage().data_ptr():
+            raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
+        places.append((name, port, int(tensor.storage_offset() - rows.memory.storage_offset())))
+    return _Prepared(loop, tiles, kernel, launch, groups, numbers, tuple(memory.matrices), tuple(places))
 
 
-def _memory(
-    loop: Loop, num_steps: int, reads: Mapping[Port, Rows], writes: Mapping[Port, Rows], matrices: Sequence[Tensor]
-) -> Memory:
+def _memory(loop: Loop, over: OverTime) -> Memory:
+    num_steps = over.num_steps
     tensors: dict[Port, Tensor] = {}
     numbers: dict[str, int] = {}
 
@@ -301,15 +281,15 @@ def _memory(
 
     to_load, to_store = memory_of(loop)
     loads = [
-        (load, place(Port(Role.INPUT, i), reads[load.view.source].seen(load.view), load.shape))
+        (load, place(Port(Role.INPUT, i), over.reads[load.view.source].seen(load.view), load.shape))
         for i, load in enumerate(to_load)
     ]
     stores = []
     for i, view in enumerate(to_store):
-        rows = writes[view.source].seen(view)
+        rows = over.writes[view.source].seen(view)
         stores.append((view, place(Port(Role.OUTPUT, i), rows, tuple(rows.memory.shape[1:]))))
     used = {number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)}
-    found = {number: matrices[number] for number in sorted(n for n in used if n is not None)}
+    found = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
     return Memory(tuple(loads), tuple(stores), tensors, numbers, found)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -28,6 +27,7 @@ from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.operands._order import StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, run_in_one_launch
+from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization, changed_between
 
 _aten = torch.ops.aten
@@ -54,7 +54,7 @@ class RecurrentSpecialization(CoreSpecialization):
         self.loops = Loops()
         # By layout: what calls have in common. Their keys have the numbers of stages and views that live as long.
         self.prepared: Recent[_Prepared] = Recent()
-        self.seen: Recent[_Seen] = Recent()
+        self.seen: Recent[Seen] = Recent()
 
     def forget_plans(self) -> None:
         self.prepared.clear()
@@ -130,29 +130,6 @@ class RecurrentSpecialization(CoreSpecialization):
         return self._kernel((spec, core.name), write)
 
 
-class _Seen(NamedTuple):
-    """A view of a value in memory of one layout.
-
-    Attributes:
-        view: it lives as long as its number is a key.
-        shape, strides, offset: of what is seen. Without strides, the memory has to be contiguous for it.
-    """
-
-    view: View
-    shape: tuple[int, ...]
-    strides: tuple[int, ...] | None
-    offset: int
-
-    @classmethod
-    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> _Seen:
-        """The view of memory of this layout."""
-        try:
-            like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
-        except RuntimeError:
-            return cls(view, (), None, 0)
-        return cls(view, tuple(like.shape), like.stride(), int(like.storage_offset()))
-
-
 class _Prepared(NamedTuple):
     """What launches a stage on tensors of one layout.
 
@@ -170,100 +147,12 @@ class _Prepared(NamedTuple):
     launches: dict[Any, Launch]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A value at each step: as it is before the step, or as the step writes it.
-
-    Attributes:
-        memory: `[rows, *shape]`.
-        first: the row of step 0. Step `t` has row `first + t`, or, where there are fewer, that modulo their number.
-        num_steps: T.
-    """
-
-    memory: Tensor
-    first: int
-    num_steps: int
-
-    @property
-    def is_sequence(self) -> bool:
-        """Whether every step has a row of its own."""
-        return self.memory.shape[0] >= self.first + self.num_steps
-
-    def seen(self, view: View, known: Recent[_Seen] | None = None) -> Rows:
-        """A part of each row.
-
-        Args:
-            known: the layouts that were asked for earlier, if somebody keeps them.
-        """
-        if not view.calls:
-            return self
-        memory = self.memory
-        shape, strides = memory.shape[1:], memory.stride()[1:]
-        key = (id(view), shape, strides)
-        found = None if known is None else known.get(key)
-        if found is None:
-            found = _Seen.of(view, shape, strides)
-            if known is not None:
-                known[key] = found
-        if found.strides is None:  # a view that this memory format does not have
-            return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
-        sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
-        offset = memory.storage_offset() + found.offset
-        return Rows(memory.as_strided(sizes, distances, offset), self.first, self.num_steps)
-
-    @property
-    def sequence(self) -> Tensor:
-        """`[T, *shape]`."""
-        assert self.is_sequence
-        return self.memory[self.first : self.first + self.num_steps]
-
-    def tensors(self) -> list[Tensor]:
-        """That of each step."""
-        rows = list(self.memory.unbind(0))
-        return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
-
-    def addresses(self) -> list[int]:
-        """Where in memory that of each step begins."""
-        count, start = self.memory.shape[0], self.memory.data_ptr()
-        distance = self.memory.stride(0) * self.memory.element_size()
-        return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
-
-
 class StagedScan:
-    """Runs the parts of a step over time.
+    """Runs the parts of a step over time."""
 
-    Args:
-        step: has the kernels.
-        staged: its forward, or a VJP.
-        num_steps: T, at least 1.
-        reads: each value as it is before a step.
-        writes: each value as a step writes it.
-        lifted: the lifted tensors.
-        backwards: whether the loop goes from the last step to the first.
-        lasting: the values of which each step's is read when the loop is over.
-        from_zero: whether all that is carried is zero before the first step.
-    """
-
-    def __init__(
-        self,
-        step: RecurrentSpecialization,
-        staged: StagedStep,
-        num_steps: int,
-        reads: Mapping[Port, Rows],
-        writes: Mapping[Port, Rows],
-        lifted: Sequence[Tensor],
-        *,
-        backwards: bool,
-        lasting: Iterable[Port],
-        from_zero: bool = False,
-    ) -> None:
-        self._lasting, self._from_zero = frozenset(lasting), from_zero
-        self._step, self._staged, self._num_steps = step, staged, num_steps
-        self._reads, self._writes = reads, writes
-        self._lifted = [tensor.detach() for tensor in lifted]
-        self._lifted_layouts = (*_layouts(self._lifted), *((t.device, t.is_neg()) for t in self._lifted))
-        self._matrices: tuple[Tensor, ...] = tuple(staged.matrices(*self._lifted)) if staged.num_matrices else ()
-        self._backwards = backwards
+    def __init__(self, step: RecurrentSpecialization, over: OverTime) -> None:
+        self._step, self._over, self._staged, self._num_steps = step, over, over.staged, over.num_steps
+        self._lifted_layouts = (*_layouts(over.lifted), *((t.device, t.is_neg()) for t in over.lifted))
         self._alive: list[Any] = []  # memory that addresses point to
 
     def run(self, arriving: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
@@ -285,34 +174,23 @@ class StagedScan:
 
     def _in_one_launch(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> bool:
         """Runs the loop in one launch, if it can."""
-        step, staged = self._step, self._staged
+        loops, over = self._step.loops, self._over
         try:
             if arriving:
                 raise NotOneLaunchError("gradients come to the states after each step")
-            run_in_one_launch(
-                step,
-                staged,
-                self._num_steps,
-                self._reads,
-                self._writes,
-                self._matrices,
-                self._lifted,
-                self._lasting,
-                backwards=self._backwards,
-                from_zero=self._from_zero,
-            )
+            how = run_in_one_launch(self._step, over)
         except NotOneLaunchError as error:
-            if self._num_steps > 1:
-                direction = "backward" if self._backwards else "forward"
-                step.loops.told[direction] = f"launches step by step, because {error}"
+            if over.num_steps > 1:
+                loops.told[over.direction] = f"launches step by step, because {error}"
             return False
+        loops.told[over.direction] = how
         return True
 
     def _step_by_step(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> None:
         rows = [(into.unbind(0), came.unbind(0)) for into, came in arriving]
         acts = [self._act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
         steps: Iterable[int] = range(self._num_steps)
-        for t in reversed(steps) if self._backwards else steps:  # type: ignore[call-overload]
+        for t in reversed(steps) if self._over.backwards else steps:  # type: ignore[call-overload]
             for into, came in rows:
                 into[t + 1].add_(came[t])
             for act in acts:
@@ -321,10 +199,10 @@ class StagedScan:
     # -- values ----------------------------------------------------------------------------------------------
 
     def _read(self, view: View) -> Rows:
-        return self._reads[view.source].seen(view, self._step.seen)
+        return self._over.reads[view.source].seen(view, self._step.seen)
 
     def _written(self, view: View) -> Rows:
-        return self._writes[view.source].seen(view, self._step.seen)
+        return self._over.writes[view.source].seen(view, self._step.seen)
 
     # -- a part in the loop ----------------------------------------------------------------------------------
 
@@ -377,7 +255,7 @@ class StagedScan:
         if found is not None:
             return found
         order = StepOrder(tuple(range(len(stage.shape))))
-        arguments = Arguments(tuple(reads), (), tuple(self._lifted))
+        arguments = Arguments(tuple(reads), (), tuple(self._over.lifted))
         operands = Operands(arguments, stage.graph.layouts, stage.shape, order)
         outputs = [Port(Role.OUTPUT, i) for i in range(len(writes))]
         spec = ForwardSpec(
@@ -399,7 +277,7 @@ class StagedScan:
 
     def _moved(self, prepared: _Prepared, reads: Sequence[Tensor]) -> dict[Port, Tensor]:
         """The lifted tensors as the kernel reads them."""
-        tensors: list[Tensor | None] = [*reads, *self._lifted]
+        tensors: list[Tensor | None] = [*reads, *self._over.lifted]
         prepared.operands.move(tensors)
         return {Port(Role.LIFTED, i): t for i, t in enumerate(tensors[len(reads) :]) if t is not None}
 
@@ -434,7 +312,7 @@ class StagedScan:
         return act
 
     def _constant(self, argument: Any) -> Any:
-        return self._matrices[argument.source.index] if isinstance(argument, View) else argument
+        return self._over.matrices[argument.source.index] if isinstance(argument, View) else argument
 
     # -- a part for all steps at once --------------------------------------------------------------------------
 

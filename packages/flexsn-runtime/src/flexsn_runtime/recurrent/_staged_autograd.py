@@ -17,7 +17,8 @@ from flexsn_runtime.kernels._backward import input_gradient
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
-from flexsn_runtime.recurrent._staged import RecurrentSpecialization, Rows, StagedScan
+from flexsn_runtime.recurrent._over_time import OverTime, Rows
+from flexsn_runtime.recurrent._staged import RecurrentSpecialization, StagedScan
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -137,17 +138,16 @@ def forward_staged(
         before = {Port(Role.STATE, i): Rows(m, 0, num_steps) for i, m in enumerate(states)}
         behind = {Port(Role.STATE, i): Rows(m, 1, num_steps) for i, m in enumerate(states)}
         written = {Port(Role.OUTPUT, i): Rows(y, 0, num_steps) for i, y in enumerate(outputs)}
-        StagedScan(
-            step,
+        over = OverTime.of(
             staged,
             num_steps,
             reads={**inputs, **before, **between},
             writes={**written, **behind, **between},
             lifted=arguments.lifted,
-            backwards=False,
             lasting=sequences | {Port(Role.STATE, i) for i in range(len(states)) if state_seqs},
             from_zero=all(initial is None for initial in arguments.states),
-        ).run()
+        )
+        StagedScan(step, over).run()
     keeping = {port: between[port].memory for port in kept if port in between}
     keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
     if state_seqs:
@@ -226,9 +226,8 @@ def backward_staged(
             (carried[i][start:], g[start:]) for i, g in enumerate(of_states) if state_seqs and g is not None
         ]
         lasting = _sequences(staged)
-        scan = StagedScan(
-            step, staged, count, reads=reads, writes=writes, lifted=arguments.lifted, backwards=True, lasting=lasting
-        )
+        over = OverTime.of(staged, count, reads, writes, arguments.lifted, lasting, backwards=True)
+        scan = StagedScan(step, over)
         scan.run(arriving)
         for term in staged.terms:
             place = first_lifted + term.lifted

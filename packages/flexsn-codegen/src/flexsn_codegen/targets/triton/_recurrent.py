@@ -68,6 +68,28 @@ class Load(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class LoopSpec:
+    """What decides the kernel of a loop.
+
+    Attributes:
+        cores: for each part of the loop, the source of a stage.
+        loads, stores: as `memory_of` lists them, and where they are.
+        matrix_strides: by number.
+        backwards: whether the loop goes from the last step to the first.
+        from_zero: whether what is carried is zero before the first step, as far as products read it.
+    """
+
+    loop: Loop
+    cores: Sequence[CoreSource | None]
+    loads: Sequence[tuple[Load, Place]]
+    stores: Sequence[tuple[View, Place]]
+    matrix_strides: Mapping[int, tuple[int, ...]]
+    tiles: Tiles
+    backwards: bool
+    from_zero: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LoopKernel:
     """A kernel, and what it is called with.
 
@@ -104,29 +126,9 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     return tuple(loads), tuple(stores)
 
 
-def loop_source(
-    name: str,
-    loop: Loop,
-    cores: Sequence[CoreSource | None],
-    loads: Sequence[tuple[Load, Place]],
-    stores: Sequence[tuple[View, Place]],
-    matrix_strides: Mapping[int, tuple[int, ...]],
-    tiles: Tiles,
-    *,
-    backwards: bool,
-    from_zero: bool,
-) -> LoopKernel:
-    """Writes the kernel of a loop.
-
-    Args:
-        name: start of the kernel's name.
-        cores: for each part, the source of a stage.
-        loads, stores: as `memory_of` lists them, and where they are.
-        matrix_strides: by number.
-        backwards: whether the loop goes from the last step to the first.
-        from_zero: whether what is carried is zero before the first step, as far as products read it.
-    """
-    return _Writer(loop, cores, loads, stores, matrix_strides, tiles, backwards, from_zero).write(name)
+def loop_source(name: str, spec: LoopSpec) -> LoopKernel:
+    """Writes the kernel of a loop, whose name starts with `name`."""
+    return _Writer(spec).write(name)
 
 
 def _power(n: int) -> int:
@@ -134,21 +136,9 @@ def _power(n: int) -> int:
 
 
 class _Writer:
-    def __init__(
-        self,
-        loop: Loop,
-        cores: Sequence[CoreSource | None],
-        loads: Sequence[tuple[Load, Place]],
-        stores: Sequence[tuple[View, Place]],
-        matrix_strides: Mapping[int, tuple[int, ...]],
-        tiles: Tiles,
-        backwards: bool,
-        from_zero: bool,
-    ) -> None:
-        self._loop, self._cores, self._tiles = loop, cores, tiles
-        self._loads, self._stores = loads, stores
-        self._strides = matrix_strides
-        self._backwards, self._from_zero = backwards, from_zero
+    def __init__(self, spec: LoopSpec) -> None:
+        loop = spec.loop
+        self._spec, self._loop = spec, loop
         self._lines: list[str] = []
         self._depth = 1
         self._params: dict[Port, None] = {}
@@ -171,7 +161,7 @@ class _Writer:
     # -- the whole ---------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> LoopKernel:
-        tiles = self._tiles
+        tiles = self._spec.tiles
         self._line(f"tile = tl.program_id(0) % {tiles.count}")
         for width in sorted(self._widths()):
             self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
@@ -191,8 +181,8 @@ class _Writer:
     def _finish(self, name: str) -> LoopKernel:
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = "\n".join(self._lines)
-        cores = {core.name: core for core in self._cores if core is not None}
-        text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._tiles}"
+        cores = {core.name: core for core in self._spec.cores if core is not None}
+        text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._spec.tiles}"
         full = f"{identifier(name, reserved=TRITON.reserved)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
         unspecialised = ", ".join(f'"{size}"' for size in self._sizes)
@@ -204,7 +194,7 @@ class _Writer:
         )
         kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
         slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in self._loop.exchanges)
-        return LoopKernel(kernel, tuple(x for x, _ in self._loads), tuple(x for x, _ in self._stores), slots)
+        return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
 
     def _widths(self) -> set[int]:
         found = {width for width, _ in self._loop.carried.values()}
@@ -216,7 +206,7 @@ class _Writer:
 
     def _chunks(self, width: int) -> list[int]:
         size = _padded(width)
-        chunk = min(size, self._tiles.chunk)
+        chunk = min(size, self._spec.tiles.chunk)
         return [chunk] * (size // chunk)
 
     def _load_matrices(self) -> None:
@@ -224,7 +214,7 @@ class _Writer:
             if not isinstance(part, Multiply):
                 continue
             pointer = self._param(Role.MATRIX, part.matrix)
-            down, across = self._strides[part.matrix]
+            down, across = self._spec.matrix_strides[part.matrix]
             height = part.operand.width
             for first, count in part.pieces:
                 own = f"own_{count}[None, :]"
@@ -242,7 +232,7 @@ class _Writer:
                     start += chunk
                 if part.added is not None:
                     row = self._param(Role.MATRIX, part.added)
-                    (distance,) = self._strides[part.added]
+                    (distance,) = self._spec.matrix_strides[part.added]
                     place = f"{row} + ({first} + own_{count}) * {distance}"
                     self._line(f"added_{i}_{first} = dev.load({place}, own_{count} < {count})[None, :]")
 
@@ -275,8 +265,8 @@ class _Writer:
             self._line("epoch = 1")
         else:
             self._line("epoch = 0")
-        self._line(f"step = {'T - 1' if self._backwards else '0'}")
-        for i in range(len(self._loads)):
+        self._line(f"step = {'T - 1' if self._spec.backwards else '0'}")
+        for i in range(len(self._spec.loads)):
             self._load(f"load_{i}", i, "step", None)
         self._line("for t in range(T):")
         self._depth += 1
@@ -287,11 +277,11 @@ class _Writer:
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i)
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], state_{i}, mask_{width})")
-        if self._tiles.count > 1:
+        if self._spec.tiles.count > 1:
             self._give_up()
 
     def _lifted(self) -> None:
-        for i, (part, core) in enumerate(zip(self._loop.parts, self._cores, strict=True)):
+        for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
             if not isinstance(part, Call) or core is None:
                 continue
             for port in core.arguments:
@@ -328,8 +318,8 @@ class _Writer:
         loaded = False
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
-                if i in waits and self._tiles.count > 1:
-                    self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
+                if i in waits and self._spec.tiles.count > 1:
+                    self._line(f"dev.wait(counter, epoch * {self._spec.tiles.count})")
                 self._multiply(i, part)
             else:
                 self._call(i, part)
@@ -345,14 +335,14 @@ class _Writer:
         self._flush()
         for port, value in self._new.items():
             self._line(f"{self._carried[port]} = {value}")
-        for i in range(len(self._loads)):
+        for i in range(len(self._spec.loads)):
             self._line(f"load_{i} = next_{i}")
-        self._line(f"step {'-' if self._backwards else '+'}= 1")
+        self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
     def _next_loads(self) -> None:
-        self._line(f"following = step {'-' if self._backwards else '+'} 1")
-        exists = "(following >= 0)" if self._backwards else "(following < T)"
-        for i in range(len(self._loads)):
+        self._line(f"following = step {'-' if self._spec.backwards else '+'} 1")
+        exists = "(following >= 0)" if self._spec.backwards else "(following < T)"
+        for i in range(len(self._spec.loads)):
             self._load(f"next_{i}", i, "following", exists)
 
     def _flush(self) -> None:
@@ -361,9 +351,9 @@ class _Writer:
         self._later.clear()
 
     def _call(self, i: int, part: Call) -> None:
-        core = self._cores[i]
+        core = self._spec.cores[i]
         assert core is not None
-        loads = [load for load, _ in self._loads]
+        loads = [load for load, _ in self._spec.loads]
         arguments = []
         for port in core.arguments:
             if port.role is Role.LIFTED:
@@ -396,7 +386,7 @@ class _Writer:
         sums = terms if len(terms) > 1 else chunks
         for first, count in part.pieces:
             for k in range(len(sums)):
-                size = self._tiles.columns(count)
+                size = self._spec.tiles.columns(count)
                 self._line(f"total_{i}_{first}_{k} = tl.zeros([BLOCK, {size}], tl.float32)")
         self._fetch(part.operand, 0, self._ahead(exchange))
         for j in chunks:
@@ -441,7 +431,7 @@ class _Writer:
         return self._loop.exchanges[self._number[port]]
 
     def _parts(self, exchange: Exchange) -> int:
-        return exchange.parts(from_zero=self._from_zero)
+        return exchange.parts(from_zero=self._spec.from_zero)
 
     def _slot_dtype(self, exchange: Exchange) -> torch.dtype:
         return torch.bfloat16 if exchange.dtype == torch.float32 else exchange.dtype
@@ -501,7 +491,7 @@ class _Writer:
         return f"{pointer} + {step} * {time} + rows * {row} + {own} * {column}"
 
     def _load(self, name: str, i: int, step: str, exists: str | None) -> None:
-        (_, shape), place = self._loads[i]
+        (_, shape), place = self._spec.loads[i]
         width = shape[-1] if shape else 1
         mask = f"mask_{width} & {exists}" if exists else f"mask_{width}"
         self._line(f"{name} = dev.load({self._address(Role.INPUT, i, place, step, width)}, {mask})")
@@ -509,7 +499,7 @@ class _Writer:
     def _store(self, value: str, width: int, first: int) -> None:
         """Notes a store for later. Of a product, each piece is one."""
         i = self._next_store
-        _, place = self._stores[i]
+        _, place = self._spec.stores[i]
         address = self._address(Role.OUTPUT, i, place, "step", width, first)
         self._later.append(f"dev.store({address}, {value}, mask_{width})")
 
@@ -523,7 +513,7 @@ class _Writer:
         nan = 'float("nan")'
         for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting and dtype.is_floating_point:
-                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {tl_name(register_dtype(dtype))})"
+                block = f"tl.full([BLOCK, {self._spec.tiles.columns(width)}], {nan}, {tl_name(register_dtype(dtype))})"
                 pointer = self._param(Role.FINAL_STATE, i)
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], {block}, mask_{width})")
         self._line("for t in range(T):")
@@ -543,8 +533,8 @@ class _Writer:
         for i, view, width, first in stored:
             if view.dtype.is_floating_point:
                 kind = tl_name(register_dtype(view.dtype))
-                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {kind})"
-                address = self._address(Role.OUTPUT, i, self._stores[i][1], "t", width, first)
+                block = f"tl.full([BLOCK, {self._spec.tiles.columns(width)}], {nan}, {kind})"
+                address = self._address(Role.OUTPUT, i, self._spec.stores[i][1], "t", width, first)
                 self._line(f"dev.store({address}, {block}, mask_{width})")
         self._depth -= 2
 

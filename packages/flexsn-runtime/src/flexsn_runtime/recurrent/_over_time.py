@@ -1,0 +1,144 @@
+"""The values of a step over time, and where in memory they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_graph import Port, StagedStep, View
+from flexsn_runtime._recent import Recent
+
+
+@dataclass(frozen=True, slots=True)
+class OverTime:
+    """A step, or its VJP, and the values that it has over time.
+
+    Attributes:
+        num_steps: T, at least 1.
+        reads: each value as it is before a step.
+        writes: each value as a step writes it.
+        lifted: the lifted tensors, without gradients.
+        matrices: those of the products, by number.
+        backwards: whether the loop goes from the last step to the first.
+        lasting: the values of which each step's is read when the loop is over.
+        from_zero: whether all that is carried is zero before the first step.
+    """
+
+    staged: StagedStep
+    num_steps: int
+    reads: Mapping[Port, Rows]
+    writes: Mapping[Port, Rows]
+    lifted: tuple[Tensor, ...]
+    matrices: tuple[Tensor, ...]
+    backwards: bool
+    lasting: frozenset[Port]
+    from_zero: bool
+
+    @classmethod
+    def of(
+        cls,
+        staged: StagedStep,
+        num_steps: int,
+        reads: Mapping[Port, Rows],
+        writes: Mapping[Port, Rows],
+        lifted: Sequence[Tensor],
+        lasting: Iterable[Port],
+        *,
+        backwards: bool = False,
+        from_zero: bool = False,
+    ) -> OverTime:
+        """With the matrices that the lifted tensors give."""
+        fixed = tuple(tensor.detach() for tensor in lifted)
+        matrices = tuple(staged.matrices(*fixed)) if staged.num_matrices else ()
+        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, frozenset(lasting), from_zero)
+
+    @property
+    def direction(self) -> str:
+        """``"forward"`` or ``"backward"``."""
+        return "backward" if self.backwards else "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A value at each step: as it is before the step, or as the step writes it.
+
+    Attributes:
+        memory: `[rows, *shape]`.
+        first: the row of step 0. Step `t` has row `first + t`, or, where there are fewer, that modulo their number.
+        num_steps: T.
+    """
+
+    memory: Tensor
+    first: int
+    num_steps: int
+
+    @property
+    def is_sequence(self) -> bool:
+        """Whether every step has a row of its own."""
+        return self.memory.shape[0] >= self.first + self.num_steps
+
+    def seen(self, view: View, known: Recent[Seen] | None = None) -> Rows:
+        """A part of each row.
+
+        Args:
+            known: the layouts that were asked for earlier, if somebody keeps them.
+        """
+        if not view.calls:
+            return self
+        memory = self.memory
+        shape, strides = memory.shape[1:], memory.stride()[1:]
+        key = (id(view), shape, strides)
+        found = None if known is None else known.get(key)
+        if found is None:
+            found = Seen.of(view, shape, strides)
+            if known is not None:
+                known[key] = found
+        if found.strides is None:  # a view that this memory format does not have
+            return Rows(memory.contiguous(), self.first, self.num_steps).seen(view, known)
+        sizes, distances = (memory.shape[0], *found.shape), (memory.stride(0), *found.strides)
+        offset = memory.storage_offset() + found.offset
+        return Rows(memory.as_strided(sizes, distances, offset), self.first, self.num_steps)
+
+    @property
+    def sequence(self) -> Tensor:
+        """`[T, *shape]`."""
+        assert self.is_sequence
+        return self.memory[self.first : self.first + self.num_steps]
+
+    def tensors(self) -> list[Tensor]:
+        """That of each step."""
+        rows = list(self.memory.unbind(0))
+        return [rows[(self.first + t) % len(rows)] for t in range(self.num_steps)]
+
+    def addresses(self) -> list[int]:
+        """Where in memory that of each step begins."""
+        count, start = self.memory.shape[0], self.memory.data_ptr()
+        distance = self.memory.stride(0) * self.memory.element_size()
+        return [start + (self.first + t) % count * distance for t in range(self.num_steps)]
+
+
+class Seen(NamedTuple):
+    """A view of a value in memory of one layout.
+
+    Attributes:
+        view: it lives as long as its number is a key.
+        shape, strides, offset: of what is seen. Without strides, the memory has to be contiguous for it.
+    """
+
+    view: View
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    offset: int
+
+    @classmethod
+    def of(cls, view: View, shape: Sequence[int], strides: Sequence[int]) -> Seen:
+        """The view of memory of this layout."""
+        try:
+            like = view(torch.empty_strided(tuple(shape), tuple(strides), device="meta"))
+        except RuntimeError:
+            return cls(view, (), None, 0)
+        return cls(view, tuple(like.shape), like.stride(), int(like.storage_offset()))
