@@ -91,7 +91,7 @@ def values_and_gradients(run: Run, arguments: Sequence[Tensor], wanted: Sequence
     return [r.detach() for r in results], torch.autograd.grad(loss, wanted, materialize_grads=True)
 
 
-@pytest.mark.long(all_but=["lif_hard-*", "plif_channel-sequence", "alif-final", "two_in_two_out-*"])
+@pytest.mark.long(all_but=["two_in_two_out-sequence", "alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
@@ -105,7 +105,7 @@ def test_every_core(case: Case, kind: str, kernels: list[ScanLayout | BackwardLa
     torch.testing.assert_close(actual, expected)
 
 
-@pytest.mark.long(all_but=["lif_hard-sequence", "alif-final", "two_in_two_out-sequence"])
+@pytest.mark.long(all_but=["alif-final"])
 @pytest.mark.parametrize("kind", PAIRS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_states_of_zeros_are_not_read(case: Case, kind: str, kernels: list[ScanLayout | BackwardLayout]) -> None:
@@ -171,6 +171,7 @@ def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardL
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.long(all_but=["nhwc"])
 @pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
 def test_inputs_in_another_order_in_memory(
     order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]

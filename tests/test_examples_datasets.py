@@ -72,7 +72,7 @@ def test_without_arguments_it_learns_and_draws(name: str, tmp_path: Path) -> Non
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.long(all_but=["images"])
+@pytest.mark.long
 @one_thread()
 @pytest.mark.parametrize("name", NAMES)
 def test_whoever_resumes_ends_where_one_run_does(
@@ -106,6 +106,7 @@ def test_whoever_resumes_ends_where_one_run_does(
     assert f"{straight['history']['accuracies'][-1]:.2%} after 2 epochs" in done
 
 
+@pytest.mark.long
 @one_thread()
 def test_words_through_recurrent_layers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ def test_none_is_forgotten() -> None:
     assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | ELSEWHERE
 
 
+@pytest.mark.long(all_but=["mixed_precision", "recurrent", "truncated_bptt", "convert"])
 @one_thread()
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_it_runs(

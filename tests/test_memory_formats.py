@@ -87,7 +87,7 @@ def run(backend: str, x: Tensor, v: Tensor | None, weight: Tensor, *, keep: bool
     return output, *(neuron.state_seqs if keep else neuron.states)
 
 
-@pytest.mark.long(all_but=["*-5-*", "permuted-*", "expanded_over_time-*"])
+@pytest.mark.long(all_but=["permuted-*", "channels_last_frames-5-*", "expanded_over_time-5-*"])
 @pytest.mark.filterwarnings("ignore:the core captures parameters")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("steps", [0, 1, 5])
@@ -143,6 +143,7 @@ def test_gradients_do_not_depend_on_the_format(device: str) -> None:
         torch.testing.assert_close(found[2], reference[2])
 
 
+@pytest.mark.long(all_but=["torch-*", "hop-*", "triton-*"])
 @BACKENDS_AND_DEVICES
 def test_mixed_formats(backend: str, device: str) -> None:
     """Two inputs and a state: as `TensorIterator` decides for the three."""
@@ -180,6 +181,7 @@ def test_mixed_formats(backend: str, device: str) -> None:
         torch.testing.assert_close(gradients, wanted, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.long(all_but=["torch-*", "hop-*", "triton-*"])
 @BACKENDS_AND_DEVICES
 def test_gradients_in_another_format_than_the_output(backend: str, device: str) -> None:
     weights = {name: torch.empty_strided(w.shape, w.stride(), device=device) for name, w in (

@@ -53,6 +53,7 @@ def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.
         assert ((a - b).abs().double() < 1e-36).all()
 
 
+@pytest.mark.long(all_but=["LowRank-*", "RLIF-4-*"])
 @pytest.mark.parametrize(
     ("cell", "num_steps", "batch", "size", "dtype"),
     [

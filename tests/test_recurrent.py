@@ -102,11 +102,13 @@ _GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of as
 _THREE_TERMS = (Adaptive, Synaptic, Transposed)
 
 
+@pytest.mark.long(all_but=["*LowRank*", "*LSTM*", "*Heads*"])
 @cells
 def test_nothing_differs_where_every_sum_has_one_term(cell: type[Cell]) -> None:
     check_equal(cell, "triton")
 
 
+@pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.skipif(DEVICE.type == "cuda", reason="kernels in C++ run on the CPU")
 @pytest.mark.parametrize("cell", [RLIF, LearnedDecay], ids=lambda cell: cell.__name__)
 def test_nothing_differs_in_cpp(cell: type[Cell]) -> None:
@@ -141,6 +143,7 @@ def check_equal(cell: type[Cell], target: TargetName) -> None:
             torch.testing.assert_close(grad, wanted, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.long(all_but=["*RLIF*"])
 @pytest.mark.parametrize("cell", [RLIF, Masked, Hidden], ids=lambda cell: cell.__name__)
 def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
     """All sums are exact, whatever their order: spikes and states are the loop's."""
@@ -151,6 +154,7 @@ def test_spikes_with_dense_matrices_of_few_bits(cell: type[Cell]) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.long(all_but=["*LearnedDecay*", "*LSTM*"])
 @cells
 def test_gradients_in_float64(cell: type[Cell]) -> None:
     """Of inputs, initial states and all that is captured: within 1e-10 of the loop's, with dense matrices."""
@@ -180,6 +184,7 @@ def test_gradcheck(cell: type[Cell]) -> None:
     assert torch.autograd.gradcheck(function, (*tensors, *parameters))
 
 
+@pytest.mark.long
 def test_gradients_in_any_combination() -> None:
     core = made(OfInputToo, 5, Powers())
     tensors = sequences(core, 3, 4, 5)
@@ -234,6 +239,7 @@ def test_autocast_reaches_the_products() -> None:
         torch.testing.assert_close(grad, wanted, rtol=0.03, atol=0.03)
 
 
+@pytest.mark.long(all_but=["step2"])
 @pytest.mark.parametrize("step", [(1, 1), (9,), (2, 3, 9), (0, 9)])
 def test_steps_of_other_shapes(step: tuple[int, ...]) -> None:
     core = made(Biased, step[-1], Powers())
@@ -246,6 +252,7 @@ def test_steps_of_other_shapes(step: tuple[int, ...]) -> None:
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long(all_but=["1"])
 @pytest.mark.parametrize("num_steps", [0, 1, 2])
 def test_few_steps(num_steps: int) -> None:
     core = made(RLIF, 9, Powers())
@@ -285,6 +292,7 @@ def test_inputs_in_any_memory_format() -> None:
             torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.long
 def test_sizes_compile_nothing_again() -> None:
     core = made(RLIF, 8, Powers())
     program = ScanProgram(core, 1, 2, 1)
@@ -377,6 +385,7 @@ def test_refusals(name: str) -> None:
     assert "test_recurrent.py" in str(caught.value)
 
 
+@pytest.mark.long(all_but=["0"])
 @pytest.mark.parametrize("seed", range(2))
 def test_random_cores(seed: int) -> None:
     core = RandomCell(5, Dense(), soft=True, seed=seed).to(DEVICE, torch.float64)

@@ -102,14 +102,14 @@ def small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Specialization, "plan", small)
 
 
-@pytest.mark.long(all_but=["lif_hard", "plif_channel", "alif"])
+@pytest.mark.long(all_but=["plif_channel"])
 @cases
 def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_launches: None) -> None:
     # A block of 4 and a part of one; a segment of 2 steps and one more.
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False)
 
 
-@pytest.mark.long(all_but=["lif_hard", "plif_channel"])
+@pytest.mark.long(all_but=["plif_channel"])
 @cases
 def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) -> None:
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")

@@ -76,7 +76,15 @@ def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, int
     assert_parity(problem(case, steps, STEP), state_seqs=state_seqs, exact=case.exact_on_cpu)
 
 
-@pytest.mark.long(all_but=["final-7-*", "seqs-33-lif_hard", "final-15-alif"])
+@pytest.mark.long(
+    all_but=[
+        "final-15-alif",
+        "final-7-two_in_two_out",
+        "final-7-plif_channel",
+        "seqs-33-lif_hard",
+        "final-7-lif_soft_detached",
+    ]
+)
 @cases
 @pytest.mark.parametrize("steps", [1, 7, 15, 33])
 @pytest.mark.parametrize("state_seqs", [False, True], ids=["final", "seqs"])
@@ -112,7 +120,7 @@ def test_gradients_in_float64_in_cpp(case: Case, compiler: None) -> None:
     assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu, on_cpu="cpp")
 
 
-@pytest.mark.long(all_but=["lif_hard*"])
+@pytest.mark.long
 @pytest.mark.parametrize("case", [CASES[1], CASES[6]], ids=lambda case: case.name)
 def test_parity_over_a_thousand_steps_in_the_interpreter(case: Case, interpreted: None) -> None:
     assert_parity(problem(case, 1000, (9, 61)), state_seqs=False, exact=case.exact_on_cpu)
@@ -133,12 +141,14 @@ def test_parity_over_a_thousand_steps_on_the_gpu(case: Case) -> None:
     assert_parity(problem(case, 1000, GPU_STEPS[1], device="cuda"), state_seqs=False, rtol=1e-4)
 
 
+@pytest.mark.long(all_but=["izhikevich", "plif_channel", "lif_hard_detached"])
 @cases
 def test_gradients_in_float64(case: Case, interpreted: None) -> None:
     p = problem(case, 9, STEP, dtype=torch.float64)
     assert_parity(p, state_seqs=True, rtol=1e-12, exact=case.exact_on_cpu)
 
 
+@pytest.mark.long(all_but=["*plif_scalar*", "*lif_soft"])
 @cases
 def test_no_steps(case: Case, interpreted: None) -> None:
     p = problem(case, 0, (5, 7))

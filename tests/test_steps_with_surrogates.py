@@ -23,14 +23,10 @@ covered = pytest.mark.parametrize("combination", covering(), ids=label)
 @pytest.mark.long(
     all_but=[
         "lif-*",
-        "alif-*",
-        "*-ATan-*",
         "*-Tent-*",
         "*-S2NN-*",
         "*-Sigmoid-*",
-        "gated_lif-*",
         "*-StraightThrough-*",
-        "*-FakeNumericalGradient-*",
         "*-SquarewaveFourierSeries-*",
     ]
 )
@@ -39,7 +35,14 @@ def test_kernels_equal_the_loop_in_the_interpreter(combination: Combination, int
     assert check(combination, compare(*combination), "cpu") == ""
 
 
-@pytest.mark.long(all_but=["lif-*", "izhikevich-*", "plif-*"])
+@pytest.mark.long(
+    all_but=[
+        "lif-SpikeRateEscape-*",
+        "lif-Rect-*",
+        "izhikevich-PiecewiseExp-*",
+        "plif-PiecewiseLeakyReLU-*",
+    ]
+)
 @covered
 def test_kernels_in_cpp_equal_the_loop(combination: Combination, compiler: None) -> None:
     assert check(combination, compare(*combination, on_cpu="cpp"), "cpp") == ""
@@ -56,6 +59,7 @@ def _with_numbers(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     return spikes, torch.where(x >= 0.28, 0.3, x), torch.fmod(x, 0.1), x**1.7, x**3, (10 * x) ** -2, v + x / 3
 
 
+@pytest.mark.long(all_but=["*-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_numbers_beside_half_tensors_are_rounded_as_eager_mode_rounds_them(

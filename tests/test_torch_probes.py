@@ -101,7 +101,7 @@ LACKS = [
 ]
 
 
-@pytest.mark.long(all_but=["while_loop", "CompiledKernel", "_current_level"])
+@pytest.mark.long(all_but=["CompiledKernel"])
 @pytest.mark.parametrize(("module", "name", "consequence", "call", "outcome"), LACKS, ids=[lack[1] for lack in LACKS])
 def test_what_a_version_lacks_is_said_and_raised(
     module: str, name: str, consequence: str, call: str, outcome: str

@@ -380,6 +380,7 @@ print(_cache.compile_triton_code_str(code, "kernel"))
 """
 
 
+@pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
 def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path, explicit: bool) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path / "home")}

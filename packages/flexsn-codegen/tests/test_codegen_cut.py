@@ -109,7 +109,7 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
     return (value,) if isinstance(value, Tensor) else tuple(value)
 
 
-@pytest.mark.long(all_but=["*-float32", "glu-*", "lstm-*"])
+@pytest.mark.long(all_but=["quaternions-*", "lstm-bfloat16", "in_place-*", "rotary-*", "views-*", "unequal-*"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_results_and_gradients_equal_eager(case: tuple[Function, list[tuple[int, ...]]], dtype: torch.dtype) -> None:
     function, shapes = case
@@ -138,6 +138,7 @@ def exactly(function: Function, tensors: Sequence[Tensor], weights: Sequence[Ten
     return [*results, *torch.autograd.grad(results, wide, [w.double() for w in weights])]
 
 
+@pytest.mark.long(all_but=["rotary", "in_place"])
 @pytest.mark.parametrize("name", ["rotary", "lstm", "in_place"])
 def test_gradients_of_gradients(name: str) -> None:
     function, shapes = CASES[name]

@@ -40,6 +40,7 @@ def test_the_logarithm_is_rounded_first(function: Callable[..., Tensor], dtype: 
     assert torch.equal(pointwise(lambda y: function(0.3, y))(y), function(0.3, y))
 
 
+@pytest.mark.long(all_but=["False-dtype2", "True-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("full", [False, True])
 def test_gaussian_nll_loss(dtype: torch.dtype, full: bool) -> None:
@@ -57,6 +58,7 @@ def test_a_negative_variance_gives_no_number() -> None:
     assert pointwise(loss)(x, torch.tensor([1.0, -1.0, 0.0])).isnan().tolist() == [False, True, False]
 
 
+@pytest.mark.long(all_but=["dtype1"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fake_quantization(dtype: torch.dtype) -> None:
     x = tensor(dtype, -20, 20)

@@ -77,6 +77,7 @@ def test_a_scan_fuses_multiply_and_add_with_fast_math_alone() -> None:
     assert "fma.rn" in hasty
 
 
+@pytest.mark.long
 def test_special_functions_compile() -> None:
     def functions(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, ...]:
         special = torch.special
@@ -153,6 +154,7 @@ def test_show_prints_the_gradient(module: str, capsys: pytest.CaptureFixture[str
     assert "dev.round_bfloat16" in out
 
 
+@pytest.mark.long
 def test_show_takes_precision_and_fast_math(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--arguments", "float16", "float16", "--precision", "float32", "--fast-math", "--target", "sm_90"]
     assert main(["show", f"{module}:gated", *arguments]) == 0

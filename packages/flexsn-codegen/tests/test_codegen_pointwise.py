@@ -186,6 +186,7 @@ def test_gradients_of_gradients_by_one_argument_alone() -> None:
     torch.testing.assert_close(twice(pointwise(function, autograd=True)), twice(function))
 
 
+@pytest.mark.long(all_but=["<lambda>0"])
 @pytest.mark.parametrize(
     "function",
     [

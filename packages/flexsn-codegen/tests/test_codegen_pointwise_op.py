@@ -49,6 +49,7 @@ def gradients(function: Any, *tensors: Tensor) -> list[Tensor]:
     return [result.detach(), *(t.grad for t in tensors if t.grad is not None)]
 
 
+@pytest.mark.long(all_but=["inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_training_in_one_graph_with_dynamic_shapes(backend: str) -> None:
     counter = CompileCounterWithBackend(backend)

@@ -66,6 +66,7 @@ def check_pair(
     return forward, backward
 
 
+@pytest.mark.long(all_but=["izhikevich", "lif_hard_detached"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_forward_and_backward_of_cores(case: Case) -> None:
     forward, _ = check_pair(case.core, case.arguments(), (3, 5))

@@ -37,6 +37,7 @@ def printed_everything() -> str:
 PLAIN = lif_core()
 
 
+@pytest.mark.long(all_but=["lif_custom_op", "alif", "if"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_core_gives_the_same_graph(case: Case) -> None:
     one, other = (printed(trace_step(case.core, *case.counts, case.arguments())) for _ in range(2))
@@ -57,6 +58,7 @@ def test_the_same_core_gives_the_same_graph_in_every_process() -> None:
     assert "grad_output_0" in other
 
 
+@pytest.mark.long(all_but=["alif", "lif_hard"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_trace_inside_of_a_backward_cites_the_same_lines(case: Case) -> None:
     """As a runtime makes it that compiles the backward when it is first asked for."""

@@ -289,6 +289,7 @@ class ParametricCore(torch.nn.Module):
         return self.forward(x, v)
 
 
+@pytest.mark.long(all_but=["method"])
 @pytest.mark.parametrize("how", ["module", "method", "partial"])
 def test_modules_methods_and_partials(how: str) -> None:
     module = ParametricCore()
@@ -349,6 +350,7 @@ def graph_sizes(backend: AotEagerAndRecordGraphs) -> list[int]:
     ]
 
 
+@pytest.mark.long(all_but=["final"])
 @pairs
 def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
     case = CASES[5]
@@ -368,6 +370,7 @@ def test_graphs_do_not_grow_with_time(scan: Run, reference: Run) -> None:
     assert len(sizes[0]) == 3
 
 
+@pytest.mark.long(all_but=["sequence-mark", "final-dynamic"])
 @pytest.mark.parametrize("how", ["mark", "dynamic"])
 @pairs
 def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, reference: Run) -> None:
@@ -385,6 +388,7 @@ def test_one_compilation_for_all_lengths_and_batches(how: str, scan: Run, refere
     assert counter.frame_count == 1
 
 
+@pytest.mark.long(all_but=["sequence"])
 @pairs
 def test_dynamic_shapes_with_captured_sizes_and_floats(scan: Run, reference: Run) -> None:
     def network(run: Run) -> Run:

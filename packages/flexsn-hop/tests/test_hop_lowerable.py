@@ -58,7 +58,7 @@ def test_inference(case: Case, scan: Run, reference: Run) -> None:
     torch.testing.assert_close(scan(core, *case.counts, *arguments), expected, rtol=0, atol=0)
 
 
-@pytest.mark.long(all_but=["lowerable_scan-*", "lowerable_while_loop_scan_final_state-*"])
+@pytest.mark.long(all_but=["lowerable_scan-*"])
 @every
 def test_inference_under_compile(scan: Run, reference: Run) -> None:
     case = CASES[-1]
@@ -71,7 +71,7 @@ def test_inference_under_compile(scan: Run, reference: Run) -> None:
             torch.testing.assert_close(run(*arguments), expected, rtol=0, atol=0)
 
 
-@pytest.mark.long(all_but=["plif-*", "alif-*", "lif_hard-*"])
+@pytest.mark.long(all_but=["alif-function"])
 @pytest.mark.parametrize(
     ("case", "spike"),
     [*((case, "function") for case in CASES[2:]), (CASES[1], "detach")],

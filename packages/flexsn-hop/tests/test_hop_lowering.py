@@ -56,7 +56,7 @@ def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -
     torch.testing.assert_close(value_and_gradients(actual, arguments), value_and_gradients(expected, arguments))
 
 
-@pytest.mark.long(all_but=["sequence-True", "final-False"])
+@pytest.mark.long(all_but=["final-False"])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
 def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
@@ -155,7 +155,7 @@ def register() -> Iterator[Callable[[ScanLowering], None]]:
         function()
 
 
-@pytest.mark.long(all_but=["sequence-1", "final-2"])
+@pytest.mark.long(all_but=["sequence-1"])
 @pytest.mark.parametrize("interval", [1, 2])
 @pairs
 def test_a_registered_lowering_becomes_part_of_the_graph(

@@ -52,7 +52,7 @@ def size(graph: torch.fx.GraphModule) -> int:
     return sum(len(module.graph.nodes) for module in graph.modules() if isinstance(module, torch.fx.GraphModule))
 
 
-@pytest.mark.long(all_but=["minimal_gru", "counting"])
+@pytest.mark.long(all_but=["minimal_gru"])
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_one_node_each_way_that_equals_the_loop(name: str) -> None:
     sizes = []

@@ -304,6 +304,7 @@ def test_checkpoints(name: str) -> None:
     assert conversion.load_state_dict({**changed, "strange": torch.zeros(1)}, strict=False).unexpected == ("strange",)
 
 
+@pytest.mark.long(all_but=["lif", "residual"])
 @pytest.mark.parametrize("name", ["lif", "plif", "izhikevich", "qif_eif", "residual"])
 def test_kernels(name: str, interpreted: None) -> None:
     before, conversion = build(name)
@@ -337,6 +338,7 @@ def test_liaf_keeps_its_activation_in_sequences() -> None:
     assert set(before(x).unique().tolist()) <= {0.0, 1.0}
 
 
+@pytest.mark.long
 def test_a_published_network() -> None:
     """Spikformer, from SpikingJelly's own collection: outputs and all gradients to the bit."""
     models: Any = pytest.importorskip("spikingjelly.activation_based.model.spikformer")

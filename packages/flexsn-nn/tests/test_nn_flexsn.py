@@ -28,7 +28,10 @@ from flexsn_nn import (
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 BACKENDS = ("torch", "hop", "triton", "inductor", "cpp", "auto")
-backends = pytest.mark.parametrize("backend", BACKENDS)
+# "auto" is "cpp" here, and "inductor" launches what "triton" does.
+backends = pytest.mark.parametrize(
+    "backend", [pytest.param(b, marks=[pytest.mark.long] if b in ("cpp", "inductor") else []) for b in BACKENDS]
+)
 # Two of the interpreter's blocks of 512 elements, and a part of one.
 STEP = (3, 371)
 
@@ -82,6 +85,7 @@ def tensor(result: Tensor | list[Tensor]) -> Tensor:
 # -- the same on all backends --------------------------------------------------------------------------
 
 
+@pytest.mark.long(all_but=["*-torch", "*-hop", "*-triton", "*-auto", "final-cpp", "final-inductor"])
 @backends
 @pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
 def test_results_and_gradients(backend: str, store: bool) -> None:
@@ -174,6 +178,7 @@ def test_requires_grad_of_the_wrong_length() -> None:
 # -- no steps ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(all_but=["*-torch", "*-hop", "*-triton", "final-auto"])
 @backends
 @pytest.mark.parametrize("store", [False, True], ids=["final", "seqs"])
 def test_no_steps(backend: str, store: bool) -> None:
@@ -364,7 +369,15 @@ def copies() -> list[Callable[[FlexSN], FlexSN]]:
     return [copy.deepcopy, by_pickle, by_torch_save]
 
 
-@pytest.mark.long(all_but=["deepcopy-*", "by_pickle-triton", "by_torch_save-auto"])
+@pytest.mark.long(
+    all_but=[
+        "deepcopy-torch",
+        "deepcopy-hop",
+        "deepcopy-auto",
+        "by_pickle-triton",
+        "by_torch_save-auto",
+    ]
+)
 @backends
 @pytest.mark.parametrize("make", copies(), ids=lambda make: make.__name__)
 def test_copies_go_on_by_themselves(backend: str, make: Callable[[FlexSN], FlexSN]) -> None:
@@ -566,6 +579,7 @@ def test_an_op_without_a_rule_names_op_and_line() -> None:
     assert torch.equal(tensor(FlexSN(core, 1, 1, 1, backend="torch")(x))[0], expected)
 
 
+@pytest.mark.long(all_but=["*-torch", "*-hop", "*-triton", "eager-auto"])
 @backends
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_another_core_is_assigned(backend: str, precision: str) -> None:

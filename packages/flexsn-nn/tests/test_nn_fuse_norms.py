@@ -97,6 +97,7 @@ def test_the_network_it_was() -> None:
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.long
 def test_copies_checkpoints_and_monitors() -> None:
     net = network()
     fuse_norms(net)

@@ -224,6 +224,7 @@ def test_tdbn_fits_its_input_to_the_threshold(
         kind(3, v_threshold=0.0)
 
 
+@pytest.mark.long(all_but=["and", "iand"])
 @pytest.mark.parametrize("connect", ["add", "and", "iand"])
 def test_sew_blocks_connect_spikes(connect: str) -> None:
     torch.manual_seed(0)
@@ -245,6 +246,7 @@ def test_a_silent_branch_of_sew_is_the_identity() -> None:
         assert torch.equal(block(x), x)
 
 
+@pytest.mark.long(all_but=["MSBlock"])
 @pytest.mark.parametrize("kind", [SEWBlock, MSBlock])
 def test_blocks_of_other_shapes(kind: type[SEWBlock] | type[MSBlock]) -> None:
     block = kind(3, 8, lambda: LIF(v_threshold=0.1), stride=2)

@@ -66,7 +66,17 @@ def pair(kind: str, neuron: Callable[[], FlexSN], **to: Any) -> tuple[nn.Sequent
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", NORMS)
-@pytest.mark.long(all_but=["*-torch", "2d-*", "3d-triton", "not_affine-triton"])
+@pytest.mark.long(
+    all_but=[
+        "2d-*",
+        "3d-torch",
+        "1d*-torch",
+        "not_affine-torch",
+        "cumulative-torch",
+        "tdbn-torch",
+        "sync_alone-torch",
+    ]
+)
 def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
     apart, fused, norm = pair(kind, lambda: smooth_neuron(backend), dtype=torch.float64)
     for training in (True, True, False):
@@ -91,7 +101,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.long(all_but=["memory_format0-dtype1-*", "memory_format1-dtype0-*"])
+@pytest.mark.long(all_but=["memory_format1-*"])
 def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
     """The stated reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
@@ -109,7 +119,7 @@ def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_forma
 
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.long(all_but=["*-triton"])
+@pytest.mark.long(all_but=["True-triton"])
 def test_gradcheck(training: bool, backend: str) -> None:
     layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), smooth_neuron(backend))
     layer.train(training)
@@ -186,6 +196,7 @@ def saved_by(net: nn.Module, x: Tensor) -> Saved:
     return counted
 
 
+@pytest.mark.long(all_but=["triton"])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_what_is_kept(backend: str) -> None:
     """A convolution's output, spikes, checkpoints, numbers per channel: nothing else."""
@@ -279,6 +290,7 @@ def test_single_steps() -> None:
     assert torch.equal(states[0], layer.neuron.states[0])
 
 
+@pytest.mark.long(all_but=["<lambda>1"])
 @pytest.mark.parametrize("make", [lambda: GatedLIF(T=4), lambda: StochasticLIF(scale=0.0), lambda: LIF(v_reset=0.2)])
 def test_neurons_with_inputs_and_states_of_their_own(make: Callable[[], FlexSN]) -> None:
     neuron = make()

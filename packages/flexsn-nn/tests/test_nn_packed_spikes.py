@@ -108,7 +108,7 @@ def gradients(net: nn.Module, x: Tensor, packing: PackedSpikes | None) -> list[T
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("autocast", [False, True])
-@pytest.mark.long(all_but=["False-memory_format1-*", "True-memory_format0-*"])
+@pytest.mark.long(all_but=["True-memory_format0-*"])
 def test_the_same_to_the_bit(autocast: bool, memory_format: torch.memory_format, device: str) -> None:
     net = convolutional().to(device).to(memory_format=memory_format)
     fuse_norms(net)

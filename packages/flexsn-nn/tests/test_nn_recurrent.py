@@ -246,7 +246,7 @@ AROUND: dict[str, Callable[[], Neuron]] = {
 }
 
 
-@pytest.mark.long(all_but=["gated", "lif_of_rows"])
+@pytest.mark.long(all_but=["lif_of_rows"])
 @pytest.mark.parametrize("name", AROUND)
 def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
     torch.manual_seed(0)

@@ -69,7 +69,7 @@ def by_list(w: nn.Parameter) -> Core:
 MAKERS = {"w": by_closure, "argument 0": by_partial, "default 0": by_default, "GLOBAL": by_global}
 
 
-@pytest.mark.long(all_but=["*-auto"])
+@pytest.mark.long(all_but=["w-by_helper-auto", "GLOBAL-by_global-auto"])
 @pytest.mark.parametrize("backend", ["torch", "hop", "auto"])
 @pytest.mark.parametrize(("name", "make"), [*MAKERS.items(), ("w", by_helper), ("w", Decay), ("w", by_method)])
 def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parameter], Core], backend: str) -> None:

@@ -15,6 +15,7 @@ from flexsn_runtime import DtypeError, LayoutError
 HALVES = [torch.float16, torch.bfloat16]
 
 
+@pytest.mark.long(all_but=["*bfloat16"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_half_precision_rounds_like_the_loop(dtype: torch.dtype) -> None:
     x, v = random(9, *STEP, dtype=dtype), random(*STEP, dtype=dtype, seed=1)
@@ -86,6 +87,7 @@ def test_mixed_precision() -> None:
     assert_like_the_loop(core, 1, [x], [random(*STEP, seed=1).requires_grad_()], rtol=2e-2)
 
 
+@pytest.mark.long(all_but=["*bfloat16"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
     w = torch.ones((), dtype=dtype, device=DEVICE).requires_grad_()

@@ -101,7 +101,7 @@ def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     return sorted(name for name in names if f"_{direction}_" in name)
 
 
-@pytest.mark.long(all_but=["triton-torch.float32-*", "cpp-torch.bfloat16-*", "cpp-torch.float64-*"])
+@pytest.mark.long(all_but=["cpp-torch.float64-*", "triton-*"])
 @pytest.mark.parametrize(
     ("language", "dtype", "residuals"),
     [
@@ -165,7 +165,7 @@ def test_numbers_that_are_equal_at_first() -> None:
     assert len(kernels(program, "backward")) == 2
 
 
-@pytest.mark.long(all_but=["*float32"])
+@pytest.mark.long
 @DTYPES
 def test_many_values(dtype: torch.dtype) -> None:
     core = Neuron().to(DEVICE)
@@ -185,7 +185,7 @@ def test_many_values(dtype: torch.dtype) -> None:
 EXTREMES = [0.1, -0.0, 0.0, 1e-42, 3e38, -1e39, 1e300, math.inf, -math.inf, math.nan, 5e-324, 16, 1, True, 2**40]
 
 
-@pytest.mark.long(all_but=["*float32", "*bfloat16"])
+@pytest.mark.long(all_but=["*float32"])
 @DTYPES
 def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
     value: Any = 0.5
@@ -207,6 +207,7 @@ def test_bits_of_extreme_values(dtype: torch.dtype) -> None:
             assert torch.equal(a.view(as_bits), b.view(as_bits)), value
 
 
+@pytest.mark.long(all_but=["*float64"])
 @NEEDS_CPP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_bits_of_extreme_values_in_cpp(dtype: torch.dtype) -> None:
@@ -229,6 +230,7 @@ INTEGERS = [1, 0, 3, 16, 100, 255, -5, 2**31 - 1, -(2**31), 2**31, 2**40 + 7, -(
 KINDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
+@pytest.mark.long(all_but=["cpp-torch.int64", "triton-torch.uint8"])
 @pytest.mark.parametrize(
     ("language", "dtype"),
     [

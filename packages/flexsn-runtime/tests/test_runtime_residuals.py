@@ -114,7 +114,7 @@ def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.
     return None if residuals is None else residuals.dtypes
 
 
-@pytest.mark.long(all_but=["learned-True", "hard_lif-*", "with_a_count-False", "four_dendrites-True"])
+@pytest.mark.long(all_but=["learned-*", "hard_lif-False"])
 @pytest.mark.parametrize("state_seqs", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
 def test_gradients_do_not_depend_on_what_is_kept(
@@ -178,6 +178,7 @@ def test_any_subset_of_gradients_may_be_asked_for() -> None:
 SMOOTH = [case for case in CASES if case[0] not in (hard_lif, rectangular_if)]
 
 
+@pytest.mark.long(all_but=["learned", "four_dendrites"])
 @pytest.mark.parametrize("case", SMOOTH, ids=lambda case: case[0].__name__)
 def test_gradcheck(case: Case) -> None:
     core, counts = case
@@ -240,6 +241,7 @@ def test_bytes_between_forward_and_backward() -> None:
     assert [(t.dtype, t.shape) for t in kept[2:]] == [(torch.bool, tensors[0].shape)]
 
 
+@pytest.mark.long(all_but=["float32"])
 @pytest.mark.parametrize("precision", ["eager", "float32"])
 def test_half_precision(precision: Literal["eager", "float32"]) -> None:
     """Values that are wider in registers than their dtype are not rounded by being kept."""

@@ -74,6 +74,7 @@ def test_sums_of_large_matrices(shape: tuple[int, ...], dims: list[int]) -> None
     assert torch.equal(_backward._sum_over(tensor, dims).double(), expected)
 
 
+@pytest.mark.long
 def test_gradcheck() -> None:
     w = random(dtype=torch.float64, seed=3).requires_grad_()
     program = ScanProgram(lambda x, c, v: ((v * w + x * c).tanh(), v * 0.5 + x * c * w), 2, 1, 1)
