@@ -47,6 +47,9 @@ def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(0, 256) is None
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # that of the kernels in Triton
+
+
 class Counted:
     """Bytes that autograd keeps, each memory once; to be entered around a network, inside of `PackedSpikes` or not."""
 
@@ -152,6 +155,61 @@ def test_one_memory_is_packed_once() -> None:
     assert packing.bytes_whole == spikes.nbytes
     assert isinstance(total, Tensor)
     total.backward()
+
+
+@pytest.mark.parametrize("backend", ["triton", "cpp"])
+@pytest.mark.long(all_but=["triton"])
+def test_kernels_write_the_bits(backend: str) -> None:
+    torch.manual_seed(0)
+    device = DEVICE if backend == "triton" else "cpu"
+    layers = [nn.Linear(6, 45), LIF(v_threshold=0.1, backend=backend), nn.Linear(45, 64), nn.LayerNorm(64)]
+    last = IF(v_threshold=0.3, backend=backend, store_state_seqs=True)
+    last.count_spikes = True
+    net = nn.Sequential(*layers, last, nn.Linear(64, 3)).to(device)
+    x = torch.rand(5, 3, 6, device=device)
+    wanted = gradients(net, x, None)
+    for _ in range(2):  # the second call is like the first one
+        outer, packing = PackedSpikes(net), PackedSpikes(net)
+        with outer:
+            got = gradients(net, x, packing)
+        assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+        assert packing.bytes_by_kernels == packing.bytes_packed == 5 * (4 * -(-3 * 45 // 32) + 3 * 64 // 8)
+        assert packing.bytes_whole == 5 * 3 * (45 + 64) * 4
+        assert last.spike_counts is not None
+        assert [states.shape for states in last.state_seqs] == [(5, 3, 64)]
+    gradients(net, x, None)
+    assert not last._bits_asked
+    assert "_spike_bits" not in last.__dict__
+
+
+def test_bits_are_those_of_the_memory_that_is_kept() -> None:
+    neurons = nn.ModuleList([IF(v_threshold=0.3, backend="triton")])
+    weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
+    for make, by_kernels in ((Tensor.clone, False), (lambda a: a[1:], False), (lambda a: a.view(2, -1, 64), True)):
+        functional.reset_net(neurons)
+        with PackedSpikes(neurons) as packing:
+            spikes = make(neurons[0](torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)))
+            (spikes @ weight).sum().backward()
+        assert torch.equal(weight.grad, spikes.detach().flatten(0, 1).sum(0)[:, None].expand(64, 4))  # type: ignore[arg-type]
+        assert packing.bytes_packed == spikes.numel() // 8
+        assert packing.bytes_by_kernels == (packing.bytes_packed if by_kernels else 0)
+        weight.grad = None
+
+
+def test_what_no_kernel_packs_is_packed_afterwards() -> None:
+    def step(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.round(torch.sigmoid(x + v)), v
+
+    neuron = FlexSN(step, 1, 1, 1, backend="triton")
+    neuron.spike_range = (0, 1)
+    weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
+    with PackedSpikes(neuron) as packing:
+        spikes = neuron(torch.randn(4, 6, 64, device=DEVICE, requires_grad=True))
+        (spikes @ weight).sum().backward()
+    assert torch.equal(weight.grad, spikes.detach().flatten(0, 1).sum(0)[:, None].expand(64, 4))  # type: ignore[arg-type]
+    assert (packing.bytes_packed, packing.bytes_by_kernels) == (4 * 6 * 8, 0)
+    assert "packed after the kernel: output 0 is not known to be 0 or 1" in neuron.explain()
+    assert "in step: return torch.round" in neuron.explain()
 
 
 def test_bits_go_when_the_graph_goes() -> None:

@@ -36,7 +36,7 @@ from flexsn_codegen.scan import (
     get_flexsn_inference_final_state_kernel,
     get_flexsn_inference_kernel,
 )
-from flexsn_codegen.targets import Approximate, KernelWriter, OpCall, Statement, Target
+from flexsn_codegen.targets import WORD, Approximate, KernelWriter, OpCall, Statement, Target
 from flexsn_codegen.targets.triton import TRITON, OfflineJob, ResourceUse, compile_offline
 from flexsn_graph import generate_forward_and_backward_graph, generate_inference_graph
 
@@ -45,6 +45,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DENSE",
     "TRITON",
+    "WORD",
     "Approximate",
     "ArgumentError",
     "AutogradError",

@@ -25,6 +25,7 @@ from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, V
 from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
 from flexsn_graph._substitute import Converted, Effects, Substituted
+from flexsn_graph._zero_one import not_zero_one
 from flexsn_graph.cells import Axis, CellResult, Cells, Part
 from flexsn_graph.errors import (
     CaptureError,
@@ -113,6 +114,7 @@ __all__ = [
     "keep_residuals",
     "known_ops",
     "location_of",
+    "not_zero_one",
     "pointwise_effects",
     "ports",
     "register_facts",

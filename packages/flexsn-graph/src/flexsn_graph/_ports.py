@@ -20,6 +20,7 @@ class Role(StrEnum):
     OUTPUT = "output"  # [T, *step], written
     STATE_SEQ = "state_seq"  # [T, *step], written: the state after each step
     FINAL_STATE = "final_state"  # [*step], written
+    BITS = "bits"  # [T, bytes], written: an output of zeros and ones, 8 elements of the step in each uint8
     CHECKPOINT = "checkpoint"  # [rows, *step], the state before each segment but the first
     SAVED = "saved"  # [T, *step], an intermediate that the forward keeps for the backward
     GRAD_OUTPUT = "grad_output"  # [T, *step], read

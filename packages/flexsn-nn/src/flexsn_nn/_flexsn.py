@@ -37,6 +37,7 @@ from flexsn_runtime import (
     RecurrentSpecialization,
     ScanProgram,
     ShapeError,
+    SpikeBitsError,
     TraceError,
     UnsupportedCoreError,
     prepare,
@@ -152,6 +153,9 @@ class FlexSN(nn.Module):
         self.state_seqs: list[Tensor] = []
         self.count_spikes = False
         self.spike_counts: Tensor | None = None
+        # How many `PackedSpikes` want the (first) output also as bits; why kernels do not write any, and of which core.
+        self._bits_asked = 0
+        self._bits_refused: tuple[object, str] | None = None
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
         self._reset_in = recomputation()  # in which reset() was called last
@@ -272,7 +276,8 @@ class FlexSN(nn.Module):
             )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        if not compiling and self._repeats is not None and affine is None and not self.count_spikes:
+        packing = self._bits_asked > 0 and not compiling and self._packs()
+        if not compiling and self._repeats is not None and affine is None and not (self.count_spikes or packing):
             results = self._repeat(self._repeats, inputs)
             if results is not None:
                 end = self.num_outputs
@@ -280,7 +285,7 @@ class FlexSN(nn.Module):
                 return results[0] if end == 1 else list(results[:end])
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
-            inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting
+            inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting, pack=packing
         )
         counts = None
         if counting and len(states) > self.num_states:
@@ -405,6 +410,8 @@ class FlexSN(nn.Module):
                 states = from_zero(states, given[0])
             sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
+        if self._bits_refused is not None and self._bits_refused[0] is self.core:
+            lines.append(f"spikes are packed after the kernel: {self._bits_refused[1]}")
         names = unregistered(self.core)
         if names:
             lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
@@ -427,6 +434,7 @@ class FlexSN(nn.Module):
         keep: bool,
         affine: Producer | None = None,
         count: bool = False,
+        pack: bool = False,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """Outputs, final states, and the state sequences if they are to be kept.
 
@@ -434,6 +442,7 @@ class FlexSN(nn.Module):
             states: empty for the initial ones.
             affine: as for `forward`.
             count: if kernels can, there is one more state: what `Counting` counts.
+            pack: if kernels can, the bits of the first output are in `__dict__["_spike_bits"]` then.
         """
         inputs = self._checked(inputs)
         if affine is not None and not self._absorbs(inputs):
@@ -464,16 +473,20 @@ class FlexSN(nn.Module):
             return *self._single_step(backend, inputs, states, absorbed, compiling), []
         if backend in COMPILED:
             count = count and not compiling and bool(states)
-            program = self._get_program(absorbed, counting=count)
             if count:
                 states = from_zero(states, inputs[0])
-            if compiling or keep:
-                run = run_between_graphs if compiling else run_kernels
-                results = run(program, (*inputs, *states), keep, absorbed)
-            else:
-                results = run_again(program, inputs, states, absorbed)
-                if not count and absorbed is None and self._widening is None:
-                    self.__dict__["_repeats"] = program
+            results = None
+            if pack:
+                results = self._run_packing(inputs, states, keep, absorbed, count)
+            if results is None:
+                program = self._get_program(absorbed, counting=count)
+                if compiling or keep:
+                    run = run_between_graphs if compiling else run_kernels
+                    results = run(program, (*inputs, *states), keep, absorbed)
+                else:
+                    results = run_again(program, inputs, states, absorbed)
+                    if not count and absorbed is None and self._widening is None:
+                        self.__dict__["_repeats"] = program
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -484,6 +497,34 @@ class FlexSN(nn.Module):
         if inputs[0].shape[0] > 0:
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
+
+    def _packs(self) -> bool:
+        """Whether kernels may write the bits of the first output."""
+        if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
+            return False
+        return self._bits_refused is None or self._bits_refused[0] is not self.core
+
+    def _run_packing(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        keep: bool,
+        affine: Affine | None,
+        count: bool,
+    ) -> tuple[Tensor, ...] | None:
+        """As kernels run it, and notes the bits of the first output; `None`: it is not known to be 0 or 1."""
+        program = self._get_program(affine, counting=count, packing=True)
+        try:
+            if keep:
+                *results, bits = run_kernels(program, (*inputs, *states), True, affine)
+            else:
+                *results, bits = run_again(program, inputs, states, affine)
+        except SpikeBitsError as error:
+            self.__dict__["_bits_refused"] = self.core, str(error)
+            return None
+        if len(bits) == len(results[0]):
+            self.__dict__["_spike_bits"] = bits
+        return tuple(results)
 
     def _repeat(self, program: ScanProgram, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
         """`(*outputs, *states)` of a call like an earlier one of the same program; `None`: there was none."""
@@ -749,18 +790,21 @@ class FlexSN(nn.Module):
             self._choices[situation] = choice
         return choice.backend
 
-    def _get_program(self, affine: Affine | None = None, *, counting: bool = False) -> ScanProgram:
+    def _get_program(
+        self, affine: Affine | None = None, *, counting: bool = False, packing: bool = False
+    ) -> ScanProgram:
         """What kernels are made from.
 
         Args:
             affine: of the first input, if the step computes it; its values do not matter.
             counting: whether there is one more state, `Counting`'s.
+            packing: whether the first output is also written as bits.
         """
         program, core = self._program, self._step_function()
-        key: Hashable = ("counting",) if counting else None
+        key: Hashable = (counting, packing) if counting or packing else None
         if affine is not None:
             mean = affine.mean
-            key = counting, mean.shape, mean.dtype, mean.device, mean.requires_grad
+            key = counting, packing, mean.shape, mean.dtype, mean.device, mean.requires_grad
         if key is not None:
             program = self._variants.get(key)
         if program is not None and torch.compiler.is_compiling():
@@ -785,7 +829,8 @@ class FlexSN(nn.Module):
             counts = (self.num_inputs, self.num_states + counting, self.num_outputs)
             step = Counting(core) if counting else core
             step = step if affine is None else Behind(step, affine)
-            program = ScanProgram(step, *counts, allowed, residuals=self._residuals, on_cpu=on_cpu)
+            bits = (True, *(False,) * (self.num_outputs - 1)) if packing else ()
+            program = ScanProgram(step, *counts, allowed, residuals=self._residuals, on_cpu=on_cpu, bits=bits)
             if key is None:
                 self._program = program
             else:
@@ -816,6 +861,8 @@ class FlexSN(nn.Module):
         attributes = self.__dict__.copy()
         attributes["_program"] = attributes["_repeats"] = None
         attributes["_variants"] = {}
+        attributes["_bits_asked"], attributes["_bits_refused"] = 0, None
+        attributes.pop("_spike_bits", None)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
         attributes["spike_counts"] = None if self.spike_counts is None else self.spike_counts.detach()

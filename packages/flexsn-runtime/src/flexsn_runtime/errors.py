@@ -35,6 +35,10 @@ class ResidualsError(ValueError):
     """An unknown choice of what is kept for the backward."""
 
 
+class SpikeBitsError(ValueError):
+    """Bits were asked for of an output that is not known to be 0 or 1, or that no kernel of one launch writes."""
+
+
 class TemplateNeededError(ValueError):
     """A gradient's shape cannot be known from what was given."""
 

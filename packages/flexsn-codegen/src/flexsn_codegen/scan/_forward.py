@@ -85,6 +85,7 @@ class _Forward:
         self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
         self._finals = w.add_present(Role.FINAL_STATE, spec.final_states)
+        self._bits = w.add_bits(spec.bits)
         self._checkpoints: Sequence[Port] = (
             [w.add(Role.CHECKPOINT, i) for i in range(len(spec.states))] if spec.segment else []
         )
@@ -95,6 +96,7 @@ class _Forward:
             *self._outputs.values(),
             *self._state_seqs.values(),
             *self._saved.values(),
+            *self._bits.values(),
         ]
 
     def _load_inputs(self, steps: int) -> None:
@@ -120,6 +122,8 @@ class _Forward:
             w.store(param, f"state_{i}", w.at(param, k))
         for i, param in self._saved.items():
             w.store(param, f"saved_{i}", w.at(param, k))
+        for i, param in self._bits.items():
+            w.store_bits(param, f"output_{i}", w.at(param, k))
 
     def _move(self, steps: int) -> None:
         for param in self._moving():

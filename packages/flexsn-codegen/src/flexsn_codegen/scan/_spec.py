@@ -28,6 +28,7 @@ class ForwardSpec:
             where few warps run. 1: none.
         rest: whether T may be no multiple of `chunk`. Without the code for it, there is less to compile.
         strided: layouts of what is written; what is not in it is dense.
+        bits: which outputs are (also) written as bits, one for each element: whether it is not 0. Empty: none.
     """
 
     inputs: tuple[InputLayout, ...]
@@ -43,6 +44,7 @@ class ForwardSpec:
     stages: int = 1
     rest: bool = True
     strided: Strided = ()
+    bits: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,9 @@ from flexsn_graph import Port, Role, facts_of
 
 Op = OpOverload
 
+WORD = 32
+"""Bits come in so many: of each step, and of what one program writes of it."""
+
 
 class Approximate(Enum):
     """What may be computed approximately."""
@@ -208,6 +211,7 @@ class KernelWriter(ABC):
         self._sizes = list(sizes)
         self._elements = self._sizes[-1]
         self._sums: set[Port] = set()
+        self._bits: set[Port] = set()
         self._once: list[CoreSource] = []
 
     # -- lines -------------------------------------------------------------------------------------------
@@ -262,6 +266,21 @@ class KernelWriter(ABC):
         ports = {i: self.add(role, i) for i, there in enumerate(present) if there}
         self._sums |= {port for i, port in ports.items() if summed and summed[i]}
         return ports
+
+    def add_bits(self, present: Sequence[bool]) -> dict[int, Port]:
+        """Declares the bits of outputs, by the number of the output: 8 elements of a step in each byte, and of each
+        step as many bytes as fill words of `WORD` elements.
+        """
+        ports = {i: Port(Role.BITS, i) for i, there in enumerate(present) if there}
+        self._bits |= set(ports.values())
+        for port in ports.values():
+            self.add(port.role, port.index)
+        return ports
+
+    @property
+    def _row(self) -> str:
+        """How many bytes the bits of one step take."""
+        return f"({self._elements} + {WORD - 1}) // {WORD} * {WORD // 8}"
 
     def add_numbers(self, core: CoreSource) -> list[str]:
         """Declares the numbers that a step takes; returns what stands for them, as its last arguments."""
@@ -336,6 +355,14 @@ class KernelWriter(ABC):
     @abstractmethod
     def store(self, port: Port, value: str, place: str | None = None, exists: str | None = None) -> None:
         """Stores one step, or its sum; `place` and `exists` as for `load`."""
+
+    def store_bits(self, port: Port, value: str, place: str) -> None:
+        """Stores whether the elements of one step are not 0; those beyond the last one count as 0.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} write no bits.", "bits")
 
     # -- values --------------------------------------------------------------------------------------------
 

@@ -24,12 +24,14 @@ class Bits:
         low: what is added to them.
         bits: of each.
         count: how many numbers there are.
+        row: so many numbers are in each row of `packed`, which has two dimensions then; behind them is nothing.
     """
 
     packed: Tensor
     low: int
     bits: int
     count: int
+    row: int | None = None
 
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
@@ -58,7 +60,10 @@ class Bits:
             return numbers.add_(self.low) if self.low else numbers
         # All numbers of a byte at once, from a table of what each byte says.
         table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
-        return table.index_select(0, self.packed.int()).view(-1).view(dtype)[: self.count]
+        numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
+        if self.row is None or self.count == len(numbers):
+            return numbers[: self.count]
+        return numbers.view(len(self.packed), -1)[:, : self.row].reshape(-1)
 
 
 # So many bytes are packed by one row of the product.

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
-from flexsn_nn.memory._ranges import Range, Unknown, mark, range_of
+from flexsn_nn.memory._ranges import Range, Unknown, bits_of, mark, range_of
 
 # Below, there is nothing to gain.
 _FEWEST_BYTES = 256
@@ -45,6 +46,10 @@ class PackedSpikes:
     what is made of these by views, copies, max pooling, concatenation, additions and products among them. Sums, as in
     SEW blocks, take 2, 4 or 8 bits for a number. What fits neither is kept whole: `kept_whole` says so.
 
+    Compiled kernels write the bits of zeros and ones themselves, beside the spikes, and these are not read again to
+    be packed. That holds for layers that read a neuron's output, or all of it in another shape; where a core's output
+    is not known to be 0 or 1 from its operations, `explain()` of the neuron says so, and it is packed afterwards.
+
     Compiled graphs keep what they keep; neurons between them are seen, and those inside are not.
 
     Args:
@@ -53,6 +58,7 @@ class PackedSpikes:
     Attributes:
         bytes_whole: of what was packed, as it was.
         bytes_packed: what is kept instead.
+        bytes_by_kernels: of these, what compiled kernels wrote themselves.
         kept_whole: made of spikes, and not packed.
 
     Raises:
@@ -71,6 +77,7 @@ class PackedSpikes:
     def __init__(self, net: nn.Module) -> None:
         self.bytes_whole = 0
         self.bytes_packed = 0
+        self.bytes_by_kernels = 0
         self.kept_whole: list[KeptWhole] = []
         self._neurons = [module for module in net.modules() if getattr(module, "spike_range", None) is not None]
         if not self._neurons:
@@ -87,6 +94,7 @@ class PackedSpikes:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
         self._hooks = [neuron.register_forward_hook(_mark) for neuron in self._neurons]
+        self._ask_for_bits(1)
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._saving.__enter__()
         return self
@@ -96,16 +104,26 @@ class PackedSpikes:
     ) -> None:
         self._saving.__exit__(kind, error, trace)
         self._saving = None
+        self._ask_for_bits(-1)
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
         self._known.clear()
 
     def __str__(self) -> str:
-        lines = [f"spikes of {self.bytes_whole} bytes are kept in {self.bytes_packed}"]
+        lines = [
+            f"spikes of {self.bytes_whole} bytes are kept in {self.bytes_packed}, of which kernels wrote "
+            f"{self.bytes_by_kernels}"
+        ]
         if self.kept_whole:
             lines += ["kept whole:", *(f"  {one}" for one in dict.fromkeys(self.kept_whole))]
         return "\n".join(lines)
+
+    def _ask_for_bits(self, more: int) -> None:
+        """Lets the neurons' kernels write bits, or no more; there may be other contexts around them."""
+        for neuron in self._neurons:
+            if isinstance(neuron, FlexSN):
+                neuron.__dict__["_bits_asked"] += more
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
         if tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point() or type(tensor) is not Tensor:
@@ -123,12 +141,12 @@ class PackedSpikes:
         if flat is None:
             self._keep_whole(tensor, "it has holes in memory, or elements more than once")
             return tensor
-        return _Packed(self._bits(flat, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
+        return _Packed(self._bits(tensor, flat, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
 
     def _keep_whole(self, tensor: Tensor, reason: str) -> None:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
-    def _bits(self, flat: Tensor, found: Range, bits: int) -> Bits:
+    def _bits(self, tensor: Tensor, flat: Tensor, found: Range, bits: int) -> Bits:
         """The bits, once for all layers that read the same memory."""
         storage = StorageWeakRef(flat.untyped_storage())
         key = (storage.cdata, flat.storage_offset(), len(flat), flat.element_size(), flat._version, *found)
@@ -137,8 +155,13 @@ class PackedSpikes:
         if before is not None:
             return before
         self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
-        with torch.no_grad():
-            made = Bits.of(flat, found.low, bits)
+        written = bits_of(tensor) if found == (0, 1) else None
+        if written is not None and flat.nbytes == flat.untyped_storage().nbytes():
+            made = Bits(written, found.low, bits, len(flat), len(flat) // len(written))
+            self.bytes_by_kernels += written.nbytes
+        else:
+            with torch.no_grad():
+                made = Bits.of(flat, found.low, bits)
         self._known[key] = storage, weakref.ref(made)
         self.bytes_whole += flat.nbytes
         self.bytes_packed += made.packed.nbytes
@@ -166,8 +189,9 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
+    bits = neuron.__dict__.pop("_spike_bits", None)
     if neuron.spike_range is not None:
-        mark(first, *neuron.spike_range)
+        mark(first, *neuron.spike_range, bits=bits)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

@@ -34,14 +34,39 @@ class _Mark(NamedTuple):
     range: Range
     version: int
     output: weakref.ref[Tensor]
+    bits: Tensor | None
 
 
-def mark(spikes: Tensor, low: int, high: int) -> None:
-    """Notes that a tensor that requires grad consists of whole numbers from `low` to `high`."""
+def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> None:
+    """Notes that a tensor that requires grad consists of whole numbers from `low` to `high`.
+
+    Args:
+        spikes: `[T, *step]`.
+        bits: of its memory, which is dense, uint8 `[T, bytes]`, as kernels write them; `None`: there are none, or those
+            that were noted before.
+    """
     node: Any = spikes.grad_fn
-    if node is not None:
-        marks = node.metadata.setdefault(_KEY, {})
-        marks[spikes.output_nr] = _Mark(Range(low, high), spikes._version, weakref.ref(spikes))
+    if node is None:
+        return
+    marks = node.metadata.setdefault(_KEY, {})
+    before: _Mark | None = marks.get(spikes.output_nr)
+    if bits is None and before is not None and before.version == spikes._version:
+        bits = before.bits
+    marks[spikes.output_nr] = _Mark(Range(low, high), spikes._version, weakref.ref(spikes), bits)
+
+
+def bits_of(tensor: Tensor) -> Tensor | None:
+    """The bits of the memory that a tensor with a `range_of` is a view of all of, if a kernel wrote some."""
+    node: Any = tensor.grad_fn
+    output = tensor.output_nr
+    while node is not None:
+        marks = node.metadata.get(_KEY)
+        if marks is not None:
+            return marks[output].bits if output in marks and tensor.storage_offset() == 0 else None
+        if _kind(node) not in _VIEWS:
+            return None
+        node, output = node.next_functions[0]
+    return None
 
 
 def range_of(tensor: Tensor) -> Range | Unknown:
@@ -88,7 +113,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
     left[0] -= 1
     if left[0] < 0:
         return Unknown("so many operations that they were not followed")
-    kind = node.name().rstrip("0123456789").removesuffix("Backward")
+    kind = _kind(node)
     inputs = [
         Unknown() if source is None else _of(source, number, version if kind in _VIEWS else None, left)
         for source, number in node.next_functions
@@ -103,6 +128,12 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
         reason = unknown.reason if unknown is not None else ""
         return Unknown(reason or (f"{kind} with something else" if known else ""))
     return _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+
+
+def _kind(node: Any) -> str:
+    """What the operation is called."""
+    name: str = node.name()
+    return name.rstrip("0123456789").removesuffix("Backward")
 
 
 def _marked(mark: _Mark, version: int | None) -> Range | Unknown:

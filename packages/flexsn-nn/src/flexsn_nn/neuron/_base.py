@@ -206,11 +206,12 @@ class Neuron(FlexSN):
         keep: bool,
         affine: Producer | None = None,
         count: bool = False,
+        pack: bool = False,
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count)
+            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
         try:
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count)
+            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
         except (RuntimeError, ValueError) as error:
             self._explain_error(inputs[0], states, error)
             raise

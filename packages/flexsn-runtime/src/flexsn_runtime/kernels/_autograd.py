@@ -21,7 +21,7 @@ from flexsn_runtime.step._specialization import CoreSpecialization
 
 
 def scan_pointwise(step: Specialization, arguments: Arguments, *, state_seqs: bool) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be."""
+    """`(*output_seqs, *state_seqs)` or `(*output_seqs, *final_states)`, differentiable if need be, and `*bits`."""
     tensors = arguments.all
     if torch.is_grad_enabled():
         wanted = tuple([t is not None and t.requires_grad for t in tensors])
@@ -53,7 +53,7 @@ class _Scan(SingleLevelFunction):
         scan: TrainedScan = ctx.scan
         if not scan.step.trace.reads.holds_for_backward():
             scan.step.check_backward()
-        tensors = (*ctx.saved_tensors, *grads)
+        tensors = (*ctx.saved_tensors, *grads[: scan.first_bits])
         try:
             backward = scan.backward(tensors, ctx.needs_input_grad)
         except RuntimeError:

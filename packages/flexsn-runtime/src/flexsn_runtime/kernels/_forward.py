@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import ForwardSpec
+from flexsn_codegen import WORD, ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
@@ -37,7 +37,9 @@ class ForwardScan:
     """A forward scan, prepared for arguments of one layout.
 
     Outputs, state sequences and final states have the format that `ScanFormat` says; what is for the backward is
-    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements.
+    `[T, *step]` or `[rows, *step]`, in the order in which the kernel counts elements. So are bits of outputs, uint8
+    `[T, bytes]`, 8 elements in a byte; where that is not the order of the output's own elements in memory, they are not
+    written, and `[0, bytes]`.
 
     Args:
         arguments: any that have the layout: shapes, strides, dtypes, device, alignment.
@@ -75,6 +77,10 @@ class ForwardScan:
         ]
         checkpoints = training and residuals is None
         ncl = math.prod(shape)
+        row = -(-ncl // WORD) * (WORD // 8)
+        bits = step.bits if _same_memory(sequence, form.sequence, (ncl, *form.step)) else ()
+        written_bits = [(Port(Role.BITS, i), torch.uint8) for i, there in enumerate(step.bits) if there]
+        self._written += _described(written_bits, (num_steps if bits else 0, row), (row, 1))
         kept_strides = (ncl, *form.step)
         if checkpoints:
             rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows
@@ -88,7 +94,8 @@ class ForwardScan:
         num_outputs = len(trace.outputs)
         steps = [(shape[1:], strides[1:], dtype) for shape, strides, dtype in self._allocated[:num_outputs]]
         self._single = [*steps, *self._allocated[num_outputs:]]
-        self._ends = [sum(counts[: i + 1]) for i in range(3)]
+        counts.append(len(written_bits))
+        self._ends = [sum(counts[: i + 1]) for i in range(4)]
         self._first_state = trace.num_inputs
         self._launch: Launch | None = None
         if num_steps == 0 or 0 in shape:
@@ -110,8 +117,12 @@ class ForwardScan:
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
-            strided=operands.strided((param, size, strides) for param, size, strides, _ in self._written),
+            strided=operands.strided(
+                (param, size, strides) for param, size, strides, _ in self._written if param.role is not Role.BITS
+            ),
+            bits=bits,
         )
+        assert not bits or config.block % WORD == 0, "a word belongs to one program"
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
         self._in_order = picker([places.index(param) for param in kernel.params])
@@ -123,6 +134,11 @@ class ForwardScan:
     def first_kept(self) -> int:
         """Where in the result of `run` begins what is for the backward."""
         return self._ends[-1]
+
+    @property
+    def first_bits(self) -> int:
+        """Where in the result of `run` begin the bits of outputs."""
+        return self._ends[-2]
 
     @property
     def is_compiled(self) -> bool:
@@ -139,12 +155,12 @@ class ForwardScan:
     def __call__(self, arguments: Arguments) -> ForwardResult:
         """Runs it on arguments of that layout."""
         written = self.run(arguments.all)
-        outputs, sequences, finals = self._ends
+        outputs, sequences, finals, _ = self._ends
         return ForwardResult(
             tuple(written[:outputs]),
             tuple(written[outputs:sequences]),
             tuple(written[sequences:finals]),
-            tuple(written[finals:]),
+            tuple(written[self.first_kept :]),
         )
 
     def run_single(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
@@ -154,7 +170,7 @@ class ForwardScan:
     def run(
         self, arguments: Sequence[Tensor | None], allocated: Sequence[Allocated] | None = None
     ) -> list[Tensor]:
-        """The same, to `[*output_seqs, *state_seqs or *final_states, *checkpoints or *residuals]`.
+        """The same, to `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
 
         Args:
             arguments: `[*inputs, *states, *lifted]`.
@@ -172,7 +188,7 @@ class ForwardScan:
                 self._operands.move(tensors)
             self._launch(self._in_order(tensors))
         else:
-            _, sequences, finals = self._ends
+            _, sequences, finals, _ = self._ends
             for final, initial in zip(written[sequences:finals], arguments[self._first_state :], strict=False):
                 final.zero_() if initial is None else final.copy_(initial)
         return written
@@ -181,6 +197,11 @@ class ForwardScan:
 def checkpoint_rows(num_steps: int, chunk: int) -> int:
     """States are kept before each chunk but the first."""
     return (num_steps - 1) // chunk if num_steps > 0 else 0
+
+
+def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:
+    """Whether strides lead to the same places."""
+    return all(size == 1 or a == b for size, a, b in zip(shape, strides, others, strict=True))
 
 
 def _values(role: Role, values: Sequence[StepValue]) -> list[tuple[Port, torch.dtype]]:

@@ -24,7 +24,8 @@ class TrainedScan:
 
     Attributes:
         first_kept: where in the result of `run` begins what is for the backward.
-        fixed: which of the results before that no gradient flows through.
+        first_bits: where before that begin the bits of outputs; no gradient comes to those.
+        fixed: which of the results before `first_kept` no gradient flows through.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class TrainedScan:
         )
         self.first_kept = self.forward.first_kept
         flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
-        self.fixed = tuple(i for i, one in enumerate(flows) if not one)
+        self.first_bits = self.forward.first_bits
+        bits = range(self.first_bits, self.first_kept)
+        self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
         # The backward scan that ran last, and for what. In one object: threads may share this.
         self._latest: tuple[object, object, BackwardScan | None] = (None, None, None)
 

@@ -15,7 +15,7 @@ from flexsn_codegen import Numerics, Precision
 from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName, target_on
-from flexsn_runtime.errors import ShapeError, TensorCountError
+from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
@@ -58,9 +58,15 @@ class ScanProgram:
             from; `"auto"`: what moves fewer bytes. Only `scan` looks at it: the custom ops, the wrappers and
             compiled graphs recompute.
         on_cpu: what kernels on the CPU are written in: C++, or Triton, which runs there in its interpreter.
+        bits: for each output, whether the forward also writes it as bits: whether each element is not 0, 8 elements
+            of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
+            `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
+            after the other in memory. Empty: of no output.
 
     Raises:
         PrecisionError: an unknown precision.
+        TensorCountError: not as many `bits` as outputs.
+        SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
     """
 
@@ -78,6 +84,7 @@ class ScanProgram:
         fast_math: bool = False,
         residuals: str = "auto",
         on_cpu: TargetName = "triton",
+        bits: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = f"the class {core.__name__}: give an instance of it" if isinstance(core, type) else (
@@ -98,6 +105,8 @@ class ScanProgram:
                 f"requires_grad has {len(requires_grad)} entries for {num_inputs} inputs and {num_states} "
                 f"states: give {expected}."
             )
+        if len(bits) not in (0, num_outputs):
+            raise TensorCountError(f"bits has {len(bits)} entries for {num_outputs} outputs: give as many, or none.")
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
@@ -106,6 +115,7 @@ class ScanProgram:
         self.numerics = Numerics(precision, fast_math)
         self.residuals = check_policy(residuals)
         self.on_cpu: TargetName = on_cpu
+        self.bits = tuple(bits)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
@@ -125,7 +135,12 @@ class ScanProgram:
         arguments = (self.core, self.num_inputs, self.num_states, self.num_outputs, self.requires_grad)
         precision, fast_math = self.numerics.precision, self.numerics.fast_math
         make = partial(
-            type(self), precision=precision, fast_math=fast_math, residuals=self.residuals, on_cpu=self.on_cpu
+            type(self),
+            precision=precision,
+            fast_math=fast_math,
+            residuals=self.residuals,
+            on_cpu=self.on_cpu,
+            bits=self.bits,
         )
         return make, arguments
 
@@ -300,6 +315,11 @@ class ScanProgram:
         name = getattr(self.core, "__name__", type(self.core).__name__)
         target = target_on(device, self.on_cpu)
         if isinstance(trace, RecurrentTrace):
+            if any(self.bits):
+                raise SpikeBitsError(
+                    "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
+                    "out."
+                )
             return RecurrentSpecialization(trace, name, device, self.numerics, target, self._kernels)
         return Specialization(
             trace,
@@ -310,6 +330,7 @@ class ScanProgram:
             target,
             self._kernels,
             takes_numbers=self._takes_numbers,
+            bits=self.bits,
         )
 
 

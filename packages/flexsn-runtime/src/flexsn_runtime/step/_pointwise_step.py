@@ -16,6 +16,7 @@ from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.errors import CapturedTensorError
 from flexsn_runtime.plans import _tuned as tuned
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, one_chunk
+from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
 from flexsn_runtime.step._tracing import trace_values
@@ -29,6 +30,10 @@ class Specialization(CoreSpecialization):
     Args:
         kernels: those that there are for the step with other numbers, and those to come.
         takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
+        bits: which outputs the forward also writes as bits; empty: none.
+
+    Raises:
+        SpikeBitsError: one of these is not known to be 0 or 1.
     """
 
     trace: StepTrace
@@ -44,9 +49,12 @@ class Specialization(CoreSpecialization):
         kernels: Recent[CompiledKernel] | None = None,
         *,
         takes_numbers: bool = False,
+        bits: tuple[bool, ...] = (),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._takes_numbers = takes_numbers
+        check_bits(trace, bits)
+        self.bits = bits
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy
         self._residuals: dict[tuple[bool, ...], Residuals | None] = {}

@@ -76,6 +76,7 @@ class CppWriter(KernelWriter):
         self._first: dict[str, str] = {}  # what each value was computed by first: it has its type
         self._stored: list[Port] = []  # under a condition
         self._summed: list[str] = []  # values of which each run writes the sum
+        self._flagged: list[str] = []  # values of which bits are written
         self._flags: dict[str, int] = {}  # how often each was assigned
         self._calls = 0
 
@@ -132,10 +133,12 @@ class CppWriter(KernelWriter):
         self.line(f"const auto {number.name} = dev::number<{cpp_name(number.dtype)}>({words});")
 
     def _is_dense(self, port: Port) -> bool:
-        return port not in self._offsets and port not in self._sums
+        return port not in self._offsets and port not in self._sums and port not in self._bits
 
     def _time(self, port: Port) -> str:
         """The distance between two time steps, in elements."""
+        if port in self._bits:
+            return f"({_scalar(self._row)})"
         return "programs" if port in self._sums else self._times[port]
 
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
@@ -186,6 +189,14 @@ class CppWriter(KernelWriter):
         else:
             place = f"({pointer})[{self._offsets[port]}]"
             self._lane(None, f"if ({_scalar(exists)}) dev::store({place}, {value})")
+
+    def store_bits(self, port: Port, value: str, place: str) -> None:
+        self._written.add(port)
+        flags = f"{port.name}_flags_{len(self._flagged)}"
+        self._flagged.append(flags)
+        self._first[flags] = "uint8_t(0)"
+        self._lane(flags, f"uint8_t({value} != 0)")
+        self._current().after.append(f"dev::store_bits({place}, {_array(flags)}, lanes);")
 
     # -- values --------------------------------------------------------------------------------------------
 
@@ -245,8 +256,9 @@ class CppWriter(KernelWriter):
     def _text(self) -> str:
         loops = [part for part in self._body if isinstance(part, _Lanes)]
         names = frozenset(self._first)
-        kept = frozenset(self._summed).union(*(loop.needed(names) for loop in loops))
+        kept = frozenset((*self._summed, *self._flagged)).union(*(loop.needed(names) for loop in loops))
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
+        dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         for port, terms in self._terms.items():  # of which each costs divisions
             if terms:

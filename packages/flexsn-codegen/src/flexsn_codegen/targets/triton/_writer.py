@@ -67,6 +67,8 @@ class TritonWriter(KernelWriter):
 
     def _time(self, port: Port) -> str:
         """The distance between two time steps, in elements."""
+        if port in self._bits:
+            return f"tl.cast({self._row}, tl.int64)"
         return "tl.num_programs(0)" if port in self._sums else self._times[port]
 
     def point(self, port: Port, chunks: str = "", length: int = 1) -> None:
@@ -99,6 +101,9 @@ class TritonWriter(KernelWriter):
             self.line(f"tl.store({pointer} + tl.program_id(0), {total}, {exists or True})")
         else:
             self.line(f"dev.store({pointer} + {self._offsets[port]}, {value}, {_mask(exists)})")
+
+    def store_bits(self, port: Port, value: str, place: str) -> None:
+        self.line(f"dev.store_bits({place}, {value}, mask, {self._row})")
 
     def zeros(self, dtype: torch.dtype) -> str:
         return f"tl.zeros([BLOCK], {tl_name(register_dtype(dtype))})"

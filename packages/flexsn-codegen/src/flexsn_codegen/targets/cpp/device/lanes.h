@@ -110,4 +110,22 @@ static inline T sum(T* values, int64_t count) {
     return count == 1 ? values[0] : T(0);
 }
 
+// A block's flags, which are 0 or 1, 8 in a byte; those that are missing in the last word of 32 count as 0.
+static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lanes) {
+    for (int64_t first = 0; first < lanes; first += 8) {
+        uint8_t byte = 0;
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        if (first + 8 <= lanes) {
+            uint64_t eight;
+            std::memcpy(&eight, flags + first, 8);
+            bytes[first / 8] = uint8_t(eight * 0x0102040810204080u >> 56);  // flag k comes to bit 56 + k
+            continue;
+        }
+#endif
+        for (int64_t i = first; i < lanes && i < first + 8; ++i) byte |= uint8_t(flags[i] << (i - first));
+        bytes[first / 8] = byte;
+    }
+    for (int64_t i = (lanes + 7) / 8; i % 4 != 0; ++i) bytes[i] = 0;
+}
+
 }  // namespace dev

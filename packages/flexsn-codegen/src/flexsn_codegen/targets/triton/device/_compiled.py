@@ -36,6 +36,19 @@ def store(pointers, value, mask):
 
 
 @triton.jit
+def store_bits(row, value, mask, number):
+    """Whether the elements of a block are not 0, 8 in a byte of a row of `number`.
+
+    In bytes, and not in words: 8 elements are what one thread has, or two that are neighbours.
+    """
+    flags = ((value != 0) & mask).to(tl.int32)
+    count: tl.constexpr = value.shape[0] // 8
+    packed = tl.sum(tl.reshape(flags, [count, 8]) << tl.arange(0, 8)[None, :], axis=1)
+    at = tl.program_id(0).to(tl.int64) * count + tl.arange(0, count)
+    tl.store(row + at, packed.to(tl.uint8), mask=at < number)
+
+
+@triton.jit
 def round_float16(x):
     return x.to(tl.float16).to(tl.float32)
 
@@ -373,5 +386,6 @@ __all__ = [
     "signbit",
     "sqrt",
     "store",
+    "store_bits",
     "widen",
 ]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -59,6 +60,13 @@ def store(pointers: Any, value: Any, mask: Any) -> None:
         bits = _to_torch(value).to(torch.bfloat16).view(torch.uint16)
         value = _of_type(value, bits, tl.bfloat16)
     tl.store(pointers, value, mask=as_flags(mask))
+
+
+def store_bits(row: Any, value: Any, mask: Any, number: Any) -> None:
+    flags = (array_of(value) != 0) & array_of(as_flags(mask)).astype(bool)
+    packed = np.packbits(flags.reshape(-1), bitorder="little")
+    at = tl.program_id(0).to(tl.int64) * len(packed) + tl.arange(0, len(packed))
+    tl.store(row + at, value_of(at, packed, tl.uint8), mask=as_flags(at < number))
 
 
 round_float16 = _on_torch(lambda x: x.to(torch.float16).to(torch.float32))
@@ -128,5 +136,6 @@ __all__ = [
     "signbit",
     "sqrt",
     "store",
+    "store_bits",
     "widen",
 ]

@@ -1,0 +1,27 @@
+"""Of which outputs kernels can write bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flexsn_graph import StepTrace, location_of, not_zero_one
+from flexsn_runtime.errors import SpikeBitsError
+
+
+def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
+    """Raises `SpikeBitsError` unless each output whose bits are to be written is 0 or 1, whatever the values are.
+
+    Args:
+        bits: which outputs these are; empty: none.
+    """
+    for i, wanted in enumerate(bits):
+        node = not_zero_one(trace.forward, i) if wanted else None
+        if node is None:
+            continue
+        where = location_of(node)
+        made = "is an argument of the step" if node.op == "placeholder" else f"is made by {node.target}"
+        raise SpikeBitsError(
+            f"output {i} is not known to be 0 or 1, of which bits could be written: part of it {made}"
+            f"{f', called at {where}' if where is not None else ''}. Return what a comparison gives, converted to the "
+            "output's dtype."
+        )
