@@ -6,6 +6,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -194,6 +195,31 @@ def test_bits_are_those_of_the_memory_that_is_kept() -> None:
         assert packing.bytes_packed == spikes.numel() // 8
         assert packing.bytes_by_kernels == (packing.bytes_packed if by_kernels else 0)
         weight.grad = None
+
+
+def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
+    class Silences(IF):
+        def forward(self, *inputs: Tensor, affine: Any = None) -> Tensor:
+            return 1 - super().forward(*inputs, affine=affine)
+
+    class Clears(IF):
+        def forward(self, *inputs: Tensor, affine: Any = None) -> Tensor:
+            return super().forward(*inputs, affine=affine).mul_(0)
+
+    weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
+    x = torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)
+    for neuron in (Silences(v_threshold=0.3, backend="triton"), Clears(v_threshold=0.3, backend="triton")):
+        for batch in (x, x.transpose(0, 1)):
+            neuron.reset()
+            with PackedSpikes(neuron) as packing:
+                IF.forward(neuron, batch)  # whose bits nobody takes
+                neuron.reset()
+                spikes = neuron(batch)
+                (spikes.contiguous() @ weight).sum().backward()
+            expected = spikes.detach().flatten(0, 1).sum(0)[:, None].expand(64, 4)
+            assert torch.equal(weight.grad, expected)  # type: ignore[arg-type]
+            assert packing.bytes_by_kernels == 0
+            weight.grad = None
 
 
 def test_what_no_kernel_packs_is_packed_afterwards() -> None:

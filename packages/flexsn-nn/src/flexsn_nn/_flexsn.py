@@ -276,7 +276,10 @@ class FlexSN(nn.Module):
             )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        packing = self._bits_asked > 0 and not compiling and self._packs()
+        packing = False
+        if self._bits_asked > 0 and not compiling:
+            self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
+            packing = self._packs()
         if not compiling and self._repeats is not None and affine is None and not (self.count_spikes or packing):
             results = self._repeat(self._repeats, inputs)
             if results is not None:
@@ -442,7 +445,8 @@ class FlexSN(nn.Module):
             states: empty for the initial ones.
             affine: as for `forward`.
             count: if kernels can, there is one more state: what `Counting` counts.
-            pack: if kernels can, the bits of the first output are in `__dict__["_spike_bits"]` then.
+            pack: if kernels can, the bits of the first output are in `__dict__["_spike_bits"]` then, behind that output
+                and its version.
         """
         inputs = self._checked(inputs)
         if affine is not None and not self._absorbs(inputs):
@@ -523,7 +527,7 @@ class FlexSN(nn.Module):
             self.__dict__["_bits_refused"] = self.core, str(error)
             return None
         if len(bits) == len(results[0]):
-            self.__dict__["_spike_bits"] = bits
+            self.__dict__["_spike_bits"] = results[0], results[0]._version, bits
         return tuple(results)
 
     def _repeat(self, program: ScanProgram, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:

@@ -189,9 +189,9 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
-    bits = neuron.__dict__.pop("_spike_bits", None)
+    written, version, bits = neuron.__dict__.pop("_spike_bits", (None, 0, None))
     if neuron.spike_range is not None:
-        mark(first, *neuron.spike_range, bits=bits)
+        mark(first, *neuron.spike_range, bits=bits if written is first and version == first._version else None)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:
