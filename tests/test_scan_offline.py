@@ -15,6 +15,7 @@ from torch import Tensor
 from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.kernels import _backward, _forward
+from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, launch_plan
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CompiledKernel
@@ -37,7 +38,7 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
 
         is_compiled = True
         programs = 1
-        empty_strided = staticmethod(torch.empty_strided)
+        allocator = staticmethod(allocator)
 
         def __init__(self, kernel: CompiledKernel, sizes: object, config: LaunchConfig, device: object) -> None:
             self._kernel, self._config = kernel, config

@@ -14,7 +14,7 @@ from torch import Tensor
 from flexsn_runtime import PointwiseProgram, prepare, scan
 from flexsn_runtime.launches import _large_memory as large_memory
 from flexsn_runtime.launches._huge_pages import LARGE
-from flexsn_runtime.launches._large_memory import empty_strided
+from flexsn_runtime.launches._large_memory import allocator
 
 CPU = torch.device("cpu")
 COUNT = LARGE // 4
@@ -29,7 +29,7 @@ def nothing_free() -> Iterator[None]:
 
 
 def large(rows: int = 1) -> Tensor:
-    return empty_strided((rows, COUNT), (COUNT, 1), dtype=torch.float32, device=CPU)
+    return allocator((rows, COUNT), (COUNT, 1), dtype=torch.float32, device=CPU)()
 
 
 def test_it_is_free_when_the_last_view_is_gone() -> None:
@@ -59,7 +59,7 @@ def test_other_sizes_get_other_memory() -> None:
 
 def test_small_tensors_and_empty_ones_are_the_systems() -> None:
     for shape, dtype in (((COUNT - 1,), torch.float32), ((COUNT,), torch.float16), ((0, COUNT), torch.float32)):
-        tensor = empty_strided(shape, torch.empty(shape, device="meta").stride(), dtype=dtype, device=CPU)
+        tensor = allocator(shape, torch.empty(shape, device="meta").stride(), dtype=dtype, device=CPU)()
         assert tensor.shape == shape
         del tensor
         assert not large_memory._free
@@ -68,7 +68,7 @@ def test_small_tensors_and_empty_ones_are_the_systems() -> None:
 @pytest.mark.parametrize("dtype", [torch.bool, torch.bfloat16, torch.float64])
 def test_strides_and_dtypes(dtype: torch.dtype) -> None:
     shape, strides = (3, 4, COUNT), (4 * COUNT, 1, 4)
-    tensor = empty_strided(shape, strides, dtype=dtype, device=CPU)
+    tensor = allocator(shape, strides, dtype=dtype, device=CPU)()
     assert (tensor.shape, tensor.stride(), tensor.dtype) == (shape, strides, dtype)
     tensor.zero_()[2, 3, -1] = 1
     assert tensor.untyped_storage()[-1] is not None

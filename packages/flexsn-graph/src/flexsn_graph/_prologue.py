@@ -153,14 +153,15 @@ class Prologue:
 
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The lifted tensors. Differentiable, when gradients are switched on."""
-        values = tuple(captured)
+        values = captured
         if self.computed is not None:
+            values = tuple(captured)
             if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
                 values += _Computed.apply(self.computed, *captured)
             else:
                 with _as_recorded(self.computed):
                     values += tuple(self.computed.forward(*captured))
-        return tuple(values[place] for place in self._places)
+        return tuple([values[place] for place in self._places])
 
 
 class _Computed(torch.autograd.Function):

@@ -258,6 +258,16 @@ class FlexSN(nn.Module):
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
         compiling = torch.compiler.is_compiling()
+        if not compiling:
+            if recomputation() not in (None, self._reset_in):
+                raise StateError(
+                    "activation checkpointing runs the neuron a second time, and it would not begin at the state that "
+                    "the first run began at. Checkpoint neuron.step, or a function that calls reset() first."
+                )
+            if affine is None:
+                repeated = self._repeat(inputs)
+                if repeated is not None:
+                    return repeated
         exporting = compiling and is_exporting()
         if exporting and self.states:
             raise ExportError(
@@ -269,23 +279,9 @@ class FlexSN(nn.Module):
                 "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
                 "or torch.compile."
             )
-        if not compiling and recomputation() not in (None, self._reset_in):
-            raise StateError(
-                "activation checkpointing runs the neuron a second time, and it would not begin at the state that the "
-                "first run began at. Checkpoint neuron.step, or a function that calls reset() first."
-            )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        packing = False
-        if self._bits_asked > 0 and not compiling:
-            self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
-            packing = self._packs()
-        if not compiling and self._repeats is not None and affine is None and not (self.count_spikes or packing):
-            results = self._repeat(self._repeats, inputs)
-            if results is not None:
-                end = self.num_outputs
-                self.__dict__.update(states=list(results[end:]), state_seqs=[])
-                return results[0] if end == 1 else list(results[:end])
+        packing = self._bits_asked > 0 and not compiling and self._packs()
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
             inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting, pack=packing
@@ -504,6 +500,7 @@ class FlexSN(nn.Module):
 
     def _packs(self) -> bool:
         """Whether kernels may write the bits of the first output."""
+        self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
             return False
         return self._bits_refused is None or self._bits_refused[0] is not self.core
@@ -530,17 +527,28 @@ class FlexSN(nn.Module):
             self.__dict__["_spike_bits"] = results[0], results[0]._version, bits
         return tuple(results)
 
-    def _repeat(self, program: ScanProgram, inputs: tuple[Tensor, ...]) -> Sequence[Tensor] | None:
-        """`(*outputs, *states)` of a call like an earlier one of the same program; `None`: there was none."""
-        own = self.__dict__
-        if (own["core"] if "core" in own else self._modules.get("core")) is not program.core:
-            return None  # one that was registered, and not assigned
-        states = self.states
-        if self._step_mode == "s":
-            return repeated_step(program, inputs, states) if states else None
-        if len(states) != self.num_states and (states or not self._starts_at_zero()):
+    def _repeat(self, inputs: tuple[Tensor, ...]) -> Tensor | list[Tensor] | None:
+        """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none."""
+        own = self.__dict__  # a module's attributes take five times as long
+        program: ScanProgram | None = own["_repeats"]
+        if program is None or own["_handover"] is not None or own["count_spikes"]:
             return None
-        return repeated_scan(program, inputs, states)
+        if own["_bits_asked"] > 0 and self._packs():
+            return None
+        if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
+            return None  # one that was registered, and not assigned
+        states = own["states"]
+        if own["_step_mode"] == "s":
+            results = repeated_step(program, inputs, states) if states else None
+        elif len(states) == own["num_states"] or (not states and self._starts_at_zero()):
+            results = repeated_scan(program, inputs, states)
+        else:
+            return None
+        if results is None:
+            return None
+        end = own["num_outputs"]
+        own["states"], own["state_seqs"] = list(results[end:]), []
+        return results[0] if end == 1 else list(results[:end])
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator]
         reason="a neuron on DTensors runs between the graphs of torch.compile"

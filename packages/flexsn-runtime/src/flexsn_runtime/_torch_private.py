@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ private("torch.fx.experimental.sym_node", "SymNode.expr", _NO_SIZES)
 private("torch.fx.experimental.sym_node", "SymNode.hint", _NO_SIZES)
 # Whether `torch.autocast` is on for any device, without asking for one.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
+
+_TensorGuards = private("torch._C", "_dynamo.guards.TensorGuards", "calls take longer", default=None)
 
 # Of a thread that is in no operator and in no mode; as it is when this package is imported.
 _INCLUDED = _included_keys()
@@ -93,6 +95,31 @@ def transform_at_work() -> str | None:
     if _number_of_modes():
         return next((name for key, name in _MODES.items() if _mode_of(key) is not None), None)
     return None
+
+
+def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function of as many tensors: whether they are like these, as far as that can be told at once.
+
+    If it says yes, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are negated or
+    conjugated views alike, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
+    not know grad mode, forward mode, autocast's dtype, nor where memory is. It says no of all that are no plain tensors.
+    """
+    if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
+        return never
+    check: Callable[..., bool] = _TensorGuards(
+        *tensors,
+        dynamic_dims_sizes=[list(t.shape) for t in tensors],
+        dynamic_dims_strides=[list(t.stride()) for t in tensors],
+    ).check
+    return check
+
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+
+def never(*tensors: torch.Tensor) -> bool:
+    """An `alike` that no tensors are like."""
+    return False
 
 
 def is_batched(tensor: torch.Tensor | None) -> bool:

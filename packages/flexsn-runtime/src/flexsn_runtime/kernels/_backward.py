@@ -179,6 +179,11 @@ class BackwardScan:
         kernel = step.backward_kernel(spec, source)
         integers = operands.sizes | step.core().integers | source.integers
         self._launch = launch(kernel, integers, config, arguments.device)
+        allocate = self._launch.allocator
+        self._allocators = [
+            None if one is None else allocate(one[0], one[1], dtype=one[2], device=self._device)
+            for one in self._written
+        ]
         self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
         first_grad = len(arguments.all) + len(kept_params)
         self._copied = {
@@ -216,11 +221,7 @@ class BackwardScan:
         """The same, from `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`."""
         if self._launch is None:
             return self._zero_gradients(given)
-        device, empty = self._device, self._launch.empty_strided
-        gradients = [
-            None if one is None else empty(one[0], one[1], dtype=one[2], device=device)
-            for one in self._written
-        ]
+        gradients = [None if allocate is None else allocate() for allocate in self._allocators]
         self._launch(self._arguments_of(given, gradients))
         for i, order in self._broadcast.items():
             gradients[i] = in_order(input_gradient(gradients[i], given[i], self._summed[i]), order)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -11,12 +12,11 @@ from torch import Tensor
 
 from flexsn_codegen import WORD, ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
+from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.step._pointwise_step import Specialization
-
-Allocated = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # shape, strides
 
 
 class ForwardResult(NamedTuple):
@@ -89,11 +89,7 @@ class ForwardScan:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)
         if training:
             self._written += _described(step.kept(residuals), kept_shape, kept_strides)
-        self._allocated = [(shape, strides, dtype) for _, shape, strides, dtype in self._written]
         counts = [len(trace.outputs), *((len(trace.states), 0) if state_seqs else (0, len(trace.states)))]
-        num_outputs = len(trace.outputs)
-        steps = [(shape[1:], strides[1:], dtype) for shape, strides, dtype in self._allocated[:num_outputs]]
-        self._single = [*steps, *self._allocated[num_outputs:]]
         counts.append(len(written_bits))
         self._ends = [sum(counts[: i + 1]) for i in range(4)]
         self._first_state = trace.num_inputs
@@ -130,6 +126,24 @@ class ForwardScan:
         integers = operands.sizes | step.core(residuals).integers
         self._launch = launch(kernel, integers, config, arguments.device)
 
+    @cached_property
+    def _sequences(self) -> list[Callable[[], Tensor]]:
+        """What allocates the results of `run`."""
+        return self._allocators(0)
+
+    @cached_property
+    def _steps(self) -> list[Callable[[], Tensor]]:
+        """What allocates the results of `run_single`."""
+        return self._allocators(self._ends[0])
+
+    def _allocators(self, steps: int) -> list[Callable[[], Tensor]]:
+        """What allocates the results, the first `steps` of them without time."""
+        allocate = allocator if self._launch is None else self._launch.allocator
+        return [
+            allocate(shape[i < steps :], strides[i < steps :], dtype=dtype, device=self._device)
+            for i, (_, shape, strides, dtype) in enumerate(self._written)
+        ]
+
     @property
     def first_kept(self) -> int:
         """Where in the result of `run` begins what is for the backward."""
@@ -165,23 +179,20 @@ class ForwardScan:
 
     def run_single(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
         """As `run` of one step, on inputs `[*step]`, to `[*outputs, *final_states]`, `[*step]` each."""
-        return self.run(arguments, self._single)
+        return self._run(arguments, self._steps)
 
-    def run(
-        self, arguments: Sequence[Tensor | None], allocated: Sequence[Allocated] | None = None
-    ) -> list[Tensor]:
+    def run(self, arguments: Sequence[Tensor | None]) -> list[Tensor]:
         """The same, to `[*output_seqs, *state_seqs or *final_states, *bits, *checkpoints or *residuals]`.
 
         Args:
             arguments: `[*inputs, *states, *lifted]`.
-            allocated: the results' shapes, strides and dtypes, if not those of sequences.
         """
-        device = self._device
-        empty = torch.empty_strided if self._launch is None else self._launch.empty_strided
-        written = [
-            empty(shape, strides, dtype=dtype, device=device)  # half the time of torch.empty
-            for shape, strides, dtype in allocated or self._allocated
-        ]
+        return self._run(arguments, self._sequences)
+
+    def _run(
+        self, arguments: Sequence[Tensor | None], allocators: Sequence[Callable[[], Tensor]]
+    ) -> list[Tensor]:
+        written = [allocate() for allocate in allocators]
         if self._launch is not None:
             tensors = [*arguments, *written]
             if self._moves:

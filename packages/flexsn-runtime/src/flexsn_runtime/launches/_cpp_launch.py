@@ -21,7 +21,7 @@ def launch_program(run: Callable[[Sequence[int]], None], tensors: Sequence[Tenso
         tensors: in the order of the kernel's parameters.
         numbers: its integer arguments.
     """
-    run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
+    run([*map(Tensor.data_ptr, tensors), *numbers, torch.get_num_threads()])
 
 
 class CppLaunch:
@@ -31,7 +31,7 @@ class CppLaunch:
         sizes: at least the kernel's integer arguments.
     """
 
-    empty_strided = staticmethod(_large_memory.empty_strided)
+    allocator = staticmethod(_large_memory.allocator)
 
     def __init__(self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig) -> None:
         self._function: CppKernel = kernel.function

@@ -14,6 +14,7 @@ from flexsn_codegen.targets.cpp import CppKernel, program
 from flexsn_runtime._torch_private_inductor import lower_launches
 from flexsn_runtime.launches._cpp_launch import launch_program
 from flexsn_runtime.launches._huge_pages import LARGE, in_huge_pages
+from flexsn_runtime.launches._launch import allocator
 
 # Compiled graphs have sources: the libraries of so many stay open.
 _program = functools.lru_cache(256)(program)
@@ -65,7 +66,7 @@ class RecordedCppLaunch:
 
     is_compiled = True
 
-    empty_strided = staticmethod(torch.empty_strided)
+    allocator = staticmethod(allocator)
 
     def __init__(self, kernel: CppKernel, numbers: Sequence[int], block: int) -> None:
         self._kernel, self._numbers, self._block = kernel, numbers, block

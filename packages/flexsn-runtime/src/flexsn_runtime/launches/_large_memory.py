@@ -12,7 +12,8 @@ import mmap
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -30,17 +31,25 @@ _free: deque[mmap.mmap] = deque()
 _POSSIBLE = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MADV_FREE"))
 
 
-def empty_strided(
+def allocator(
     shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """As torch's; the storage of a large tensor on the CPU cannot be resized."""
+) -> Callable[[], Tensor]:
+    """`torch.empty_strided` of these; the storage of a large tensor on the CPU cannot be resized."""
+    small = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
     if _POSSIBLE and device.type == "cpu" and 0 not in shape:
         count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
         if count * dtype.itemsize >= LARGE:
-            storage = _storage(-(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE)
-            if storage is not None:
-                return torch.empty(0, dtype=dtype, device=device).set_(storage, 0, tuple(shape), tuple(strides))
-    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            return partial(_large, -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE, small)
+    return small
+
+
+def _large(size: int, small: partial[Tensor]) -> Tensor:
+    """What `small` makes, in so many bytes of memory of ours, if there is any."""
+    storage = _storage(size)
+    if storage is None:
+        return small()
+    shape, strides = small.args
+    return torch.empty(0, **small.keywords).set_(storage, 0, tuple(shape), tuple(strides))
 
 
 def _storage(size: int) -> torch.UntypedStorage | None:

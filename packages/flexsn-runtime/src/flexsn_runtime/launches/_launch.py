@@ -22,6 +22,13 @@ INTERPRETER = threading.Lock()
 _HERE: AbstractContextManager[object] = nullcontext()
 
 
+def allocator(
+    shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """`torch.empty_strided` of these, to be called without asking for them again. (It takes half of `torch.empty`.)"""
+    return functools.partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
+
+
 class Launch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
 
@@ -34,7 +41,7 @@ class Launch:
         programs: in how many parts the step is walked.
     """
 
-    empty_strided = staticmethod(torch.empty_strided)
+    allocator = staticmethod(allocator)
 
     def __init__(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device

@@ -23,9 +23,10 @@ class Launch(Protocol):
     def is_compiled(self) -> bool:
         """Whether there is nothing to compile any more."""
 
-    @property
-    def empty_strided(self) -> Callable[..., Tensor]:
-        """What allocates the tensors that it writes, called as torch's function of this name."""
+    def allocator(
+        self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[], Tensor]:
+        """What allocates a tensor that it writes, for each call another one."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors like these in dtype and alignment, without launching."""

@@ -127,6 +127,7 @@ class ScanProgram:
         self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
         # By the layout of calls, what runs others like them: see `_repeated.py`.
         self.repeated: Recent[Any] = Recent()
+        self.latest_call: Any = None  # of these, the one that came last
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
@@ -247,6 +248,7 @@ class ScanProgram:
         with self._lock:
             self.calls.clear()
             self.repeated.clear()
+            self.latest_call = None
             for step in self.specializations:
                 step.forget_plans()
 
@@ -257,6 +259,7 @@ class ScanProgram:
             self._differentiated.clear()
             self.calls.clear()
             self.repeated.clear()
+            self.latest_call = None
             if self._latest is not None:
                 self._latest.close()
 

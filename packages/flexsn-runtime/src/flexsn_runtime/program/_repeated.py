@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import is_any_autocast, transform_at_work
+from flexsn_runtime._torch_private import alike, is_any_autocast, never, transform_at_work
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import trained_scan
@@ -19,20 +19,26 @@ from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RepeatedCall:
     """What runs calls of one layout.
 
     Attributes:
+        kind: of the calls: `_kind`.
         lifted: the layout of the captured tensors.
         at_zero: what stands for the states where none are given.
         run: takes `[*inputs, *states, *lifted]`.
+        alike: of `[*inputs, *states, *lifted]` as given: whether they have the layout; it may say no, wrongly.
+        places: what it does not know: how their memory is aligned.
     """
 
+    kind: Hashable
     step: Specialization
     lifted: tuple[object, ...]
     at_zero: tuple[None, ...]
     run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+    alike: Callable[..., bool]
+    places: list[int | None]
 
 
 def repeated_scan(
@@ -70,8 +76,19 @@ def _repeated(
     instead: Mapping[int, Tensor] | None = None,
 ) -> Sequence[Tensor] | None:
     given = (*inputs, *states)
+    known: RepeatedCall | None = program.latest_call
+    if known is not None and instead is None and known.kind == _kind(single, inputs, states):
+        # One call of torch's tells what a key that is looked up tells, in a tenth of the time.
+        lifted = known.step.captured()
+        if (
+            lifted is not None
+            and known.alike(*given, *lifted)
+            and _places((*given, *lifted)) == known.places
+            and transform_at_work() is None
+        ):
+            return known.run((*given, *known.at_zero, *lifted))
     try:
-        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead))
+        known = program.repeated.get(_key(inputs, given, single, instead))
     except (AttributeError, RuntimeError):  # no tensors, or without memory
         return None
     if known is None or transform_at_work() is not None:
@@ -81,6 +98,11 @@ def _repeated(
         lifted = tuple([instead.get(id(tensor), tensor) for tensor in lifted])
     if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
         return None
+    if instead is None and not is_any_autocast():  # whose dtype `alike` does not know
+        tensors = (*given, *lifted)
+        if not known.alike(*tensors):
+            known.alike, known.places = alike(tensors), _places(tensors)
+        program.latest_call = known
     return known.run((*given, *known.at_zero, *lifted))
 
 
@@ -119,8 +141,19 @@ def remember(
         found = forward_scan(step, arguments, state_seqs=False, training=False)
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
+    kind = _kind(single, inputs, states)
+    call = RepeatedCall(kind, step, layout_key(arguments.lifted), at_zero, run, never, [])
     program.repeated[_key(inputs, given, single, instead)] = call
+
+
+def _kind(single: bool, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Hashable:
+    """What calls that are alike have in common, tensors aside."""
+    return single, len(inputs), len(states), torch.is_grad_enabled()
+
+
+def _places(tensors: Sequence[Tensor]) -> list[int | None]:
+    """What a layout says of where tensors are in memory."""
+    return [place % 16 if (place := t.data_ptr()) else None for t in tensors]
 
 
 def _key(

@@ -14,6 +14,7 @@ from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_o
 from flexsn_graph import CoreTrace, Port, StepGraph, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TARGETS, TargetName
+from flexsn_runtime._torch_private import alike, never
 from flexsn_runtime.errors import CapturedTensorError, DtypeError
 from flexsn_runtime.operands._order import ScanFormat
 from flexsn_runtime.plans._plans import PLANNERS
@@ -54,6 +55,8 @@ class CoreSpecialization:
         self.lifted_dtypes = _dtypes("captured tensor", trace.lifted_values, self._target)
         self._kernels: Recent[CompiledKernel] = Recent() if kernels is None else kernels
         self._kernel_names: dict[str, None] = {}
+        # Whether tensors are like captured ones that the step takes.
+        self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
     def forget_plans(self) -> None:
@@ -80,17 +83,26 @@ class CoreSpecialization:
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
             return fetched
-        for tensor, trained in zip(fetched, self.trained, strict=True):
-            if tensor.requires_grad != trained:
+        if not self._like_these(*fetched):
+            if not self._takes(fetched):
                 return None
+            self._like_these = alike(fetched)
         tensors = fetched[: len(self.trace.captured)]
-        for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
-            if tensor.dtype != value.dtype or tensor.shape != value.shape:
-                return None
         for (i, _), alias in zip(self.trace.aliases, fetched[len(tensors) :], strict=True):
             if alias.data_ptr() != tensors[i].data_ptr() or alias.stride() != tensors[i].stride():
                 return None
-        return self.trace.lift(tensors) if self.trace.fits(tensors) else None
+        return self.trace.lift(tensors)
+
+    def _takes(self, fetched: Sequence[Tensor]) -> bool:
+        """Whether the step can read these for the tensors that its core captured when it was traced."""
+        for tensor, trained in zip(fetched, self.trained, strict=True):
+            if tensor.requires_grad != trained:
+                return False
+        tensors = fetched[: len(self.trace.captured)]
+        for tensor, value in zip(tensors, self.trace.captured_values, strict=True):
+            if tensor.dtype != value.dtype or tensor.shape != value.shape:
+                return False
+        return self.trace.fits(tensors)
 
     def _emit_graph(
         self,

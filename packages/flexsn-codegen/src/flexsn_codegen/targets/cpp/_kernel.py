@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -99,14 +100,15 @@ def program(text: str) -> Run:
 
 
 class _Program:
-    __slots__ = ("__weakref__", "_array", "_function")  # the function keeps its library open
+    __slots__ = ("__weakref__", "_function", "_pack")  # the function keeps its library open
 
     def __init__(self, function: Any, count: int) -> None:
-        function.argtypes, function.restype = [ctypes.c_void_p], None
-        self._function, self._array = function, ctypes.c_int64 * count
+        function.argtypes, function.restype = [ctypes.c_char_p], None
+        # In a quarter of the time that an array of ctypes takes.
+        self._function, self._pack = function, struct.Struct(f"{count}q").pack
 
     def __call__(self, arguments: Sequence[int]) -> None:
-        self._function(self._array(*arguments))
+        self._function(self._pack(*arguments))
 
 
 _programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDictionary()
