@@ -100,9 +100,9 @@ def transform_at_work() -> str | None:
 def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
     """A function of as many tensors: whether they are like these, as far as that can be told at once.
 
-    If it says yes, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are negated or
-    conjugated views alike, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
-    not know grad mode, forward mode, autocast's dtype, nor where memory is. It says no of all that are no plain tensors.
+    If it says yes, they have the same types, dtypes, devices, shapes and strides, they require grad alike, are lazily
+    negated views alike, and the dispatcher is in the same state: autocast, modes, `torch.func`, inference mode. It does
+    not know grad mode, forward mode, autocast's dtype, nor where memory is. It says no of what is no plain tensor.
     """
     if _TensorGuards is None or not all(type(t) in _PLAIN and t.layout is torch.strided for t in tensors):
         return never
@@ -117,7 +117,7 @@ def alike(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
-def never(*tensors: torch.Tensor) -> bool:
+def never(*tensors: object) -> bool:
     """An `alike` that no tensors are like."""
     return False
 

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import BackwardSpec
-from flexsn_graph import LiftedLayout, Port, Presence, Residuals, Role
+from flexsn_graph import Port, Presence, Residuals, Role
+from flexsn_runtime.kernels._sums import LiftedGradient, input_gradient
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
-from flexsn_runtime.operands._order import in_order, order_of, strides_like
+from flexsn_runtime.operands._order import in_order, strides_like, unusual_order
 from flexsn_runtime.plans._buckets import LaunchPlan
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -184,7 +185,6 @@ class BackwardScan:
             None if one is None else allocate(one[0], one[1], dtype=one[2], device=self._device)
             for one in self._written
         ]
-        self._layouts = {i: form.order.layout(layout) for i, layout in layouts.items()}
         first_grad = len(arguments.all) + len(kept_params)
         self._copied = {
             first_grad + i: dense[g.dim()]
@@ -200,8 +200,13 @@ class BackwardScan:
         ]
         self._in_order = picker([places.index(param) for param in kernel.params])
         # Those whose gradients the kernel writes in another shape than theirs.
-        self._broadcast = {i: _unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
-        self._lifted_orders = [_unusual_order(tensor) for tensor in arguments.lifted]
+        self._broadcast = {i: unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
+        read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
+        self._sums = {
+            i: LiftedGradient(one[0], tensor, read_by.get(i - self._first_lifted), by_program=self._summed[i])
+            for i, tensor in enumerate(arguments.lifted, self._first_lifted)
+            if (one := self._written[i]) is not None
+        }
         self._moves = operands.moves
 
     def __call__(
@@ -225,9 +230,11 @@ class BackwardScan:
         self._launch(self._arguments_of(given, gradients))
         for i, order in self._broadcast.items():
             gradients[i] = in_order(input_gradient(gradients[i], given[i], self._summed[i]), order)
-        for i, order in enumerate(self._lifted_orders, self._first_lifted):
-            layout = self._layouts.get(i - self._first_lifted)
-            gradients[i] = in_order(_lifted_gradient(gradients[i], layout, given[i], self._summed[i]), order)
+        for i, sums in self._sums.items():
+            written, lifted = gradients[i], given[i]
+            assert written is not None
+            assert lifted is not None
+            gradients[i] = sums(written, lifted)
         return gradients
 
     def gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -303,80 +310,6 @@ def _is_copied(gradient: Tensor) -> bool:
 
 def _zeros_like(tensor: Tensor) -> Tensor:
     return tensor.new_zeros(tensor.shape).as_strided(tensor.shape, strides_like(tensor))
-
-
-def _unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
-    """The order of a tensor's dimensions in memory, unless it is the usual one."""
-    order = order_of(tensor)
-    return None if order == tuple(range(len(order))) else order
-
-
-def _lifted_gradient(
-    partial_sums: Tensor | None, layout: LiftedLayout | None, tensor: Tensor | None, by_program: bool
-) -> Tensor | None:
-    """Sums over the elements of the step that read the same element of the captured tensor.
-
-    Args:
-        by_program: `partial_sums` is `[programs]`, otherwise `[*step]`, in the order in which the kernel counts.
-        layout: how the step reads the tensor, in the same order.
-    """
-    if partial_sums is None or tensor is None:
-        return None
-    if layout is None:  # nothing that counts is computed from it
-        return tensor.new_zeros(tensor.shape)
-    # A fixed order of summation, so that two runs agree to the last bit.
-    if by_program:
-        reduced = partial_sums.sum().view((1,) * len(layout.strides))
-    else:
-        summed = [d for d, stride in enumerate(layout.strides) if stride == 0 and partial_sums.shape[d] > 1]
-        reduced = _sum_over(partial_sums, summed)
-    if reduced.numel() == tensor.numel() and all(
-        size == 1 or read == has
-        for size, read, has in zip(reduced.shape, layout.strides, reduced.stride(), strict=True)
-    ):
-        return reduced.view(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
-    gradient = torch.zeros(tensor.shape, dtype=partial_sums.dtype, device=partial_sums.device)
-    # Written through the same view of the tensor that the step read it by.
-    gradient.as_strided(reduced.shape, layout.strides, layout.offset).copy_(reduced)
-    return gradient.to(dtype=tensor.dtype, device=tensor.device)
-
-
-# On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.
-_COLUMNS = 2048
-_LARGE = 2**20  # elements
-
-
-def _sum_over(tensor: Tensor, dims: list[int]) -> Tensor:
-    """`tensor.sum(dims, keepdim=True)` of a contiguous tensor."""
-    count = len(dims)
-    if not dims or dims != list(range(count)):
-        return tensor.sum(dims, keepdim=True) if dims else tensor
-    kept = tensor.shape[count:]
-    rows, columns = math.prod(tensor.shape[:count]), math.prod(kept)
-    # What a compiler has symbols for, it lays out itself.
-    beside = 1
-    if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
-        beside = math.gcd(rows, _COLUMNS // columns)
-    sums = tensor.view(-1, beside * columns).sum(0)
-    return (sums if beside == 1 else sums.view(beside, columns).sum(0)).view((1,) * count + kept)
-
-
-def input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:
-    """Sums over the dimensions in which an input broadcasts to the step.
-
-    Args:
-        by_program: `gradient` is `[T, programs]`, otherwise `[T, *step]`.
-    """
-    if gradient is None or tensor is None:
-        return None
-    shape = tensor.shape
-    if by_program:
-        return gradient.sum(1).reshape(shape).to(tensor.dtype)
-    lead = gradient.dim() - len(shape)
-    # Behind T, the input may have fewer dimensions than the step.
-    aligned = (shape[0], *(1,) * lead, *shape[1:])
-    summed = [d for d, (g, s) in enumerate(zip(gradient.shape, aligned, strict=True)) if s == 1 and g != 1]
-    return (gradient.sum(summed, keepdim=True) if summed else gradient).reshape(shape)
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -90,7 +90,6 @@ def backward_scan(
     *,
     state_seqs: bool,
     residuals: Residuals | None = None,
-    layout: tuple[object, ...] | None = None,
 ) -> BackwardScan:
     """What scans backward over tensors of this layout.
 
@@ -99,9 +98,8 @@ def backward_scan(
         wanted: as for `run_backward`.
         state_seqs: whether the last are the gradients of state sequences, or of final states.
         residuals: as for `BackwardScan`.
-        layout: the `layout_key` of the tensors, if it is known.
     """
-    key = (wanted, state_seqs, residuals, layout_key(tensors) if layout is None else layout)
+    key = (wanted, state_seqs, residuals, layout_key(tensors))
     scan = step.backward_scans.get(key)
     if scan is None:
         trace = step.trace

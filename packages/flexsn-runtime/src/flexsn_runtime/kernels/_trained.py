@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._backward import BackwardScan
 from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
-from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.operands._operands import Arguments, same_layout
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -43,7 +43,7 @@ class TrainedScan:
         bits = range(self.first_bits, self.first_kept)
         self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
         # The backward scan that ran last, and for what. In one object: threads may share this.
-        self._latest: tuple[object, object, BackwardScan | None] = (None, None, None)
+        self._latest: tuple[tuple[bool, ...], Callable[[Sequence[Tensor | None]], bool], BackwardScan] | None = None
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Scans `[*inputs, *states, *lifted]` forward; as `ForwardScan.run`."""
@@ -67,18 +67,13 @@ class TrainedScan:
         Args:
             needed: whether the gradient of this is asked for, which has none, and then, as `wanted`.
         """
-        layout = layout_key(tensors)
-        known_needed, known_layout, scan = self._latest
-        if scan is None or needed != known_needed or layout != known_layout:
-            scan = backward_scan(
-                self.step,
-                tensors,
-                needed[1:],
-                state_seqs=self._state_seqs,
-                residuals=self._residuals,
-                layout=layout,
-            )
-            self._latest = needed, layout, scan
+        latest = self._latest
+        if latest is not None and needed == latest[0] and latest[1](tensors):
+            return latest[2]
+        scan = backward_scan(
+            self.step, tensors, needed[1:], state_seqs=self._state_seqs, residuals=self._residuals
+        )
+        self._latest = needed, same_layout(tensors), scan
         return scan
 
 

@@ -101,6 +101,12 @@ def order_of(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
     return memory_order(sizes, [(sizes, strides)])
 
 
+def unusual_order(tensor: Tensor) -> tuple[int, ...] | None:
+    """The order of a tensor's dimensions in memory, unless it is the usual one."""
+    order = order_of(tensor)
+    return None if order == tuple(range(len(order))) else order
+
+
 def strides_like(tensor: Tensor, *, guarded: bool = False) -> tuple[int, ...]:
     """The strides of a new tensor in the format of this one: its own, unless it has holes or overlaps.
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import alike, is_any_autocast, never, transform_at_work
+from flexsn_runtime._torch_private import is_any_autocast, never, transform_at_work
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import trained_scan
-from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import ScanProgram
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -28,8 +28,8 @@ class RepeatedCall:
         lifted: the layout of the captured tensors.
         at_zero: what stands for the states where none are given.
         run: takes `[*inputs, *states, *lifted]`.
-        alike: of `[*inputs, *states, *lifted]` as given: whether they have the layout; it may say no, wrongly.
-        places: what it does not know: how their memory is aligned.
+        has_layout: whether `[*inputs, *states, *lifted]`, without what is at zero, are as in these calls; it may say
+            no, wrongly.
     """
 
     kind: Hashable
@@ -37,8 +37,7 @@ class RepeatedCall:
     lifted: tuple[object, ...]
     at_zero: tuple[None, ...]
     run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
-    alike: Callable[..., bool]
-    places: list[int | None]
+    has_layout: Callable[[Sequence[Tensor]], bool] = never
 
 
 def repeated_scan(
@@ -82,8 +81,7 @@ def _repeated(
         lifted = known.step.captured()
         if (
             lifted is not None
-            and known.alike(*given, *lifted)
-            and _places((*given, *lifted)) == known.places
+            and known.has_layout((*given, *lifted))
             and transform_at_work() is None
         ):
             return known.run((*given, *known.at_zero, *lifted))
@@ -100,8 +98,8 @@ def _repeated(
         return None
     if instead is None and not is_any_autocast():  # whose dtype `alike` does not know
         tensors = (*given, *lifted)
-        if not known.alike(*tensors):
-            known.alike, known.places = alike(tensors), _places(tensors)
+        if not known.has_layout(tensors):
+            known.has_layout = same_layout(tensors)
         program.latest_call = known
     return known.run((*given, *known.at_zero, *lifted))
 
@@ -142,18 +140,13 @@ def remember(
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
     kind = _kind(single, inputs, states)
-    call = RepeatedCall(kind, step, layout_key(arguments.lifted), at_zero, run, never, [])
+    call = RepeatedCall(kind, step, layout_key(arguments.lifted), at_zero, run)
     program.repeated[_key(inputs, given, single, instead)] = call
 
 
 def _kind(single: bool, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Hashable:
     """What calls that are alike have in common, tensors aside."""
     return single, len(inputs), len(states), torch.is_grad_enabled()
-
-
-def _places(tensors: Sequence[Tensor]) -> list[int | None]:
-    """What a layout says of where tensors are in memory."""
-    return [place % 16 if (place := t.data_ptr()) else None for t in tensors]
 
 
 def _key(

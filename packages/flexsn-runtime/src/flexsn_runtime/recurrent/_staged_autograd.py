@@ -13,7 +13,7 @@ from torch import Tensor
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, refuse_double_backward, scan_pointwise, several_at_once
-from flexsn_runtime.kernels._backward import input_gradient
+from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
