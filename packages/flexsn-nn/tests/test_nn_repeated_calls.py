@@ -16,6 +16,7 @@ from flexsn_nn.layer import NormNeuron
 from flexsn_nn.neuron import ParametricLIF
 from flexsn_nn.surrogate import ATan, Sigmoid
 from flexsn_runtime import TransformError, repeated_scan
+from flexsn_runtime.program import _repeated
 
 T, STEP = 3, (2, 5)
 
@@ -118,6 +119,41 @@ def test_a_repeated_call_is_one(backend: str, monkeypatch: pytest.MonkeyPatch) -
     with torch.no_grad():
         neuron(x)
     assert repeated_scan(neuron._get_program(), (x.double(),), []) is None
+
+
+@pytest.mark.long(all_but=["s"])
+@pytest.mark.parametrize("step_mode", ["s", "m"])
+def test_a_call_like_the_last_one_is_compared_at_once(
+    step_mode: str, monkeypatch: pytest.MonkeyPatch, compiler: None
+) -> None:
+    """Without looking anything up by a key; and what changes meanwhile is followed."""
+    core = Decay(0.5)
+    neuron = FlexSN(core, 1, 1, 1, backend="cpp", step_mode=step_mode)
+    loop = FlexSN(core, 1, 1, 1, backend="torch", step_mode=step_mode)
+
+    def assert_equal(x: Tensor) -> None:
+        assert torch.equal(neuron(x), loop(x))
+        assert torch.equal(neuron.states[0], loop.states[0])
+
+    def now(seed: int) -> Tensor:
+        return data(seed)[0] if step_mode == "s" else data(seed)
+
+    with torch.no_grad():
+        for seed in range(4):
+            assert_equal(now(seed))
+        with monkeypatch.context() as patch:
+            patch.setattr(_repeated, "layout_key", None)
+            assert_equal(now(4))
+            core.decay.fill_(0.9)
+            assert_equal(now(5))
+            core.decay = nn.Parameter(torch.full((5,), 0.3))
+            assert_equal(now(6))
+        core.decay = nn.Parameter(torch.full((1,), 0.8))
+        assert_equal(now(7))
+        core.decay.data = torch.full((5,), 0.1)
+        assert_equal(now(9))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert_equal(now(10))
 
 
 def test_tensors_of_another_kind_go_the_whole_way(backend: str) -> None:

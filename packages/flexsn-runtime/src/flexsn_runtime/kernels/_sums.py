@@ -57,7 +57,9 @@ class LiftedGradient:
             read.copy_(self._sum(written).view(self._shape))
         if gradient.dtype is not tensor.dtype or gradient.device != tensor.device:
             gradient = gradient.to(dtype=tensor.dtype, device=tensor.device)
-        return gradient if self._order is None else in_order(gradient, self._order)
+        ordered = in_order(gradient, self._order)
+        assert ordered is not None
+        return ordered
 
 
 # On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.
@@ -69,9 +71,9 @@ def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Callable[[Tensor], Te
     """`tensor.sum(dims)` of a contiguous tensor of this shape, contiguous; of no dimensions, the tensor."""
     if not dims:
         return lambda tensor: tensor
-    count = len(dims)
-    if list(dims) != list(range(count)):
-        return lambda tensor: tensor.sum(dims)
+    count, summed = len(dims), tuple(dims)
+    if summed != tuple(range(count)):
+        return lambda tensor: tensor.sum(summed)
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # What a compiler has symbols for, it lays out itself.
     beside = 1

@@ -127,7 +127,8 @@ class ScanProgram:
         self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
         # By the layout of calls, what runs others like them: see `_repeated.py`.
         self.repeated: Recent[Any] = Recent()
-        self.latest_call: Any = None  # of these, the one that came last
+        # Of these, the one that came last, by what calls that are alike have in common, tensors aside.
+        self.latest_calls: dict[Hashable, Any] = {}
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
@@ -248,7 +249,7 @@ class ScanProgram:
         with self._lock:
             self.calls.clear()
             self.repeated.clear()
-            self.latest_call = None
+            self.latest_calls.clear()
             for step in self.specializations:
                 step.forget_plans()
 
@@ -259,7 +260,7 @@ class ScanProgram:
             self._differentiated.clear()
             self.calls.clear()
             self.repeated.clear()
-            self.latest_call = None
+            self.latest_calls.clear()
             if self._latest is not None:
                 self._latest.close()
 

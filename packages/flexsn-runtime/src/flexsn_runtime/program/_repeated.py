@@ -24,7 +24,6 @@ class RepeatedCall:
     """What runs calls of one layout.
 
     Attributes:
-        kind: of the calls: `_kind`.
         lifted: the layout of the captured tensors.
         at_zero: what stands for the states where none are given.
         run: takes `[*inputs, *states, *lifted]`.
@@ -32,7 +31,6 @@ class RepeatedCall:
             no, wrongly.
     """
 
-    kind: Hashable
     step: Specialization
     lifted: tuple[object, ...]
     at_zero: tuple[None, ...]
@@ -75,18 +73,14 @@ def _repeated(
     instead: Mapping[int, Tensor] | None = None,
 ) -> Sequence[Tensor] | None:
     given = (*inputs, *states)
-    known: RepeatedCall | None = program.latest_call
-    if known is not None and instead is None and known.kind == _kind(single, inputs, states):
-        # One call of torch's tells what a key that is looked up tells, in a tenth of the time.
-        lifted = known.step.captured()
-        if (
-            lifted is not None
-            and known.has_layout((*given, *lifted))
-            and transform_at_work() is None
-        ):
-            return known.run((*given, *known.at_zero, *lifted))
+    kind = single, len(inputs), len(states), torch.is_grad_enabled()
+    latest: RepeatedCall | None = None if instead is not None else program.latest_calls.get(kind)
+    if latest is not None:
+        lifted = latest.step.captured()
+        if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
+            return latest.run((*given, *latest.at_zero, *lifted))
     try:
-        known = program.repeated.get(_key(inputs, given, single, instead))
+        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead))
     except (AttributeError, RuntimeError):  # no tensors, or without memory
         return None
     if known is None or transform_at_work() is not None:
@@ -100,7 +94,7 @@ def _repeated(
         tensors = (*given, *lifted)
         if not known.has_layout(tensors):
             known.has_layout = same_layout(tensors)
-        program.latest_call = known
+        program.latest_calls[kind] = known
     return known.run((*given, *known.at_zero, *lifted))
 
 
@@ -139,14 +133,8 @@ def remember(
         found = forward_scan(step, arguments, state_seqs=False, training=False)
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    kind = _kind(single, inputs, states)
-    call = RepeatedCall(kind, step, layout_key(arguments.lifted), at_zero, run)
+    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
     program.repeated[_key(inputs, given, single, instead)] = call
-
-
-def _kind(single: bool, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Hashable:
-    """What calls that are alike have in common, tensors aside."""
-    return single, len(inputs), len(states), torch.is_grad_enabled()
 
 
 def _key(

@@ -1,0 +1,103 @@
+"""`same_layout`: what the short comparison of a repeated call must tell apart, whichever version of torch compares."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flexsn_runtime._torch_private import alike
+from flexsn_runtime.operands._operands import layout_key, same_layout
+
+SHAPE = (4, 8)
+
+
+def like(x: Tensor) -> list[Tensor | None]:
+    """The arguments of a scan: an input, a state at zero, a captured tensor."""
+    return [x, None, torch.ones(8)]
+
+
+OTHERS: dict[str, Callable[[], list[Tensor | None]]] = {
+    "shape": lambda: like(torch.rand(4, 9)),
+    "dimensions": lambda: like(torch.rand(1, 4, 8)),
+    "strides": lambda: like(torch.rand(8, 4).t()),
+    "dtype": lambda: like(torch.rand(SHAPE).half()),
+    "device": lambda: like(torch.empty(SHAPE, device="meta")),
+    "gradient": lambda: like(torch.rand(SHAPE, requires_grad=True)),
+    "type": lambda: like(nn.Parameter(torch.rand(SHAPE), requires_grad=False)),
+    "a subclass": lambda: like(torch.rand(SHAPE).as_subclass(Own)),
+    "sign": lambda: like(torch._neg_view(torch.rand(SHAPE))),
+    "alignment": lambda: like(torch.rand(33)[1:].view(SHAPE)),
+    "no memory": lambda: like(freed()),
+    "the captured one": lambda: [torch.rand(SHAPE), None, torch.ones(9)],
+    "a state": lambda: [torch.rand(SHAPE), torch.rand(8), torch.ones(8)],
+    "what is none": lambda: [torch.rand(SHAPE), torch.ones(8), None],
+    "too few": lambda: [torch.rand(SHAPE), None],
+}
+
+
+class Own(Tensor):
+    """A subclass."""
+
+
+class Mode(TorchDispatchMode):
+    """A mode that sees operators."""
+
+
+def freed() -> Tensor:
+    tensor = torch.rand(SHAPE)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_tensors_of_the_same_layout_are_the_same() -> None:
+    assert alike([torch.rand(SHAPE)])(torch.rand(SHAPE)), "this version of torch has what compares"
+    is_same = same_layout(like(torch.rand(SHAPE)))
+    for _ in range(3):
+        assert is_same(like(torch.rand(SHAPE)))
+    with torch.no_grad():
+        assert is_same(like(torch.rand(SHAPE)))
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_another_layout_is_told(other: str) -> None:
+    first, others = like(torch.rand(SHAPE)), OTHERS[other]()
+    assert not same_layout(first)(others)
+    if other != "device":
+        assert not same_layout(others)(first)
+    if other != "gradient":
+        assert layout_key(first) != layout_key(others)
+
+
+def test_another_state_of_the_dispatcher_is_told() -> None:
+    tensors = like(torch.rand(SHAPE))
+    is_same = same_layout(tensors)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_same(tensors)
+    with torch.inference_mode():
+        assert not is_same(tensors)
+    with Mode():
+        assert not is_same(tensors)
+    found: list[bool] = []
+
+    def inside(x: Tensor) -> Tensor:
+        found.append(is_same(tensors))
+        return x.sum()
+
+    torch.func.grad(inside)(torch.rand(SHAPE))
+    torch.vmap(inside)(torch.rand(SHAPE))
+    assert found == [False, False]
+    assert is_same(tensors)
+
+
+def test_it_keeps_no_tensor() -> None:
+    tensors = like(torch.rand(SHAPE))
+    alive = weakref.ref(tensors[0])
+    is_same = same_layout(tensors)
+    del tensors
+    assert alive() is None
+    assert is_same(like(torch.rand(SHAPE)))
