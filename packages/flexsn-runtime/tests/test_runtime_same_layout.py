@@ -80,7 +80,7 @@ def test_another_state_of_the_dispatcher_is_told() -> None:
         assert not is_same(tensors)
     with torch.inference_mode():
         assert not is_same(tensors)
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         assert not is_same(tensors)
     found: list[bool] = []
 

@@ -143,6 +143,7 @@ class Prologue:
         # Its graphs are for tensors that lie like these.
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
         self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
+        self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
         """Whether it can compute with these tensors, of the right shapes and dtypes."""
@@ -153,15 +154,16 @@ class Prologue:
 
     def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The lifted tensors. Differentiable, when gradients are switched on."""
-        values = captured
+        values = tuple(captured)
+        if self._as_they_are:
+            return values
         if self.computed is not None:
-            values = tuple(captured)
             if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
                 values += _Computed.apply(self.computed, *captured)
             else:
                 with _as_recorded(self.computed):
                     values += tuple(self.computed.forward(*captured))
-        return tuple([values[place] for place in self._places])
+        return tuple(values[place] for place in self._places)
 
 
 class _Computed(torch.autograd.Function):

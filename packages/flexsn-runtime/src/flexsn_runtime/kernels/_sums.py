@@ -68,7 +68,11 @@ _LARGE = 2**20  # elements
 
 
 def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
-    """`tensor.sum(dims)` of a contiguous tensor of this shape, contiguous; of no dimensions, the tensor."""
+    """The elements of `tensor.sum(dims)`, in order and in any shape, of a contiguous tensor; of no dimensions, its own.
+
+    Args:
+        shape: the tensor's.
+    """
     if not dims:
         return lambda tensor: tensor
     count, summed = len(dims), tuple(dims)

@@ -87,11 +87,14 @@ class CoreSpecialization:
             if not self._takes(fetched):
                 return None
             self._like_these = alike(fetched)
-        tensors = fetched[: len(self.trace.captured)]
-        for (i, _), alias in zip(self.trace.aliases, fetched[len(tensors) :], strict=True):
-            if alias.data_ptr() != tensors[i].data_ptr() or alias.stride() != tensors[i].stride():
-                return None
-        return self.trace.lift(tensors)
+        trace = self.trace
+        if trace.aliases:
+            captured = fetched[: len(trace.captured)]
+            for (i, _), alias in zip(trace.aliases, fetched[len(captured) :], strict=True):
+                if alias.data_ptr() != captured[i].data_ptr() or alias.stride() != captured[i].stride():
+                    return None
+            fetched = captured
+        return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
         """Whether the step can read these for the tensors that its core captured when it was traced."""
