@@ -8,8 +8,9 @@ import sys
 
 from torch import Tensor
 
-# Bytes from which on a result is large; smaller ones lie in memory that the process keeps anyway.
-LARGE = 2**23
+# Bytes from which on a result is large: a huge page. What an allocator keeps of smaller ones depends on all that the
+# process has allocated before: it may map each of them anew, whose page faults take longer than a scan over them.
+LARGE = 2**21
 
 _PAGE = mmap.PAGESIZE
 _madvise = getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None

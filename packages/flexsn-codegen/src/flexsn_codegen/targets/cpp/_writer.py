@@ -17,6 +17,7 @@ from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import Port
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_KNOWN = ("true", "false")  # values of flags that the source says
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,18 @@ class CppWriter(KernelWriter):
         """The text, of the values that flags have at this place: they change within a loop over lanes, in which
         nothing is computed that is the same for all."""
         flags = {**dict.fromkeys(self._flags), **self._current().flags}
-        values = {name: form.format(value or name) for name, value in flags.items()}
+        values = {name: value if value in _KNOWN else form.format(value or name) for name, value in flags.items()}
         return _NAME.sub(lambda found: values.get(found[0], found[0]), text)
 
     def _assign_flag(self, name: str, text: str) -> None:
         lanes, count = self._current(), self._flags.get(name, 0)
-        lanes.before.append(f"const bool {name}_{count} = {self._with_flags(text)};")
-        lanes.flags[name] = f"{name}_{count}"
+        value = self._with_flags(text)
+        if "?" not in value and "true" in value.split(" | "):
+            value = "true"
+        if value not in _KNOWN:  # or else nothing in the loop asks for it
+            lanes.before.append(f"const bool {name}_{count} = {value};")
+            value = f"{name}_{count}"
+        lanes.flags[name] = value
         self._flags[name] = count + 1
 
     def _where(self, condition: str) -> str:

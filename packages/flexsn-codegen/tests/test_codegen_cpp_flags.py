@@ -1,0 +1,36 @@
+"""Flags of kernels in C++: what the source says of them is no condition of a loop over lanes."""
+
+from __future__ import annotations
+
+import torch
+
+from flexsn_codegen.targets.cpp import CPP
+
+
+def written(first: str, then: str) -> str:
+    """A loop that reads a flag, gives it a value and reads it again."""
+    writer = CPP.writer()
+    writer.assign("came", first, flag=True)
+    writer.assign("other", writer.flag(False), flag=True)
+    with writer.loop("t", "0", "T"):
+        writer.assign("before", f"came ? float(1) : {writer.zeros(torch.float32)}")
+        writer.assign("came", then, flag=True)
+        writer.assign("after", "came ? float(2) : before")
+    return writer.finish("kernel", [], "").source
+
+
+def test_a_value_that_is_known_is_no_condition() -> None:
+    for then in ("true", "other | true"):
+        source = written("false", then)
+        assert "auto after = true ? float(2)" in source
+        # The loop begins with what its last round left.
+        assert "auto before = (int32_t(lane) < dev::lanes_if(came, lanes)) ?" in source
+        assert "\n            came = true;" in source
+    assert "auto after = false ? float(2)" in written("true", "false")
+
+
+def test_a_value_that_is_not_known_is_a_condition() -> None:
+    source = written("true", "came | other")
+    assert "const bool came_1 = came | other;" in source
+    assert "auto after = (int32_t(lane) < dev::lanes_if(came_1, lanes)) ?" in source
+    assert "\n            came = came_1;" in source
