@@ -1,12 +1,14 @@
 """Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32"]
-        [--format channels-last] [--seconds 150]
+        [--format channels-last] [--neurons bits] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
-their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`). SpikingJelly's LIFNode (Triton) runs
-where it is installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph.
+their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
+afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter without and with bits
+(`PackingBackend`). SpikingJelly's LIFNode (Triton) runs where it is installed. In each memory format (of the
+convolutions' weights and of the input), eager and as a CUDA graph.
 Rows are printed as they are found. What fails has its error in its row, and `--seconds` is when no other row is begun.
 """
 
@@ -30,7 +32,7 @@ from torch import Tensor, nn
 from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import fuse_norms
-from flexsn_nn.memory import PackedSpikes
+from flexsn_nn.memory import PackedSpikes, PackingBackend
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +95,27 @@ class Variant:
     Attributes:
         fused: whether norms are in the neurons' steps.
         packed: whether spikes are kept as bits.
+        by_kernels: whether kernels write the bits.
+        compiled: whether by `torch.compile`, and with `packed`, by `PackingBackend`.
     """
 
     activation: Activation
     fused: bool = False
     packed: bool = False
+    by_kernels: bool = True
+    compiled: bool = False
 
 
 def variants(case: Case) -> dict[str, Variant]:
     found = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
     if len(case.formats) > 1:  # those with norms
         found["the same, norms fused"] = Variant(LIF, fused=True)
-    found["the same, spikes as bits"] = Variant(LIF, fused=len(case.formats) > 1, packed=True)
+    fused = len(case.formats) > 1
+    found["the same, spikes as bits"] = Variant(LIF, fused=fused, packed=True)
+    found["the same, bits packed afterwards"] = Variant(LIF, fused=fused, packed=True, by_kernels=False)
+    found["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
+    found["compiled"] = Variant(LIF, compiled=True)
+    found["compiled, spikes as bits"] = Variant(LIF, compiled=True, packed=True)
     if importlib.util.find_spec("spikingjelly") is not None:
         found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
     return found
@@ -124,18 +135,23 @@ def training_step(
     net = case.make(variant.activation).to(device)
     if variant.fused:
         fuse_norms(net)
-    packing = PackedSpikes(net) if variant.packed else nullcontext()
+    packs = variant.packed and not variant.compiled
+    packing = PackedSpikes(net, by_kernels=variant.by_kernels) if packs else nullcontext()
     frames = torch.rand(case.shape, device=device)
     if len(case.formats) > 1:
         net = net.to(memory_format=memory_format)
         frames = frames.flatten(0, 1).contiguous(memory_format=memory_format).unflatten(0, case.shape[:2])
+    run: Callable[[Tensor], Tensor] = net
+    if variant.compiled:
+        torch.compiler.reset()
+        run = torch.compile(net, backend=PackingBackend() if variant.packed else "inductor")
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     def step() -> None:
         reset(net)
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
-            out: Tensor = net(frames)
+            out = run(frames)
             loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -182,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--neurons", default="", help="rows whose neurons contain this, besides ReLU")
     parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="this memory format alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
@@ -192,7 +209,8 @@ def main() -> None:
         for memory_format in case.formats:
             form = FORMATS[memory_format]
             limit: Row = ()
-            for name in variants(case) if chosen.format in ("", form) else ():
+            names = [name for name in variants(case) if name == "ReLU" or chosen.neurons in name]
+            for name in names if chosen.format in ("", form) else ():
                 cells, found = ["not run", "", "", ""], limit
                 if time.perf_counter() - begun < chosen.seconds:
                     cells, found = row(case, memory_format, name, limit)
@@ -200,7 +218,7 @@ def main() -> None:
                 rows.append((case.name, form, name, *cells))
                 print(f"{time.perf_counter() - begun:.0f} s", *rows[-1], sep=" | ", flush=True)
     header = ("network", "format", "neurons", "step, ms", "its kernels", "in a CUDA graph", "peak, MiB")
-    options = {"--only": chosen.only, "--format": chosen.format}
+    options = {"--only": chosen.only, "--format": chosen.format, "--neurons": chosen.neurons}
     given = "".join(f" {name} {value!r}" for name, value in options.items() if value)
     lines = [
         "# Whole networks beside ReLU",

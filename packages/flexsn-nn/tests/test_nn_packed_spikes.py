@@ -178,7 +178,9 @@ def test_kernels_write_the_bits(backend: str) -> None:
         assert packing.bytes_whole == 5 * 3 * (45 + 64) * 4
         assert last.spike_counts is not None
         assert [states.shape for states in last.state_seqs] == [(5, 3, 64)]
-    gradients(net, x, None)
+    packing = PackedSpikes(net, by_kernels=False)
+    assert all(torch.equal(a, b) for a, b in zip(gradients(net, x, packing), wanted, strict=True))
+    assert packing.bytes_by_kernels == 0
     assert not last._bits_asked
     assert "_spike_bits" not in last.__dict__
 

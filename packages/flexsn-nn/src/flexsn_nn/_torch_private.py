@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from flexsn_hop.versions import lacking, private
@@ -22,6 +25,13 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
 def is_exporting() -> bool:
     """Whether `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
+
+
+def backend_named(name: str) -> Callable[..., Any]:
+    """What `torch.compile` calls for a backend of this name; looked up when one is compiled for."""
+    find = private("torch._dynamo", "lookup_backend", "`memory.PackingBackend` takes functions only, and no names")
+    found: Callable[..., Any] = find(name)
+    return found
 
 
 def is_jit_tracing() -> bool:

@@ -54,6 +54,7 @@ class PackedSpikes:
 
     Args:
         net: a network; the neurons in it are looked at.
+        by_kernels: whether kernels may write bits. `False`: all is packed afterwards, to compare.
 
     Attributes:
         bytes_whole: of what was packed, as it was.
@@ -74,7 +75,8 @@ class PackedSpikes:
         (2048, 64)
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, *, by_kernels: bool = True) -> None:
+        self._by_kernels = by_kernels
         self.bytes_whole = 0
         self.bytes_packed = 0
         self.bytes_by_kernels = 0
@@ -122,7 +124,7 @@ class PackedSpikes:
     def _ask_for_bits(self, more: int) -> None:
         """Lets the neurons' kernels write bits, or no more; there may be other contexts around them."""
         for neuron in self._neurons:
-            if isinstance(neuron, FlexSN):
+            if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron.__dict__["_bits_asked"] += more
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
@@ -191,7 +193,8 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
     first: Tensor = output if isinstance(output, Tensor) else output[0]
     written, version, bits = neuron.__dict__.pop("_spike_bits", (None, 0, None))
     if neuron.spike_range is not None:
-        mark(first, *neuron.spike_range, bits=bits if written is first and version == first._version else None)
+        low, high = neuron.spike_range
+        mark(first, low, high, bits if written is first and version == first._version else None)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

@@ -1,0 +1,278 @@
+"""Spikes kept as bits by the graphs of `torch.compile`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from flexsn_nn._torch_private import backend_named
+
+_aten = torch.ops.aten
+Compiler = Callable[..., Any]
+
+
+class PackingBackend:
+    """A backend of `torch.compile` whose graphs keep spikes for their backward as bits: 1/32 of float32.
+
+    Linear layers and convolutions that read a neuron's output keep its bits, and unpack them in the backward. That
+    these are zeros and ones is told from the neuron's step in the graph; between the two there may be views and
+    copies. All else is kept as before: `layers` counts what was found.
+
+    Args:
+        backend: what compiles the graph then: a name, or a function of a graph and examples of its inputs.
+
+    Attributes:
+        layers: in the graphs compiled so far, layers that keep bits.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 5))
+        >>> backend = PackingBackend("eager")
+        >>> torch.compile(net, backend=backend)(torch.rand(2, 8)).shape, backend.layers
+        (torch.Size([2, 5]), 0)
+    """
+
+    def __init__(self, backend: str | Compiler = "inductor") -> None:
+        self._backend = backend
+        self.layers = 0
+
+    def __call__(self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        self.layers += pack_layers(graph)
+        compiler = backend_named(self._backend) if isinstance(self._backend, str) else self._backend
+        return compiler(graph, examples, **options)
+
+
+def pack_layers(graph: fx.GraphModule) -> int:
+    """Lets the layers of a graph of Dynamo's that read spikes keep bits of them, in place; returns how many."""
+    found = 0
+    for node in list(graph.graph.nodes):
+        layer = _LAYERS.get(node.target) if node.op == "call_function" else None
+        if layer is None or not node.args or not _is_spikes(graph, node.args[0]):
+            continue
+        arguments = layer(node)
+        if arguments is None:
+            continue
+        function, given = arguments
+        with graph.graph.inserting_before(node):
+            new = graph.graph.call_function(function, given)
+        new.meta = dict(node.meta)
+        node.replace_all_uses_with(new)
+        graph.graph.erase_node(node)
+        found += 1
+    if found:
+        graph.recompile()
+    return found
+
+
+# -- which values are spikes ---------------------------------------------------------------------------------
+
+_MOVES = frozenset(
+    {
+        "clone", "contiguous", "flatten", "movedim", "permute", "reshape", "squeeze", "transpose", "unflatten",
+        "unsqueeze", "view",
+    }
+)
+_CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "clone", "detach"})
+_COMPARED = frozenset({"ge", "gt", "le", "lt", "eq", "ne"})
+_COMPARISONS = frozenset(getattr(module, name) for module in (operator, torch) for name in _COMPARED)
+
+
+def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
+    """Whether a value has the elements of an output of a scan that is zeros and ones."""
+    dtype = _unwritten(value)
+    while isinstance(value, fx.Node) and _is_move(value):
+        value = value.args[0]
+        if _unwritten(value) is not dtype:
+            return False  # also for a view as another dtype
+    if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
+        return False
+    scan, index = value.args
+    if not isinstance(scan, fx.Node) or getattr(scan.target, "__name__", "") != "flex_sn_scan":
+        return False
+    core, _, _, num_outputs = scan.args[:4]
+    if not isinstance(index, int) or not isinstance(num_outputs, int) or index >= num_outputs:
+        return False
+    step = getattr(graph, str(core.target), None) if isinstance(core, fx.Node) and core.op == "get_attr" else None
+    return isinstance(step, fx.GraphModule) and _is_zero_one(step, _result(step, [index]))
+
+
+def _unwritten(value: Any) -> torch.dtype | None:
+    """The dtype of a tensor that nothing in the graph writes to; `None`: something does, or nobody knows."""
+    example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
+    return example.dtype if isinstance(example, Tensor) and example._version == 0 else None
+
+
+def _is_move(node: fx.Node) -> bool:
+    name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+    return name in _MOVES and bool(node.args)
+
+
+def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
+    """What a graph returns there; of nested results, the first."""
+    value = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+    for index in path:
+        value = value[index] if isinstance(value, tuple | list) else value
+    while isinstance(value, tuple | list) and value:
+        value = value[0]
+    return value
+
+
+def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
+    """Whether a value of a step is 0 or 1: what a comparison gives, converted, also within an `autograd.Function`."""
+    while isinstance(value, fx.Node):
+        if isinstance(value.meta.get("example_value"), Tensor) and _unwritten(value) is None:
+            return False
+        if value.target in _COMPARISONS or (value.op == "call_method" and value.target in _COMPARED):
+            return True
+        if value.op == "call_method" and value.target in _CASTS:
+            value = value.args[0]
+            continue
+        index = 0
+        if value.target is operator.getitem:
+            value, index = value.args  # type: ignore[assignment]
+        name = getattr(value.target, "__name__", "") if isinstance(value, fx.Node) else ""
+        if name != "autograd_function_apply" or index != 0:
+            return False
+        body = getattr(graph, str(value.args[0].target), None)
+        return isinstance(body, fx.GraphModule) and _is_zero_one(body, _result(body, [0]))
+    return False
+
+
+# -- layers that keep bits -----------------------------------------------------------------------------------
+
+Given = tuple[Callable[..., Tensor], tuple[Any, ...]]
+
+
+def _linear(node: fx.Node) -> Given | None:
+    x, weight, bias = _by_name(node, ("input", "weight", "bias"), (None, None, None))
+    return linear_of_spikes, (x, weight, bias)
+
+
+def _convolution(node: fx.Node) -> Given | None:
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    x, weight, bias, *sizes, groups = _by_name(node, names, (None, None, None, 1, 0, 1, 1))
+    dims = _DIMS[node.target]
+    example = x.meta.get("example_value")
+    if any(isinstance(size, str) for size in sizes) or not isinstance(example, Tensor) or example.dim() != dims + 2:
+        return None
+    lists = [[size] * dims if isinstance(size, int) else list(size) * (dims // len(size)) for size in sizes]
+    return convolution_of_spikes, (x, weight, bias, *lists, groups)
+
+
+def _by_name(node: fx.Node, names: Sequence[str], otherwise: Sequence[Any]) -> list[Any]:
+    given = dict(zip(names, node.args, strict=False)) | node.kwargs
+    return [given.get(name, default) for name, default in zip(names, otherwise, strict=True)]
+
+
+_DIMS: dict[Any, int] = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+_LAYERS: dict[Any, Callable[[fx.Node], Given | None]] = {
+    nn.functional.linear: _linear,
+    **dict.fromkeys(_DIMS, _convolution),
+}
+
+
+def linear_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As `nn.functional.linear`, of zeros and ones, of which bits are kept."""
+    result: Tensor = _Linear.apply(x, weight, bias)
+    return result
+
+
+def convolution_of_spikes(x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+    """As `torch.conv2d`, in 1 to 3 dimensions, of zeros and ones, of which bits are kept.
+
+    Args:
+        how: stride, padding and dilation, a list each; groups.
+    """
+    result: Tensor = _Convolution.apply(x, weight, bias, *how)
+    return result
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        _keep(ctx, x, weight, bias)
+        return nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        bits, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2) if grad.dim() > 1 else grad.unsqueeze(0)
+        of_x = of_weight = of_bias = None
+        if ctx.needs_input_grad[0]:
+            of_x = (grad @ weight.to(grad.dtype)).to(ctx.dtype)
+        if ctx.needs_input_grad[1]:
+            spikes = _unpacked(bits, ctx.shape, ctx.order, grad.dtype)
+            spikes = spikes.flatten(0, -2) if spikes.dim() > 1 else spikes.unsqueeze(0)
+            of_weight = (rows.t() @ spikes).to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            of_bias = rows.sum(0).to(ctx.bias.dtype)
+        return of_x, of_weight, of_bias
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, *how: Any) -> Tensor:
+        _keep(ctx, x, weight, bias)
+        ctx.how = how
+        function = next(function for function, dims in _DIMS.items() if dims == x.dim() - 2)
+        result: Tensor = function(x, weight, bias, *how)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,) = grads
+        bits, weight = ctx.saved_tensors
+        stride, padding, dilation, groups = ctx.how
+        spikes = _unpacked(bits, ctx.shape, ctx.order, grad.dtype)
+        found = _aten.convolution_backward(
+            grad,
+            spikes,
+            weight.to(grad.dtype),
+            None if ctx.bias is None else list(ctx.bias.shape),
+            stride,
+            padding,
+            dilation,
+            False,
+            [0] * len(stride),
+            groups,
+            [ctx.needs_input_grad[0], ctx.needs_input_grad[1], ctx.needs_input_grad[2]],
+        )
+        dtypes = (ctx.dtype, weight.dtype, None if ctx.bias is None else ctx.bias.dtype)
+        wanted = zip(found, dtypes, ctx.needs_input_grad, strict=False)
+        return *(g.to(dtype) if want else None for g, dtype, want in wanted), *(None for _ in ctx.how)
+
+
+def _keep(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """Notes what the backward reads: bits of the input, in the order of its memory."""
+    ctx.shape, ctx.dtype, ctx.bias = x.shape, x.dtype, bias
+    ctx.order = _order(x)
+    ctx.save_for_backward(_packed(x, ctx.order), weight)
+
+
+def _order(x: Tensor) -> list[int]:
+    """The dimensions, the outermost in memory first: a channels-last input is read one element after the other."""
+    dims = list(range(x.dim()))
+    last = [0, *dims[2:], 1]
+    if x.dim() in (4, 5) and not x.is_contiguous() and x.permute(last).is_contiguous():
+        return last
+    return dims
+
+
+def _packed(x: Tensor, order: Sequence[int]) -> Tensor:
+    flat = x.permute(*order).reshape(-1)
+    flags = nn.functional.pad(flat != 0, (0, -flat.numel() % 8)).view(-1, 8)
+    return (flags.to(torch.int32) << torch.arange(8, dtype=torch.int32, device=x.device)).sum(1).to(torch.uint8)
+
+
+def _unpacked(bits: Tensor, shape: Sequence[int], order: Sequence[int], dtype: torch.dtype) -> Tensor:
+    places = torch.arange(8, dtype=torch.int32, device=bits.device)
+    flags = (bits.to(torch.int32).unsqueeze(1) >> places) & 1
+    sizes = [shape[d] for d in order]
+    count = 1
+    for size in sizes:
+        count = count * size
+    return flags.to(dtype).view(-1)[:count].view(sizes).permute([order.index(d) for d in range(len(order))])
