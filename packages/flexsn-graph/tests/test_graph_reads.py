@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
+import inspect
+import io
 import itertools
 import logging
+import math
+import multiprocessing
+import os
 import random
+import secrets
 import sys
 import threading
+import time
+import types
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from configparser import ConfigParser
 from typing import Any
 
 import numpy
@@ -188,6 +200,9 @@ TARGET = Neuron()
         (itertools.cycle([1.0]), "an iterator"),
         (iter([1.0, 2.0]), "an iterator"),
         ((i for i in range(3)), "an iterator"),
+        (torch.Generator(), "a random generator"),
+        (ctypes.c_double(2.0), "memory of ctypes"),
+        (multiprocessing.Value("d", 2.0).get_obj(), "memory of ctypes"),
     ],
 )
 def test_what_cannot_be_seen_is_refused(value: Any, what: str) -> None:
@@ -249,3 +264,243 @@ def test_a_tensor_of_which_only_the_shape_is_read() -> None:
     assert reads.fetch() == ()
     w.resize_(5)
     assert reads.fetch() is None
+
+
+class Part:
+    tau = 2.0
+
+
+class Other:
+    tau = 3.0
+
+
+class Number(float):
+    tau: float
+
+
+def assigned(owner: Any, name: str, value: Any) -> Callable[[], object]:
+    return lambda: setattr(owner, name, value)
+
+
+Changed = tuple[Callable[[], object], Callable[[], object]]
+
+
+def _weak_dictionary() -> Changed:
+    key, table = Part(), weakref.WeakKeyDictionary[Part, float]()
+    table[key] = 2.0
+    return lambda: table[key], lambda: table.update({key: 3.0})
+
+
+def _weak_set() -> Changed:
+    parts = [Part(), Part()]
+    members = weakref.WeakSet(parts[:1])
+    return lambda: sum(part.tau for part in members), lambda: members.add(parts[1])
+
+
+def _bases() -> Changed:
+    cls = type("Derived", (Part,), {})
+    return (lambda: cls.tau), assigned(cls, "__bases__", (Other,))  # type: ignore[attr-defined]
+
+
+def _bases_of_an_object() -> Changed:
+    cls = type("Derived", (Part,), {})
+    value = cls()
+    return (lambda: value.tau), assigned(cls, "__bases__", (Other,))
+
+
+def _class_before_its_metaclass() -> Changed:
+    meta = type("Meta", (type,), {"tau": 2.0})
+    cls = meta("Made", (), {})
+    return (lambda: cls.tau), assigned(cls, "tau", 3.0)
+
+
+def _attribute_of_a_number() -> Changed:
+    value = Number(2.0)
+    value.tau = 2.0
+    return (lambda: value.tau), assigned(value, "tau", 3.0)
+
+
+def _state_of_a_partial() -> Changed:
+    def given(value: float) -> float:
+        return value
+
+    part: Any = functools.partial(given, 2.0)
+    return part, lambda: part.__setstate__((given, (3.0,), {}, {}))
+
+
+def _cell() -> Changed:
+    cell = types.CellType(2.0)
+    return (lambda: cell.cell_contents), assigned(cell, "cell_contents", 3.0)
+
+
+def _closure_from_outside() -> Changed:
+    value = 2.0
+
+    def read() -> float:
+        return value
+
+    def assign() -> None:
+        nonlocal value
+        value = 3.0
+
+    return (lambda: read.__closure__[0].cell_contents), assign  # type: ignore[index]
+
+
+def _signature() -> Changed:
+    def read(tau: float = 2.0) -> float:
+        return tau
+
+    return (lambda: inspect.signature(read).parameters["tau"].default), assigned(read, "__defaults__", (3.0,))
+
+
+def _sections() -> Changed:
+    parser = ConfigParser()
+    parser["neuron"] = {"tau": "2.0"}
+    return (lambda: float(parser["neuron"]["tau"])), lambda: parser["neuron"].update({"tau": "3.0"})
+
+
+FOLLOWED: dict[str, Callable[[], Changed]] = {
+    "weak dictionary": _weak_dictionary,
+    "weak set": _weak_set,
+    "bases": _bases,
+    "bases of an object's class": _bases_of_an_object,
+    "class before its metaclass": _class_before_its_metaclass,
+    "attribute of a number": _attribute_of_a_number,
+    "state of a partial": _state_of_a_partial,
+    "cell": _cell,
+    "closure from outside": _closure_from_outside,
+    "signature": _signature,
+    "sections": _sections,
+}
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_where_a_value_can_change_unseen_by_its_function(name: str) -> None:
+    read, change = FOLLOWED[name]()
+    reads = trace(lambda x, v: (x * read(), v)).reads  # type: ignore[operator]
+    assert reads.fetch() is not None
+    change()
+    assert reads.fetch() is None
+
+
+class Setting:
+    """What a library keeps, asked in a core, and set."""
+
+    def __init__(self, ask: Callable[[], object], values: tuple[Any, Any], put: Callable[[Any], object]) -> None:
+        self.ask, self.values, self.put = ask, values, put
+
+
+def _put_environment(value: str) -> None:
+    os.environ["FLEXSN_TEST_TAU"] = value
+
+
+SETTINGS = {
+    "os.environ": Setting(lambda: os.environ["FLEXSN_TEST_TAU"], ("2.0", "3.0"), _put_environment),
+    "os.environ.get": Setting(lambda: os.environ.get("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
+    "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
+    "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
+    "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
+    "cudnn": Setting(
+        lambda: torch.backends.cudnn.benchmark,
+        (False, True),
+        lambda flag: setattr(torch.backends.cudnn, "benchmark", flag),
+    ),
+    "deterministic": Setting(
+        lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms
+    ),
+    "products": Setting(
+        lambda: torch.get_float32_matmul_precision(), ("highest", "high"), torch.set_float32_matmul_precision
+    ),
+    "threads": Setting(lambda: torch.get_num_threads(), (1, 2), torch.set_num_threads),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_of_a_library_is_followed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = SETTINGS[name]
+    monkeypatch.setenv("FLEXSN_TEST_TAU", "2.0")
+    threads = torch.get_num_threads()
+    try:
+        setting.put(setting.values[0])
+        reads = trace(lambda x, v: (x * (2.0 if setting.ask() else 3.0), v)).reads
+        assert reads.fetch() is not None
+        setting.put(setting.values[1])
+        assert reads.fetch() is None
+        setting.put(setting.values[0])
+        assert reads.fetch() is not None
+    finally:
+        setting.put(setting.values[0])
+        torch.set_num_threads(threads)
+
+
+W = torch.ones(3)
+TEXT = io.StringIO("2.0")
+LOGGER = logging.getLogger(__name__)
+ONCE: dict[str, Callable[[Tensor], object]] = {
+    "time.time()": lambda x: time.time() > 0,
+    "torch.is_grad_enabled()": lambda x: torch.is_grad_enabled() or True,
+    "torch.is_inference_mode_enabled()": lambda x: torch.is_inference_mode_enabled(),
+    "_io.StringIO.getvalue()": lambda x: TEXT.getvalue(),
+    "logging.isEnabledFor()": lambda x: LOGGER.isEnabledFor(10),
+    "threading.current_thread()": lambda x: threading.current_thread().name,
+    "sys.getrecursionlimit()": lambda x: sys.getrecursionlimit(),
+    "Tensor.requires_grad": lambda x: x.requires_grad,
+    "Tensor.is_leaf": lambda x: (x * 2.0).is_leaf,
+    "Tensor.grad_fn": lambda x: x.grad_fn is None,
+    "Tensor.is_contiguous": lambda x: x.is_contiguous(),
+    "Tensor.stride": lambda x: W.stride(),
+    "Tensor.grad": lambda x: W.grad is None,
+    "Tensor._version": lambda x: W._version,
+    "__globals__ of a function": lambda x: started.__globals__,
+    "Tensor.__repr__": lambda x: repr(W),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_what_is_asked_once_is_named_with_its_line(name: str) -> None:
+    ask = ONCE[name]
+    once = trace(lambda x, v: (x * (2.0 if ask(x) is None else 3.0), v)).reads.once()
+    assert list(once) == [name]
+    location = once[name]
+    assert location is not None
+    assert location.file == __file__
+    assert location.line == ask.__code__.co_firstlineno
+
+
+def test_what_a_library_asks_for_itself_is_not_named() -> None:
+    reads = trace(lambda x, v: (nn.functional.silu(x) * math.exp(len([W])) + x.clone().mul_(W), v)).reads
+    assert not reads.once()
+    assert "closure variable with_results" not in reads.constants()
+
+
+POOL = ThreadPoolExecutor(1)
+
+
+def started() -> bool:
+    thread = threading.Thread(target=int)
+    thread.start()
+    return True
+
+
+def packed(x: Tensor) -> Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2.0, lambda t: t):
+        return x * x
+
+
+@pytest.mark.parametrize(
+    ("core", "message"),
+    [
+        (lambda x, v: (x if random.random() < 2.0 else v, v), r"calls random\.random\(\)"),
+        (lambda x, v: (x if random.getstate() else v, v), r"calls random\.getstate\(\)"),
+        (lambda x, v: (x if random.uniform(1.0, 2.0) else v, v), r"calls random\.uniform\(\)"),
+        (lambda x, v: (x if secrets.randbelow(9) >= 0 else v, v), r"calls secrets\.randbelow\(\)"),
+        (lambda x, v: (x if started() else v, v), "has another thread"),
+        (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "has another thread"),
+        (lambda x, v: (packed(x), v), "saved_tensors_hooks"),
+    ],
+)
+def test_what_a_core_may_not_do_is_refused_with_its_line(core: Core, message: str) -> None:
+    with pytest.raises(CaptureError, match=message) as raised:
+        trace(core)
+    assert raised.value.location is not None
+    assert raised.value.location.file == __file__

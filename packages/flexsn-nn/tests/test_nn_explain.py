@@ -229,3 +229,12 @@ def test_a_core_that_kernels_refuse() -> None:
     assert told[0] == "torch: asked for as backend='torch'"
     assert told[1].startswith("not triton: ")
     assert "cumsum" in layer.explain(x)
+
+
+def test_what_is_read_once_has_its_line(interpreted: None) -> None:
+    neuron = FlexSN(lambda x, v: (x * (2.0 if torch.is_grad_enabled() else 3.0), v), 1, 1, 1, backend="triton")
+    neuron(torch.ones(2, 3))
+    account = neuron.explain()
+    assert "read once, when the step was traced, and not followed:\n  torch.is_grad_enabled(), " in account
+    assert f"{__file__}:" in account
+    assert "read as constants" not in account

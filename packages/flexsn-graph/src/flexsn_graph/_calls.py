@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from flexsn_graph._capture import CaptureMode, WriteError
 from flexsn_graph._checks import WITHOUT_CHECKS
-from flexsn_graph._location import user_location
+from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
-from flexsn_graph._refusals import HOOKS, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.reads import is_library
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ class CoreCalls(TorchFunctionMode):
             together with something else. An in-place op on it changes all views, then; otherwise it is refused.
         whole: nothing is replaced: the core runs as it is, and what it computes is kept in `computed`.
         arguments: the core's, which nothing that is computed before the loop depends on; `None` in a backward pass.
+        note: is told what the core asks of a tensor that may be otherwise in a call, and where.
 
     Attributes:
         variables: those that have a gradient, by the number of the value that they stand for. A captured tensor has
@@ -80,6 +84,7 @@ class CoreCalls(TorchFunctionMode):
         keep_views: bool = False,
         whole: bool = False,
         arguments: Sequence[Tensor] | None = None,
+        note: Callable[[str, SourceLocation | None], None] = lambda name, location: None,
     ) -> None:
         super().__init__()
         self.variables: dict[int, Tensor] = {}
@@ -90,6 +95,7 @@ class CoreCalls(TorchFunctionMode):
         self._keep_views = keep_views
         self._whole = whole
         self._arguments = arguments
+        self._note = note
         # By id. The tensors are kept, so that their ids and their memory are theirs.
         self._known: dict[int, _Known] = {}
         self._nodes: dict[Any, int] = {}
@@ -106,6 +112,8 @@ class CoreCalls(TorchFunctionMode):
         func = WITHOUT_CHECKS.get(func, func)
         if func in VALUE_READS:
             raise reads_value(f"Tensor.{func.__name__}", user_location())
+        if func in READ_ONCE:
+            self._note_read(func, args)
         if self._hoists is Hoists.NOTHING:
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
@@ -122,6 +130,17 @@ class CoreCalls(TorchFunctionMode):
         if any(known):
             args, kwargs = pytree.tree_map_only(Tensor, self._standing, (args, kwargs))
         return self._call(func, args, kwargs)
+
+    def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
+        """What a user's function asks; a library's does the right thing whatever the answer is."""
+        name = READ_ONCE[func]
+        if name == "requires_grad" and self._captures.is_captured(args[0]):
+            return  # it is compared
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") in _ON_THE_WAY:
+            frame = frame.f_back
+        if frame is not None and not is_library(frame.f_globals.get("__name__")):
+            self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """The results of the core, with what is computed before the loop replaced."""
@@ -366,6 +385,8 @@ class CoreCalls(TorchFunctionMode):
         return variable
 
 
+# Between a question to a tensor and the mode that sees it.
+_ON_THE_WAY = ("torch._tensor", "torch.overrides")
 # Properties that say what a tensor is, and compute nothing.
 _PROPERTIES = """
     data dtype device grad grad_fn is_leaf ndim output_nr requires_grad shape _base _version

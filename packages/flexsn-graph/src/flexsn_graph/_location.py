@@ -38,6 +38,11 @@ class SourceLocation:
         """The text of the line, without indentation; empty when the file cannot be read."""
         return (linecache.getline(self.file, self.line) if self._text is None else self._text).strip()
 
+    @classmethod
+    def of(cls, frame: FrameType) -> SourceLocation:
+        """Where a frame is now."""
+        return cls(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line}, in {self.function}: {self.code or '(no source)'}"
 
@@ -51,7 +56,7 @@ def user_location() -> SourceLocation | None:
     while frame is not None and frame.f_code.co_filename != _TRACER:
         file = frame.f_code.co_filename
         if not file.startswith(_NOT_THE_USERS):
-            return SourceLocation(file, frame.f_lineno, frame.f_code.co_name)
+            return SourceLocation.of(frame)
         frame = frame.f_back
     return None
 

@@ -29,6 +29,14 @@ _DATA_DEPENDENT_OPS = frozenset(
 # They hand a tensor's values to Python or NumPy without passing the dispatcher.
 VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
 
+# They answer while the core is traced, and may answer otherwise in a call: by what stands for a function, its name.
+_ONCE = """
+    requires_grad is_leaf grad_fn grad retains_grad _version _base output_nr
+    data_ptr storage_offset stride is_contiguous is_pinned is_shared is_inference untyped_storage _is_view is_set_to
+    __repr__ __format__
+"""
+READ_ONCE = {(d if callable(d) else d.__get__): n for n in _ONCE.split() for d in [getattr(Tensor, n)]}
+
 
 def reads_value(name: str, location: SourceLocation | None) -> DataDependentError:
     """The error for Python code that depends on a tensor's value."""

@@ -277,7 +277,9 @@ class Tracer:
     ) -> Iterator[tuple[CaptureMode, CoreCalls]]:
         mode = CaptureMode(self.captures, may_add=needed is not None, frozen=frozen)
         given = frozen if forward else None
-        calls = CoreCalls(mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views)
+        calls = CoreCalls(
+            mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views, note=self._reads.note
+        )
         try:
             with calls, mode, without_hooks(list(self.captures.tensors.values())):
                 yield mode, calls

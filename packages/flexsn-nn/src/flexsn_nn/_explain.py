@@ -50,14 +50,19 @@ def constants(program: ScanProgram) -> list[str]:
     """What the kernels have of what the core read in Python; they are made again when it changes."""
     found: dict[str, object] = {}
     own: dict[str, None] = {}
+    once: dict[str, object] = {}
     for step in program.specializations:
         found |= step.trace.reads.constants()
         own |= dict.fromkeys(step.trace.reads.changed_by_core)
+        once |= step.trace.reads.once()
     lines = []
     if found:
         lines.append(f"read as constants: {', '.join(f'{name} = {value!r}' for name, value in found.items())}")
     if own:
         lines.append(f"not followed, because the core itself changes it: {', '.join(own)}")
+    if once:
+        lines.append("read once, when the step was traced, and not followed:")
+        lines += [f"  {name}{'' if where is None else f', {where}'}" for name, where in once.items()]
     return lines
 
 

@@ -15,7 +15,10 @@ _LIBRARIES = frozenset(
     }
 )
 # Classes of libraries whose objects hold what a user puts into them.
-_HOLDERS = ("collections", "argparse", "types", "dataclasses", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime")
+_HOLDERS = (
+    *("collections", "argparse", "types", "dataclasses", "weakref", "_weakrefset", "configparser", "queue"),
+    *("multiprocessing.sharedctypes", "torch.nn", "torch.optim", "flexsn_nn", "flexsn_runtime"),
+)
 
 
 def is_library(module: object) -> bool:

@@ -16,6 +16,8 @@ from flexsn_graph.reads._values import MISSING, same
 # Gives the name that an object has in the generated check.
 Bind = Callable[[Any], str]
 
+ANY_NAME = "*"
+
 _GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
 
 
@@ -114,7 +116,11 @@ class ClassEntry(Entry):
 
 
 class ClassKeys(Place):
-    """The names that a class defines: one more may come before what was read."""
+    """The names that a class defines: one more may come before what was read.
+
+    Args:
+        relevant: the names that were read of its objects; `ANY_NAME` among them: of the class itself, whichever.
+    """
 
     __slots__ = ("_cls", "_entries", "_relevant")
 
@@ -138,6 +144,8 @@ class ClassKeys(Place):
         return len(before)
 
     def same(self, now: Any, before: Any) -> bool:
+        if ANY_NAME in self._relevant:
+            return set(now) == set(before)
         return not any(name in self._relevant or name[:2] == "__" == name[-2:] for name in set(now) ^ set(before))
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_graph._location import SourceLocation
 from flexsn_graph.reads._guard import Guard
 from flexsn_graph.reads._places import Equal, Place
 from flexsn_graph.reads._recorder import Recorder
@@ -160,6 +161,15 @@ class Reads:
             if isinstance(value, SCALARS) and value is not None and not place.name.startswith("__"):
                 found[place.name] = value
         return found
+
+    def once(self) -> dict[str, SourceLocation | None]:
+        """What was asked and is not compared, a clock, say, by name, and where it was."""
+        return {} if self._recorder is None else dict(self._recorder.once)
+
+    def note(self, name: str, location: SourceLocation | None) -> None:
+        """Something was asked that is not compared."""
+        if self._recorder is not None:
+            self._recorder.once.setdefault(name, location)
 
     def names(self) -> dict[str, Tensor]:
         """The tensors that were read, by name."""

@@ -9,15 +9,20 @@ from __future__ import annotations
 import builtins
 import gc
 import importlib.util
+import os
+import random
 import sys
+import threading
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property, lru_cache, partial, partialmethod, singledispatchmethod
 from types import (
     BuiltinFunctionType,
+    CellType,
     CodeType,
     FrameType,
     FunctionType,
@@ -32,12 +37,16 @@ from types import (
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
+from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private_modules import DEFAULTS, MODULE_CALL, REGISTRIES, hooks_of_all_modules
 from flexsn_graph.errors import CaptureError
 from flexsn_graph.reads._code import names_of, nested
 from flexsn_graph.reads._library import is_library, is_library_class, is_library_function, keeps_to_itself
+from flexsn_graph.reads._outside import asked_again, depends_on_more, is_random, origin
 from flexsn_graph.reads._places import (
+    ANY_NAME,
     Attribute,
     Cached,
     Cell,
@@ -51,8 +60,8 @@ from flexsn_graph.reads._places import (
     TensorAttributes,
     base_of,
 )
-from flexsn_graph.reads._values import ATOMS, MISSING, is_numpy
-from flexsn_graph.reads._watch import AttributeWatch, calls_watched, is_python_class
+from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
+from flexsn_graph.reads._watch import AttributeWatch, calls_watched
 
 # More could not be compared at every call.
 MAX_ELEMENTS = 10_000
@@ -65,6 +74,15 @@ _NOT_DATA = """
     __abstractmethods__ __annotations_cache__ __annotate_func__ __getattribute__ __hash__
 """
 _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
+# By these, a function reads what another one has.
+_OF_FUNCTIONS = frozenset(
+    ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
+)
+_STARTED = frozenset(
+    {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
+)
+_OF_CTYPES = frozenset(f"_ctypes.{name}" for name in ("_SimpleCData", "Array", "Structure", "Union", "_Pointer"))
+_SAVED_HOOKS = saved_tensors_hooks.__enter__.__code__
 _CACHED = type(lru_cache(lambda: None))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -74,11 +92,13 @@ class Recorder:
 
     Attributes:
         places: what was read, by key, in order.
+        once: names of what the core asked of a library that cannot be compared, and where.
         in_backward: whether what is read now is read by a backward formula.
     """
 
     def __init__(self) -> None:
         self.places: dict[Hashable, Place] = {}
+        self.once: dict[str, SourceLocation | None] = {}
         self.in_backward = False
         self._classes: dict[type, set[str]] = {}  # of objects that were met, with the names that were read of them
         self._everything = False
@@ -97,6 +117,12 @@ class Recorder:
         self._methods: dict[int, list[tuple[type, str]]] = {}  # where classes have a function, by its id
         self._written_inside: set[CodeType] = set()
         self._ran: dict[CodeType, bool] = {}  # whether a backward formula did
+        self._of_user: set[CodeType] = set()
+        # By whether a backward formula does it: a library's functions that are called from there, names behind a dot.
+        self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
+        self._attributes: tuple[set[str], set[str]] = (set(), set())
+        self._modules: dict[str, ModuleType] = {}  # of libraries, by path
+        self._met_libraries: dict[tuple[bool, int], Any] = {}
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
@@ -108,8 +134,10 @@ class Recorder:
                     self._place(Result(name, name, default))
                 self._meet_core(core)
             # What a collection of garbage calls in the middle of a core, as finalizers, is no part of the core.
-            with _no_collection(), calls_watched(self._begin_unseen):
+            with _no_collection(), calls_watched(self._begin_unseen, self._call_builtin, self._of_user):
                 yield
+            with self._watch.paused():
+                self._read_of_libraries()
         finally:
             self._watch.close()
             self._begin_anew()
@@ -129,7 +157,7 @@ class Recorder:
 
     def _meet(self, value: Any, path: str) -> None:
         """Follows a value that was handed out: its parts, and, as they are read, its attributes."""
-        if isinstance(value, ATOMS) or (self.in_backward, id(value)) in self._met:
+        if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
         if isinstance(value, Tensor):
@@ -159,6 +187,8 @@ class Recorder:
             if is_library_class(kind) or not is_python_class(kind):
                 continue
             self._enter_class(kind)
+            self._classes[kind].add(ANY_NAME)
+            self._place(Attribute(f"the bases of {path}", kind, "__mro__"))
             for name, entry in list(kind.__dict__.items()):
                 if name in _NOT_DATA_NAMES or isinstance(entry, GetSetDescriptorType | MemberDescriptorType):
                     continue
@@ -167,7 +197,9 @@ class Recorder:
                 self._meet_place(ClassEntry(f"{path}.{name}", kind, name))
 
     def _meet_module(self, module: ModuleType, path: str) -> None:
-        if not is_library(module.__name__):
+        if is_library(module.__name__):
+            self._modules[path] = module
+        else:
             self._observe(module, path)
 
     def _meet_wrapper(self, value: Any, path: str) -> bool:
@@ -176,9 +208,8 @@ class Recorder:
             self._meet(value.__func__, path)
             self._meet(value.__self__, path.rpartition(".")[0] or path)
         elif isinstance(value, partial):
-            self._meet(value.func, path)
-            self._meet(value.args, path)
-            self._meet(value.keywords, path)
+            for part in ("func", "args", "keywords"):
+                self._meet_place(Attribute(path, value, part))
             self._meet_content(value.__dict__, path)
         elif isinstance(value, staticmethod | classmethod):
             self._meet(value.__func__, path)
@@ -205,6 +236,8 @@ class Recorder:
                 self._meet(value.__self__, path)
         elif isinstance(value, weakref.ref):
             self._meet_place(Result(path, "target", value))
+        elif isinstance(value, CellType):
+            self._meet_place(Cell(path, value))
         elif isinstance(value, ContextVar):
             self._meet_place(Result(path, "context", value.get, MISSING))
         else:
@@ -227,6 +260,8 @@ class Recorder:
             self._meet_bytes(Equal(path, "bytes", _bytes, value), len(bytes(value)), path)
         elif isinstance(value, SimpleNamespace):
             self._meet_content(value.__dict__, path, ".")
+        elif value is os.environ:
+            self._meet_content(value._data, path)
         if is_python_class(cls) and not keeps_to_itself(cls):
             self._observe(value, path)
             self._enter_object_classes(cls)
@@ -302,8 +337,10 @@ class Recorder:
         cls = type(value)
         bases = {f"{kind.__module__}.{kind.__qualname__}" for kind in cls.__mro__}
         what = None
-        if "_random.Random" in bases or any(base.startswith("numpy.random.") for base in bases):
+        if "torch._C.Generator" in bases or is_random(None, value):
             what = "a random generator"
+        elif bases & _OF_CTYPES:
+            what = "memory of ctypes"
         elif "_thread._local" in bases:
             what = "a threading.local"
         elif isinstance(value, weakref.ProxyTypes):
@@ -349,6 +386,8 @@ class Recorder:
             return
         cls = type(owner)
         self._place(Result(f"the class of {path}", "class", type, owner))
+        if is_python_class(cls) and not is_library_class(cls):
+            self._place(Attribute(f"the bases of {cls.__qualname__}", cls, "__mro__"))
         own, usual = _dict_of(owner), self._watch.own_getattribute(cls) is None
         if own is not None and usual:
             self._place(Attribute(f"the attributes of {path}", owner, "__dict__"))
@@ -413,17 +452,77 @@ class Recorder:
     # -- functions ---------------------------------------------------------------------------------------
 
     def _begin_unseen(self, frame: FrameType) -> None:
-        if self._ran.get(frame.f_code) not in (True, self.in_backward):
+        code, caller = frame.f_code, frame.f_back
+        if self._ran.get(code) not in (True, self.in_backward):
             with self._watch.paused():
                 self._begin(frame)
+        called = self._called[self.in_backward]
+        if caller is not None and caller.f_code in self._of_user and code not in called:
+            called.add(code)
+            module = frame.f_globals.get("__name__")
+            if is_library(module):
+                with self._watch.paused():
+                    self._ask(code, module, code.co_name, caller)
+        if code in _STARTED:
+            self._refuse_start(frame)
+        if code is _SAVED_HOOKS:
+            kind = type(frame.f_locals["self"])
+            if kind is saved_tensors_hooks or not is_library_class(kind):
+                raise _refused(_HOOKS, self._user_of(frame))
+
+    def _call_builtin(self, frame: FrameType, function: Any) -> None:
+        """A function of the user's calls one that is not written in Python."""
+        if not isinstance(function, BuiltinFunctionType):
+            return
+        module, name = origin(function)
+        if isinstance(function.__self__, random.Random):
+            module = "random"
+        if module is not None:
+            with self._watch.paused():
+                self._ask(function, module, name, frame)
+
+    def _ask(self, function: Any, module: str, name: str, caller: FrameType) -> None:
+        """A library's function is called, by its code or itself."""
+        again = asked_again(function)
+        if again is not None:
+            self._place(Equal(f"{module}.{name}()", name, again))
+        elif function is os.getenv.__code__:
+            self._meet(os.environ, "os.environ")
+        elif is_random(module):
+            raise _refused(
+                f"the core calls {module}.{name}(), of a random generator: what it gives changes from call to call. "
+                "Draw the numbers outside of the core, and pass them as an input.",
+                caller,
+            )
+        elif depends_on_more(module, name):
+            self.once.setdefault(f"{module}.{name}()", SourceLocation.of(caller))
+
+    def _user_of(self, frame: FrameType) -> FrameType | None:
+        """The user's frame that a library's leads back to, if it is not one of torch's that does so."""
+        caller = frame.f_back
+        while caller is not None and caller.f_code not in self._of_user:
+            if caller.f_globals.get("__name__", "").partition(".")[0] in ("torch", "triton"):
+                return None
+            caller = caller.f_back
+        return caller
+
+    def _refuse_start(self, frame: FrameType) -> None:
+        caller = self._user_of(frame)
+        if caller is not None:
+            raise _refused(
+                "the core has another thread or process do something: what that reads cannot be seen. Do it in the "
+                "core itself, or outside of it.",
+                caller,
+            )
 
     def _begin(self, frame: FrameType) -> None:
         """A function begins to run."""
         code = frame.f_code
         self._ran[code] = self.in_backward
-        if frame.f_globals.get("__name__") == _WATCH:
+        module = frame.f_globals.get("__name__")
+        if module == _WATCH or (module is None and _is_called_by_fx(frame)):
             return
-        library = is_library(frame.f_globals.get("__name__"))
+        library = is_library(module)
         known = self._functions.get(code)
         if known is None and not library and code not in self._written_inside and code.co_name != "<module>":
             # Reached on a way that nobody saw: from an object of a library, say.
@@ -437,6 +536,7 @@ class Recorder:
                 self._enter_module_hooks()
             return
         self._written_inside.update(nested(code))
+        self._of_user.add(code)
         self._enter_code(code, frame.f_globals)
 
     def _enter_function(self, function: FunctionType, path: str) -> None:
@@ -468,12 +568,56 @@ class Recorder:
             for cls in list(self._classes):
                 for name in names.attributes & cls.__dict__.keys():
                     self._meet_place(ClassEntry(f"{cls.__qualname__}.{name}", cls, name))
+        self._attributes[self.in_backward].update(names.attributes)
+        if names.attributes & _OF_FUNCTIONS:
+            self._read_functions()
+        if "__globals__" in names.attributes:
+            where = SourceLocation(code.co_filename, code.co_firstlineno, code.co_name)
+            self.once.setdefault("__globals__ of a function", where)
         if {"globals", "eval", "exec"} & set(names.variables):
             self._meet_content(variables, variables.get("__name__", "globals()"), ".")
         if {"modules", "import_module", "__import__"} & {*names.attributes, *names.variables}:
             for module in list(sys.modules.values()):
                 if type(module) is ModuleType and not is_library(module.__name__):
                     self._meet(module, module.__name__)
+
+    def _read_functions(self) -> None:
+        """What functions have is read without running them."""
+        for function, path in [known for several in self._functions.values() for known in several]:
+            if not is_library_function(function):
+                self._enter_function(function, path)
+
+    def _read_of_libraries(self) -> None:
+        modules = list(self._modules.items())
+        for self.in_backward in (True, False):
+            for path, module in modules:
+                self._read_of_library(module, path)
+
+    def _read_of_library(self, module: ModuleType, path: str) -> None:
+        """What a library's module has under names that stand behind a dot: settings, but for its functions."""
+        if (self.in_backward, id(module)) in self._met_libraries:
+            return
+        self._met_libraries[self.in_backward, id(module)] = module
+        for name in sorted(self._attributes[self.in_backward] & module.__dict__.keys()):
+            value, full = module.__dict__[name], f"{path}.{name}"
+            if isinstance(value, ModuleType) and is_library(value.__name__):
+                self._read_of_library(value, full)
+            elif name[:2] == "__" or value is sys.modules:
+                continue
+            elif type(value) in (*SCALARS, list, dict, set, deque) or value is os.environ:
+                self._meet_place(Entry(full, module.__dict__, name))
+            elif type(value).__module__.startswith("torch.backends"):
+                self._read_settings(value, full)
+        if type(module) is not ModuleType:
+            self._read_settings(module, path)
+
+    def _read_settings(self, owner: Any, path: str) -> None:
+        """Attributes of torch's that are kept in C++."""
+        for name in sorted(self._attributes[self.in_backward]):
+            if name[:1] != "_" and name not in getattr(owner, "__dict__", ()):
+                place = Equal(f"{path}.{name}", name, getattr, owner, name)
+                if isinstance(place.read(), SCALARS):
+                    self._place(place)
 
     def _meet_variable(self, name: str, variables: dict[str, Any]) -> None:
         self._meet_place(Entry(name, variables, name))
@@ -500,6 +644,10 @@ class Recorder:
 
 
 _WATCH = AttributeWatch.__module__
+_HOOKS = (
+    "the core sets torch.autograd.graph.saved_tensors_hooks: kernels compute again what the loop would save, and never "
+    "call them. Leave them out of the core."
+)
 
 
 @contextmanager
@@ -513,8 +661,14 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _refused(message: str) -> CaptureError:
-    return CaptureError(message, "read", None)
+def _refused(message: str, caller: FrameType | None = None) -> CaptureError:
+    return CaptureError(message, "read", user_location() if caller is None else SourceLocation.of(caller))
+
+
+def _is_called_by_fx(frame: FrameType) -> bool:
+    """Whether a function without a module is what torch.fx has written to call the one that it traces."""
+    caller = frame.f_back
+    return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

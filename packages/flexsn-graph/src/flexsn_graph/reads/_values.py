@@ -21,6 +21,20 @@ _OF_TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 ATOMS = (*SCALARS, *_OF_TORCH, range, slice, type(...), type(NotImplemented))
 
 
+_IMMUTABLE = 1 << 8
+_HEAP = 1 << 9
+
+
+def is_python_class(cls: type) -> bool:
+    """Whether a class was made by Python code, so that its attributes can be set."""
+    return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
+
+
+def is_atom(value: object) -> bool:
+    """Whether a value has no parts that could change. Of a class of the user's, even a number has attributes."""
+    return isinstance(value, ATOMS) and not is_python_class(type(value))
+
+
 def same(now: Any, before: Any) -> bool:
     """Whether both are the same object, or equal to the last bit and of the same type.
 
@@ -28,7 +42,7 @@ def same(now: Any, before: Any) -> bool:
     """
     if now is before:
         return True
-    if type(now) is not type(before):
+    if type(now) is not type(before) or (isinstance(now, ATOMS) and is_python_class(type(now))):
         return False
     if isinstance(now, float):
         return struct.pack("d", now) == struct.pack("d", before)

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from flexsn_graph._torch_private_modules import MODULE_CODE
-
-_IMMUTABLE = 1 << 8
-_HEAP = 1 << 9
+from flexsn_graph.reads._values import is_python_class
 
 OnRead = Callable[[Any, str], None]
-
-
-def is_python_class(cls: type) -> bool:
-    """Whether a class was made by Python code, so that its attributes can be set."""
-    return bool(cls.__flags__ & _HEAP) and not cls.__flags__ & _IMMUTABLE
 
 
 class AttributeWatch:
@@ -106,17 +99,24 @@ class _Module(ModuleType):
 
 
 OnCall = Callable[[FrameType], None]
+OnBuiltin = Callable[[FrameType, Any], None]
 Profile = Callable[[FrameType, str, Any], None]
 _at_work: list[Profile] = []
 
 
 @contextmanager
-def calls_watched(on_call: OnCall) -> Iterator[None]:
-    """Calls `on_call(frame)` when a Python function begins to run in this thread."""
+def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType]) -> Iterator[None]:
+    """Calls `on_call(frame)` when a Python function begins to run in this thread.
 
-    def profile(frame: FrameType, event: str, _: object) -> None:
+    Args:
+        on_builtin: called with the frame and the function, when a frame of a code in `of` calls a builtin function.
+    """
+
+    def profile(frame: FrameType, event: str, function: object) -> None:
         if event == "call":
             on_call(frame)
+        elif event == "c_call" and frame.f_code in of:
+            on_builtin(frame, function)
 
     before: Any = sys.getprofile()
     is_profiler = before is not None and not callable(before)

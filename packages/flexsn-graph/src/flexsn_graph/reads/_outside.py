@@ -1,0 +1,113 @@
+"""What functions of libraries depend on besides their arguments: a clock, a setting, a file, a random generator.
+
+A call of one from a user's function is seen while the core is traced. It is followed where it can be asked again at
+each call; a random generator is refused; the rest is read once, and named.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+# Without arguments and without effects: what they return is compared at each call.
+_ASKED_AGAIN: tuple[Callable[[], Any], ...] = (
+    torch.get_float32_matmul_precision,
+    torch.are_deterministic_algorithms_enabled,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    torch.get_deterministic_debug_mode,
+    torch.get_num_threads,
+    torch.get_num_interop_threads,
+    torch.is_anomaly_enabled,
+    torch.is_anomaly_check_nan_enabled,
+    torch.initial_seed,
+    torch.random.initial_seed,
+    os.getcwd,
+)
+_BUILTIN_ASKED = {id(f): f for f in _ASKED_AGAIN if not isinstance(f, FunctionType)}
+_PYTHON_ASKED: dict[CodeType, Callable[[], Any]] = {f.__code__: f for f in _ASKED_AGAIN if isinstance(f, FunctionType)}
+# What a trace is made for, or what is compared whether it is asked or not.
+_COMPARED = frozenset({"get_default_dtype", "get_default_device", "get_autocast_dtype", "is_autocast_enabled"})
+
+_RANDOM = frozenset({"random", "secrets"})
+# Modules whose functions depend on their arguments alone, or do something that no result depends on, as a warning.
+_NAMES_BY_ARGUMENTS = """
+    _abc _bisect _collections _collections_abc _contextvars _functools _heapq _operator _pickle _py_abc _sre _struct
+    _thread _weakref _weakrefset abc array ast bisect cmath codecs collections colorsys configparser contextlib
+    contextvars copy copyreg dataclasses decimal enum fractions functools heapq importlib itertools json keyword
+    marshal math numbers operator pickle pprint queue re reprlib statistics string struct textwrap token tokenize
+    traceback types typing typing_extensions unicodedata warnings weakref zlib
+"""
+_BY_ARGUMENTS = frozenset(_NAMES_BY_ARGUMENTS.split())
+# Of the others, the functions that do not.
+_OF_MODULES: dict[str, frozenset[str]] = {
+    "builtins": frozenset({"id", "input"}),
+    "datetime": frozenset({"now", "today", "utcnow"}),
+    "io": frozenset({"open", "open_code"}),
+    "_io": frozenset({"getbuffer", "getvalue", "read", "read1", "readinto", "readline", "readlines", "tell"}),
+    "logging": frozenset({"getEffectiveLevel", "hasHandlers", "isEnabledFor"}),
+    "threading": frozenset({"active_count", "current_thread", "enumerate", "get_ident", "get_native_id"}),
+    "uuid": frozenset({"uuid1", "uuid4", "getnode"}),
+    "os": frozenset({"cpu_count", "get_exec_path", "popen", "walk"}),
+    "pathlib": frozenset(
+        {"cwd", "exists", "glob", "home", "is_dir", "is_file", "iterdir", "open", "read_bytes", "read_text", "stat"}
+    ),
+    "posixpath": frozenset({"exists", "expanduser", "getmtime", "getsize", "isdir", "isfile", "realpath"}),
+    "genericpath": frozenset({"exists", "getmtime", "getsize", "isdir", "isfile"}),
+    "numpy": frozenset(
+        {"fromfile", "genfromtxt", "get_printoptions", "getbufsize", "geterr", "geterrcall", "load", "loadtxt"}
+    ),
+}
+_OF_TORCH = ("are_", "current_", "device_count", "get_", "initial_seed", "is_", "load", "memory_", "_get_")
+# They are asked of a value, or answer alike in each trace and in a loop.
+_OF_A_VALUE = frozenset(
+    {"is_storage", "is_tensor", "is_scripting", "is_tracing", "get_device_module", "is_tensor_like"}
+)
+_NOT_STATE = ("torch.nn.", "torch.fx.", "torch.utils.", "torch.func.", "torch.distributions.", "torch.optim.")
+
+
+def asked_again(function: Any) -> Callable[[], Any] | None:
+    """The function that can be asked at each call, by itself or by its code."""
+    if isinstance(function, CodeType):
+        return _PYTHON_ASKED.get(function)
+    return _BUILTIN_ASKED.get(id(function))
+
+
+def is_random(module: str | None, owner: object = None) -> bool:
+    """Whether a function of this module, or of this object, is a random generator's."""
+    if module is not None and (module in _RANDOM or module.startswith("numpy.random")):
+        return True
+    return any(
+        kind.__module__ in ("_random", "random") or kind.__module__.startswith("numpy.random")
+        for kind in type(owner).__mro__
+    )
+
+
+def depends_on_more(module: str | None, name: str) -> bool:
+    """Whether a library's function may return something else for the same arguments."""
+    if not module:
+        return False
+    top = module.partition(".")[0]
+    if top == "torch":
+        if module.startswith(_NOT_STATE) or name in _OF_A_VALUE:
+            return False
+        return name.startswith(_OF_TORCH) and name not in _COMPARED
+    if top in _OF_MODULES:
+        return name.rpartition(".")[2] in _OF_MODULES[top]
+    if top in ("triton", "sympy", "mpmath") or top.startswith("flexsn_"):
+        return False
+    return top not in _BY_ARGUMENTS
+
+
+def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:
+    """The module and the name of a builtin function; no module where a value's method depends on the value alone."""
+    owner, name = function.__self__, function.__name__
+    if isinstance(owner, ModuleType):
+        return function.__module__ or owner.__name__, name
+    if isinstance(owner, type):
+        return owner.__module__, name
+    # A file's content is no part of the file.
+    return ("_io", f"{type(owner).__name__}.{name}") if type(owner).__module__ == "_io" else (None, name)
