@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import shlex
@@ -12,13 +13,14 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, InputLayout, KernelSource, emit_core, forward_source
-from flexsn_codegen.errors import CompilationError, CompilerMissingError
+from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMissingError
 from flexsn_codegen.targets.cpp import CPP, CppKernel, _compiler, _kernel, inlined, why_no_compiler
 from flexsn_graph import trace_step
 
@@ -171,6 +173,48 @@ def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(1)'")  # there without a path, too
     with pytest.raises(CompilationError, match=r"the C\+\+ compiler refuses a generated kernel\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
+
+
+FULL = "a kernel cannot be compiled in .*No space left on device.* Make room there, or name another folder in TMPDIR"
+
+
+def test_a_compiler_that_finds_the_disk_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    says = "import sys; sys.exit('kernel.s: No space left on device')"
+    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c {shlex.quote(says)}")
+    with pytest.raises(CacheFolderError, match=FULL):
+        kernel().compiled((torch.float32,) * 3, 256)
+
+
+def test_a_full_temporary_folder(monkeypatch: pytest.MonkeyPatch, compiler: None) -> None:
+    def write(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_text", write)
+    with pytest.raises(CacheFolderError, match=FULL):
+        kernel().compiled((torch.float32,) * 3, 256)
+
+
+@pytest.mark.long
+def test_processes_that_compile_the_same_at_once(tmp_path: Path, compiler: None) -> None:
+    code = (
+        "import sys, test_codegen_cpp_compiler as tests\n"
+        "print('ready', flush=True)\nsys.stdin.readline()\ntests.assert_runs()"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) for _ in range(2)]
+    for process in running:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in running:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in running:
+        process.communicate()
+    assert [process.returncode for process in running] == [0, 0]
+    assert len(list((tmp_path / "cache").glob("*.so"))) == 1
+    assert not list((tmp_path / "cache").glob(".*.tmp"))
 
 
 def test_the_users_code_is_in_comments_and_nowhere_else(compiler: None) -> None:

@@ -208,8 +208,8 @@ class Recorder:
             self._meet(value.__func__, path)
             self._meet(value.__self__, path.rpartition(".")[0] or path)
         elif isinstance(value, partial):
-            for part in ("func", "args", "keywords"):
-                self._meet_place(Attribute(path, value, part))
+            for name in ("func", "args", "keywords"):
+                self._meet_place(Attribute(path, value, name))
             self._meet_content(value.__dict__, path)
         elif isinstance(value, staticmethod | classmethod):
             self._meet(value.__func__, path)
@@ -261,7 +261,7 @@ class Recorder:
         elif isinstance(value, SimpleNamespace):
             self._meet_content(value.__dict__, path, ".")
         elif value is os.environ:
-            self._meet_content(value._data, path)
+            self._meet_content(vars(value)["_data"], path)
         if is_python_class(cls) and not keeps_to_itself(cls):
             self._observe(value, path)
             self._enter_object_classes(cls)
@@ -460,7 +460,7 @@ class Recorder:
         if caller is not None and caller.f_code in self._of_user and code not in called:
             called.add(code)
             module = frame.f_globals.get("__name__")
-            if is_library(module):
+            if isinstance(module, str) and is_library(module):
                 with self._watch.paused():
                     self._ask(code, module, code.co_name, caller)
         if code in _STARTED:

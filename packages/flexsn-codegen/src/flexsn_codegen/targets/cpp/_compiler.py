@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import hashlib
 import os
@@ -31,6 +32,7 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fwrapv"),
 )
 _HEADERS = Path(__file__).parent
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 # As long as somebody has a function of them: a program that is called with ever new steps does not grow.
 _loaded: weakref.WeakValueDictionary[str, ctypes.CDLL] = weakref.WeakValueDictionary()
@@ -112,6 +114,20 @@ def _close(handle: int) -> None:
 
 
 def _compiled(source: str) -> bytes:
+    try:
+        return _compiled_in_a_folder(source)
+    except OSError as error:
+        raise _no_room(str(error)) from error
+
+
+def _no_room(what: str) -> CacheFolderError:
+    return CacheFolderError(
+        f"a kernel cannot be compiled in {tempfile.gettempdir()}: {what}. Make room there, or name another folder in "
+        "TMPDIR."
+    )
+
+
+def _compiled_in_a_folder(source: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
         text, compiled, library = (Path(folder) / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
         text.write_text(source, encoding="utf-8")
@@ -123,6 +139,9 @@ def _compiled(source: str) -> bytes:
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
+        full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
+        if full is not None:
+            raise _no_room(full)
         remedy = f"Name another one in {_VARIABLE}, or report it."
         if "-lomp" in done.stderr:
             remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
