@@ -15,7 +15,7 @@ from graph_cores import CASES, PLIF, Case, lif_core
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flexsn_graph import StepTrace, generate_forward_and_backward_graph, trace_step
+from flexsn_graph import StepTrace, _torch_private, generate_forward_and_backward_graph, trace_step
 
 
 def zeros() -> tuple[Tensor, Tensor]:
@@ -227,3 +227,12 @@ def test_both_generators_are_deterministic() -> None:
     core = PLIF(torch.zeros(3))
     one, other = (generate_forward_and_backward_graph(core, zeros()) for _ in range(2))
     assert [str(g) for g in one] == [str(g) for g in other]
+
+
+def test_what_torch_remembers_of_each_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_torch_private, "_MOST_FAKE_RESULTS", len(_torch_private._fake_results) + 8)
+    most = 0
+    for number in range(12):
+        trace_step(lambda x, v, k=1.0 / (3 + number): (x * k, v * k), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+        most = max(most, len(_torch_private._fake_results))
+    assert len(_torch_private._fake_results) < most

@@ -29,6 +29,7 @@ __all__ = [
     "custom_op_body",
     "decomposition_table",
     "fake_like",
+    "forget_fake_results",
     "gradients",
     "min_cut_partitioner",
     "nodes_behind",
@@ -65,6 +66,9 @@ _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TR
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
 _sources = private("torch.fx.graph_module", "_loader.eval_cache", "torch keeps the source of every trace", default={})
+_fake_results: dict[Any, Any] = private(
+    "torch._subclasses.fake_tensor", "FakeTensorMode.cache", "torch keeps the result of every traced call", default={}
+)
 _engine_run_backward = private("torch.autograd.graph", "_engine_run_backward", _NO_VJP)
 core_aten_decompositions = private("torch._decomp", "core_aten_decompositions", _NO_SPLIT)
 expect("torch._functorch.partitioners", ["min_cut_rematerialization_partition"], _NO_SPLIT)  # slow to import
@@ -102,10 +106,17 @@ expect(
 
 Table = Mapping[Any, Callable[..., Any]]
 
+_MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
 _ONE_AT_A_TIME = threading.RLock()
 # The autograd nodes in whose backward formulas a trace has been begun, the innermost last.
 _around: list[Any] = []
+
+
+def forget_fake_results() -> None:
+    """Bounds what torch remembers of calls with fake tensors: with each new number an entry, for ever."""
+    if len(_fake_results) > _MOST_FAKE_RESULTS:
+        _fake_results.clear()
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:

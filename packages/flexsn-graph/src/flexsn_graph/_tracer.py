@@ -25,6 +25,7 @@ from flexsn_graph._torch_private import (
     FakeTensor,
     FakeTensorMode,
     fake_like,
+    forget_fake_results,
     gradients,
     nodes_behind,
     noting_nodes,
@@ -84,6 +85,7 @@ class Tracer:
         self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
         # What torch refuses to differentiate by, such as the target of a loss, and how.
         self._constant: dict[int, TorchError] = {}
+        forget_fake_results()
         self.mode = FakeTensorMode()
         self.examples = [fake_like(self.mode, t) for t in examples]
         self.captures = captures(self.mode)
