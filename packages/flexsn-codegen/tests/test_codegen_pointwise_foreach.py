@@ -189,3 +189,48 @@ def test_lazily_negated_tensors() -> None:
     for result in (*found.foreach([x, torch.ones(8, device=DEVICE)]), *found.foreach([x, x])):
         assert abs(result).unique().tolist() == [2.0]
     assert found.foreach([torch.complex(torch.ones(8), torch.ones(8)).conj().imag])[0].unique().tolist() == [-2.0]
+
+
+def moved(p: Tensor, g: Tensor, m: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    return p - m * lr, m
+
+
+def positive(p: Tensor, g: Tensor, m: Tensor, lr: float) -> dict[str, Tensor]:
+    return {"mixed": p * lr + g, "above": m > 0}
+
+
+def descent(p: Tensor, g: Tensor, m: Tensor, lr: float) -> None:
+    m.mul_(0.9).add_(g, alpha=0.1)
+    p.sub_(m, alpha=lr)
+
+
+@pytest.mark.long(all_but=["descent"])
+@pytest.mark.parametrize("function", [descent, moved, positive], ids=lambda function: function.__name__)
+def test_one_operator_in_compiled_code(function: Any) -> None:
+    graphs: list[list[str]] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: Any) -> Any:
+        def look(module: torch.fx.GraphModule, inputs: Any) -> Any:
+            graphs.append([str((node.target, node.args[:1])) for node in module.graph.nodes])
+            return module
+
+        from torch._dynamo.backends.common import aot_autograd
+
+        return aot_autograd(fw_compiler=look)(module, inputs)
+
+    torch.compiler.reset()
+    kernel = pointwise(function)
+    compiled = torch.compile(lambda *lists: kernel.foreach(*lists), backend=backend, fullgraph=True)
+    sizes = [(3, 4), (5,), (), (3, 4)]
+    for lr in (0.1, 0.2, 0.3):
+        runs = []
+        for call in (compiled, lambda *lists: [function(*each, lists[-1]) for each in zip(*lists[:3], strict=True)]):
+            lists = [tensors(sizes, torch.float32, seed) for seed in range(3)]
+            with torch.no_grad():
+                returned = call(*lists, lr)
+            runs.append([t for t in torch.utils._pytree.tree_leaves((lists, returned)) if t is not None])
+        for a, e in zip(*runs, strict=True):
+            torch.testing.assert_close(a, e)
+    assert len(graphs) <= 2  # the number is a symbol from its second value on
+    assert all(sum("pointwise" in node for node in graph) == 1 for graph in graphs)

@@ -60,8 +60,7 @@ def pointwise_by_values_op(
     found = kernel_of(kernel)
     count = len(found.written)
     tensors, outs = found.merged(read, changed[:count]), changed[count:]
-    of_floats, of_ints = iter(floats), iter(ints)
-    numbers = [next(of_floats).item() if yes else next(of_ints) for yes in is_float]
+    numbers = together_by_type(floats, ints, is_float)
     wanted = [False] * len(tensors)
     target = target_on(tensors[0].device, found.name)
     dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).traced.dtypes[: len(outs)])
@@ -98,11 +97,21 @@ def by_values(
     results = kernel.empty_results(tensors, like(numbers), target, scalars)
     read = [t for i, t in enumerate(tensors) if i not in kernel.written]
     changed = [*(tensors[i] for i in kernel.written), *results]
+    floats, ints, is_float = apart_by_type(numbers)
+    pointwise_by_values_op(read, changed, floats, ints, is_float, list(scalars or ()), kernel.key)
+    return results
+
+
+def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
+    """Floating-point numbers as tensors, the others, and for each number which of the two it is."""
     is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
     pairs = list(zip(numbers, is_float, strict=True))
     one = torch.ones((), dtype=torch.float64, device="cpu")
     # Products: compilers know how to compute them of the tensors that the numbers came in.
-    floats = [one * number for number, yes in pairs if yes]
-    ints = [number for number, yes in pairs if not yes]
-    pointwise_by_values_op(read, changed, floats, ints, is_float, list(scalars or ()), kernel.key)
-    return results
+    return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
+
+
+def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
+    """The numbers that `apart_by_type` took apart."""
+    of_floats, of_ints = iter(floats), iter(ints)
+    return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]

@@ -201,6 +201,18 @@ def results_apart(returned: Any, known: Callable[[Tensor], int | None], results:
     return ("other", type(returned).__name__)
 
 
+def new_results(structure: Structure, returned: Any) -> list[Tensor]:
+    """The tensors of what a function returned that are not its written arguments: `results_together`, backwards."""
+    kind = structure[0]
+    if kind == "tensor":
+        return [returned]
+    if kind == "dict":
+        return [t for key, part in structure[1] for t in new_results(part, returned[key])]
+    if kind in ("tuple", "list", "named"):
+        return [t for part, one in zip(structure[1], returned, strict=True) for t in new_results(part, one)]
+    return []
+
+
 def results_together(structure: Structure, results: Sequence[Tensor], written: Sequence[Tensor]) -> Any:
     """What a function returns, of a kernel's results and the arguments that it wrote."""
     of_results = iter(results)

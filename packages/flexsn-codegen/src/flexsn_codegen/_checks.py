@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flexsn_codegen._kernel import Kernel
+from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen._writes import check_apart, check_outs, check_written
-from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError
+from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
 from flexsn_codegen.targets.triton import TRITON
 
 
@@ -65,6 +67,11 @@ def wants_gradients(tensors: Sequence[Tensor]) -> bool:
     return False
 
 
+def is_followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether derivatives are taken of what is computed of the tensors, in reverse or forward."""
+    return wants_gradients(tensors) or has_tangents(tensors)
+
+
 def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
     """Raises `AutogradError` where gradients are wanted of what has none."""
     if writes:
@@ -77,6 +84,19 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
             f"a tensor that {name} reads requires a gradient; make it with pointwise(..., autograd=True), or call it "
             "under torch.no_grad()."
         )
+
+
+def has_tangents(tensors: Sequence[Tensor]) -> bool:
+    """Whether derivatives are computed forward, of these tensors."""
+    return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def written_forward(name: str) -> TransformError:
+    """What is to be raised for a call that writes while derivatives are computed forward."""
+    return TransformError(
+        f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
+        "forward_ad). Return the new values, or call it outside of the derivative."
+    )
 
 
 def tell_written(tensors: Sequence[Tensor]) -> None:

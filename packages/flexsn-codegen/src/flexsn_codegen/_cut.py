@@ -48,6 +48,8 @@ class CutFunction:
         written: nothing, as it is now.
         single: whether it returned a tensor when it was traced last, not a tuple of tensors.
         must_cut: as for `flexsn_graph.trace_cells`.
+        captured: tensors that the user's function reads besides its arguments, which come last; others may take their
+            places in the list.
     """
 
     written: tuple[int, ...] = ()
@@ -63,6 +65,7 @@ class CutFunction:
     ) -> None:
         self.name, self.key = name, named(name, self)
         self.single = True
+        self.captured: list[Tensor] = []
         self._gradient = gradient
         self.must_cut = True
         self._bind = bind

@@ -116,7 +116,7 @@ class Kernel:
 
     Args:
         bind: for one trace's numbers, the function of the tensors alone.
-        captured: tensors that the function reads besides its arguments.
+        captured: tensors that the function reads besides its arguments; a list in which others may take their places.
         written: positions of the tensors that the function changes.
         result: the structure of what it returns.
         gradient: whether it is that of another function.
@@ -132,13 +132,14 @@ class Kernel:
         bind: Callable[[Notes], Bound],
         *,
         autograd: bool,
-        captured: Sequence[Tensor] = (),
+        captured: list[Tensor] | None = None,
         written: tuple[int, ...] = (),
         result: Structure = ("other", ""),
         gradient: bool = False,
     ) -> None:
         self.name, self.numerics, self.autograd = name, numerics, autograd
-        self.captured, self.written, self.result = tuple(captured), written, result
+        self.written, self.result = written, result
+        self.captured = [] if captured is None else captured
         self.key = named(name, self)
         self._bind = bind
         self._gradient = gradient
@@ -176,27 +177,27 @@ class Kernel:
 
         types, dimensions = _types(examples), _dimensions(examples)
         device = examples[0].device if examples else torch.device("cpu")
+        captured: dict[int, Tensor] = {}
         try:
-            effects = pointwise_effects(unbound, types, dimensions, device, name, reads)
+            effects = pointwise_effects(unbound, types, dimensions, device, name, reads, captured)
             if reads is not None:
                 pointwise_effects(unbound, types, dimensions, device, name)
                 reads.settle()
                 reads.keep(effects.captured)
         except TorchError:
-            trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
+            if not captured:
+                trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
             raise
         results: list[Tensor] = []
         result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)
         _check_result(name, result, effects)
-        count = len(examples)
-        ids = [id(tensor) for tensor in effects.captured]
-
+        count, now = len(examples), list(effects.captured)
         def bind(notes: Notes) -> Bound:
             def function(*tensors: Tensor) -> tuple[Tensor, ...]:
                 passed = list(tensors[:count])
                 for i in effects.written:
                     passed[i] = passed[i].clone()
-                stand_ins = dict(zip(ids, tensors[count:], strict=True))
+                stand_ins = dict(zip(map(id, now), tensors[count:], strict=True))
                 with Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
                 found: list[Tensor] = []
@@ -209,9 +210,7 @@ class Kernel:
 
             return function
 
-        return Kernel(
-            name, numerics, bind, autograd=autograd, captured=effects.captured, written=effects.written, result=result
-        )
+        return Kernel(name, numerics, bind, autograd=autograd, captured=now, written=effects.written, result=result)
 
     # -- traces --------------------------------------------------------------------------------------------
 

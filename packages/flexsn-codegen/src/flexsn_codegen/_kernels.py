@@ -30,12 +30,16 @@ class Kernels:
         handle: finds it again: see `kernels_of`.
         cuts: the function as one that cuts, for the structures and kinds of arguments in which graphs have it so.
         captured: by a kernel's key, the tensors that it captures, as they were when it was last looked for.
+        list_calls: calls over lists that graphs name.
+        captured_by_cuts: the same of the function as one that cuts, by structures.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, numerics: Numerics, *, autograd: bool) -> None:
         self.fn, self.name, self.numerics, self.autograd = fn, name, numerics, autograd
         self.captured: dict[str, tuple[Tensor, ...]] = {}
         self.cuts: dict[tuple[Any, ...], CutFunction] = {}
+        self.list_calls: dict[tuple[Any, ...], Any] = {}
+        self.captured_by_cuts: dict[Structure, tuple[Tensor, ...]] = {}
         self.handle = str(next(_handles))  # compilers may make symbols of whole numbers
         self._known: dict[tuple[Any, ...], tuple[Kernel, Reads]] = {}
         _functions[self.handle] = self
@@ -50,6 +54,7 @@ class Kernels:
             kernel, reads = found
             captured = reads.fetch()
             if captured is not None:
+                kernel.captured[:] = captured  # a trace for other tensors meets those of now
                 return kernel, captured
         check_signature(self.fn, self.name, structure)
         plan_layout(tensors)  # they broadcast, or it says so
@@ -63,8 +68,8 @@ class Kernels:
                 raise
             raise without_tensors(self.name) from None
         self._known[key] = kernel, reads
-        self.captured[kernel.key] = kernel.captured
-        return kernel, kernel.captured
+        captured = self.captured[kernel.key] = tuple(kernel.captured)
+        return kernel, captured
 
     def reads_of(self, kernel: Kernel) -> Reads:
         """What the function reads besides its arguments, for one of its kernels."""

@@ -58,6 +58,11 @@ def target_on(device: torch.device, name: str) -> Target:
     )
 
 
+def target_of(device: torch.device) -> Target:
+    """For what stands in for tensors, which may be on a device that is not there."""
+    return CPP if device.type == "cpu" and not interpreted() else TRITON
+
+
 def launch(
     target: Target,
     kernel: Any,

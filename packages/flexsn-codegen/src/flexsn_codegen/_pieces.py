@@ -1,8 +1,14 @@
-"""Calls of functions that cut their arguments into pieces, and so are no kernel on whole tensors."""
+"""Calls of functions that are kernels for arguments of their own shapes alone.
+
+They cut their arguments into pieces, or lay a tensor along a dimension in the middle, as a weight for each channel.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,15 +16,31 @@ from torch import Tensor
 
 from flexsn_codegen._autograd import WithGradients
 from flexsn_codegen._calls import Parts, Structure, put_together
-from flexsn_codegen._checks import check_gradients, wants_gradients
+from flexsn_codegen._checks import check_gradients, check_tensors, is_followed, wants_gradients
 from flexsn_codegen._cut import CutFunction, Function
 from flexsn_codegen._host_numbers import Notes, noting
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen.errors import ArgumentError
-from flexsn_graph import MutationError, NothingCutError, TorchError
+from flexsn_graph import MutationError, NothingCutError, Substituted, TorchError, cells_effects
+from flexsn_graph.reads import Reads
 
 # Functions that cut are kept for as many kinds of calls.
 _MAX_CUTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A function as one that cuts.
+
+    Attributes:
+        function: of the arguments' tensors, and then the captured ones.
+        reads: what it reads besides its arguments.
+        captured: the tensors among that, as they were when it was made.
+    """
+
+    function: CutFunction
+    reads: Reads
+    captured: tuple[Tensor, ...]
 
 
 class Pieces:
@@ -26,14 +48,27 @@ class Pieces:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._known: dict[tuple[Any, ...], CutFunction] = {}
+        self._known: dict[tuple[Any, ...], Cut] = {}
 
-    def known(self, structure: Structure, parts: Parts) -> CutFunction | None:
-        """The function for a call, if it is known to cut there."""
-        return self._known.get(_kind(structure, parts)) if self._known else None
+    def known(self, structure: Structure, parts: Parts) -> tuple[CutFunction, tuple[Tensor, ...]] | None:
+        """The function for a call, if it is known to cut there, and the captured tensors as they are now."""
+        if not self._known:
+            return None
+        kind = _kind(structure, parts)
+        found = self._known.get(kind)
+        if found is None:
+            return None
+        captured = found.reads.fetch()
+        if captured is None:  # it reads something else now
+            del self._known[kind]
+            return None
+        found.function.captured[:] = captured  # a trace for other shapes meets those of now
+        return found.function, captured
 
-    def made(self, structure: Structure, parts: Parts, error: Exception) -> CutFunction:
-        """The function as one that cuts its arguments.
+    def made(
+        self, structure: Structure, parts: Parts, error: Exception
+    ) -> tuple[CutFunction, tuple[Tensor, ...]]:
+        """The function as one that cuts its arguments, and the captured tensors.
 
         Args:
             error: why it is no kernel on whole tensors.
@@ -41,13 +76,13 @@ class Pieces:
         Raises:
             The reason why it is a kernel of neither kind.
         """
-        tensors = parts.tensors
-        cut = cut_function(self._kernels, structure)
         grad = torch.is_grad_enabled()
         try:
+            cut = cut_of(self._kernels, structure, parts.tensors, parts.numbers)
+            tensors = [*parts.tensors, *cut.captured]
             # What torch refuses for the tracer's shapes may be fine for the arguments' own.
             wanted = tuple(grad and t.requires_grad for t in tensors)
-            cut.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
+            cut.function.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:
@@ -57,44 +92,105 @@ class Pieces:
         if len(self._known) >= _MAX_CUTS:
             self._known.clear()
         self._known[_kind(structure, parts)] = cut
-        return cut
+        self._kernels.captured_by_cuts[structure] = cut.captured
+        return cut.function, cut.captured
 
-    def run(self, cut: CutFunction, parts: Parts) -> Any:
+    def run(self, cut: CutFunction, captured: Sequence[Tensor], parts: Parts) -> Any:
         """Calls it.
 
         Raises:
             NothingCutError: with these numbers, it cuts nothing.
         """
-        tensors, numbers = parts.tensors, parts.numbers
+        tensors, numbers = [*parts.tensors, *captured], parts.numbers
+        if captured:
+            check_tensors(self._kernels.name, tensors)
         if wants_gradients(tensors):
             check_gradients(self._kernels.name, writes=False, autograd=self._kernels.autograd)
+        if is_followed(tensors):
             results = WithGradients.apply(cut, numbers, *tensors)
         else:
             results = cut.run(tensors, numbers, (False,) * len(tensors))[0]
         return results[0] if cut.single else tuple(results)
 
 
-def cut_function(kernels: Kernels, structure: Structure, otherwise: Exception | None = None) -> CutFunction:
+def cut_of(kernels: Kernels, structure: Structure, examples: Sequence[Tensor], numbers: Sequence[Any]) -> Cut:
     """A function, called in such a structure, as one that cuts.
+
+    Args:
+        examples: the tensors of a call; shapes, dtypes and devices are looked at.
+        numbers: those of a call.
+    """
+    reads = Reads(kernels.fn)
+
+    def run(*values: Tensor) -> Any:
+        return _called(kernels, structure, values, Notes(numbers))
+
+    captured: tuple[Tensor, ...] = ()
+    # Where it fails, its trace says why.
+    with contextlib.suppress(Exception):
+        captured = cells_effects(run, examples, reads).captured
+        cells_effects(run, examples)
+    reads.settle()
+    reads.keep(captured)
+    return Cut(cut_function(kernels, structure, captured), reads, captured)
+
+
+def cut_function(
+    kernels: Kernels, structure: Structure, captured: Sequence[Tensor], otherwise: Exception | None = None
+) -> CutFunction:
+    """A function, called in such a structure, of the arguments' tensors and then those that it captures.
 
     Args:
         otherwise: raised where it cuts nothing.
     """
-    fn = kernels.fn
+    now = list(captured)
 
     def bind(notes: Notes) -> Function:
         def function(*values: Tensor) -> Any:
-            args, kwargs = put_together(structure, values, notes.arguments())
-            with noting() if notes.numbers else ExitStack():
-                return fn(*args, **kwargs)
+            count = len(values) - len(now)
+            stand_ins = dict(zip(map(id, now), values[count:], strict=True))
+            with Substituted(stand_ins) if stand_ins else ExitStack():
+                return _called(kernels, structure, values[:count], notes)
 
         # What is called as it is keeps its own name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
-        return fn if plain_call else function
+        return kernels.fn if plain_call and not captured else function
 
     cut = CutFunction(bind, kernels.name, kernels.numerics, otherwise=otherwise)
     cut.must_cut = not isinstance(otherwise, TorchError)
+    cut.captured = now
     return cut
+
+
+def captured_for_graphs(
+    kernels: Kernels, structure: Structure, kinds: Sequence[tuple[torch.dtype, int]], numbers: Sequence[Any]
+) -> tuple[Tensor, ...]:
+    """The tensors that a function captures in calls of which no sizes are known."""
+    known = kernels.captured_by_cuts.get(structure)
+    if known is not None:
+        return known
+    found: dict[int, Tensor] = {}
+
+    def run(*values: Tensor) -> Any:
+        return _called(kernels, structure, values, Notes(numbers))
+
+    sizes = [1]
+    for size in sizes:
+        examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
+        before = len(found)
+        with contextlib.suppress(Exception):
+            return cells_effects(run, examples, None, found).captured
+        if len(found) > before or len(sizes) == 1:
+            # Sizes that may fit to what it captures, whole or cut into a few pieces.
+            own = sorted({n for tensor in found.values() for n in tensor.shape})
+            sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]
+    return tuple(found.values())
+
+
+def _called(kernels: Kernels, structure: Structure, values: Sequence[Tensor], notes: Notes) -> Any:
+    args, kwargs = put_together(structure, values, notes.arguments())
+    with noting() if notes.numbers else ExitStack():
+        return kernels.fn(*args, **kwargs)
 
 
 def _kind(structure: Structure, parts: Parts) -> tuple[Any, ...]:

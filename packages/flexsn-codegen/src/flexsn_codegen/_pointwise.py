@@ -13,14 +13,16 @@ from torch import Tensor, fx
 from flexsn_codegen._calls import take_apart, take_lists_apart
 from flexsn_codegen._checks import check_tensors, without_tensors
 from flexsn_codegen._foreach import OverLists
+from flexsn_codegen._foreach_op import lists_by_operator
 from flexsn_codegen._kernel import Kernel
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._pieces import Pieces
+from flexsn_codegen._prepared import NOT_PREPARED, PreparedCalls
 from flexsn_codegen._recorded import by_operator
 from flexsn_codegen._run import run
 from flexsn_codegen._source import KernelSource
-from flexsn_codegen._torch_private_modes import is_plain
+from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
 from flexsn_codegen.errors import OF_A_CALL, AutogradError, TransformError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
@@ -110,6 +112,7 @@ class Pointwise(Generic[P, R]):
         self._kernels = Kernels(self._fn, self._name, numerics, autograd=autograd)
         self._over_lists = OverLists(self._kernels)
         self._pieces = Pieces(self._kernels)
+        self._prepared = PreparedCalls()
         functools.update_wrapper(self, self._fn, assigned=("__doc__",), updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -154,7 +157,12 @@ class Pointwise(Generic[P, R]):
             Others: as for a call.
         """
         lists = take_lists_apart(self._name, args, kwargs)
-        if torch.compiler.is_dynamo_compiling() or not is_plain(lists.tensors):
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling:
+            found = lists_by_operator(self._kernels, lists)
+            if found is not None:
+                return cast(list[R], found)
+        if compiling or is_forward_mode() or not is_plain(lists.tensors):
             calls = [lists.parts(i) for i in range(lists.count)]
             return [cast(R, by_operator(self._kernels, lists.structure, call)) for call in calls]
         return cast(list[R], self._over_lists(lists))
@@ -192,8 +200,13 @@ class Pointwise(Generic[P, R]):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor] | None) -> Any:
         structure, parts = take_apart(self._name, args, kwargs)
+        plain = is_plain(parts.tensors)
+        if plain and outs is None:
+            found = self._prepared.call(structure, parts)
+            if found is not NOT_PREPARED:
+                return found
         check_tensors(self._name, parts.tensors)
-        if not is_plain(parts.tensors):
+        if not plain:
             if outs is not None:
                 raise TransformError(
                     f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
@@ -203,18 +216,18 @@ class Pointwise(Generic[P, R]):
         if cut is not None and outs is None:
             # For other numbers, it may cut nothing.
             with contextlib.suppress(NothingCutError):
-                return self._pieces.run(cut, parts)
+                return self._pieces.run(*cut, parts)
             cut = None
         if cut is None:
             try:
-                return run(self._kernels, structure, parts, outs)
+                return run(self._kernels, structure, parts, outs, self._prepared)
             except OF_A_CALL:
                 raise
             except Exception as error:
                 if not parts.tensors or outs is not None:
                     raise
                 cut = self._pieces.made(structure, parts, error)
-        return self._pieces.run(cut, parts)
+        return self._pieces.run(*cut, parts)
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
         structure, parts = take_apart(self._name, args, kwargs)

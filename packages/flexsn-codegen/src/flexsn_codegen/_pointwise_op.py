@@ -16,13 +16,12 @@ from torch.library import wrap_triton
 
 from flexsn_codegen._by_values import by_values, has_symbols, like
 from flexsn_codegen._cut import CutFunction
+from flexsn_codegen._forward_mode import tangents_of
 from flexsn_codegen._kernel import Kernel, Launch, kernel_of
-from flexsn_codegen._launch import BLOCK, CPP_BLOCK, interpreted, target_on
-from flexsn_codegen._torch_private_modes import FunctionalTensorMode, is_exporting
+from flexsn_codegen._launch import BLOCK, CPP_BLOCK, interpreted, target_of, target_on
+from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, is_exporting
 from flexsn_codegen.errors import ArgumentError
-from flexsn_codegen.targets import Target
-from flexsn_codegen.targets.cpp import CPP, CppKernel, program
-from flexsn_codegen.targets.triton import TRITON
+from flexsn_codegen.targets.cpp import CppKernel, program
 
 # Graphs hold the source alone: their libraries stay open as long as they are among the last ones used.
 _program = functools.lru_cache(256)(program)
@@ -75,7 +74,8 @@ def pointwise_op(
 
 @pointwise_op.register_fake
 def _(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], kernel: str) -> list[Tensor]:
-    results: list[Tensor] = kernel_of(kernel).empty_results(tensors, like(numbers), _target(tensors[0].device), scalars)
+    target = target_of(tensors[0].device)
+    results: list[Tensor] = kernel_of(kernel).empty_results(tensors, like(numbers), target, scalars)
     return results
 
 
@@ -103,13 +103,8 @@ def pointwise_in_place_op(
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
     found = kernel_of(kernel)
     tensors = found.merged(read, written)
-    results: list[Tensor] = found.empty_results(tensors, like(numbers), _target(tensors[0].device), None)
+    results: list[Tensor] = found.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
     return results
-
-
-def _target(device: torch.device) -> Target:
-    """For what stands in for tensors, which may be on a device that is not there."""
-    return CPP if device.type == "cpu" and not interpreted() else TRITON
 
 
 def _plain(numbers: Sequence[Any]) -> list[int | float]:
@@ -124,7 +119,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     tensors, numbers, scalars, key = inputs
     kernel = kernel_of(key)
     wanted = [t.requires_grad for t in tensors]
-    variant = kernel.variant(tensors, like(numbers), wanted, _target(tensors[0].device), scalars)
+    variant = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars)
     ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, list(scalars)
     ctx.differentiable = variant.traced.differentiable
     ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
@@ -135,12 +130,13 @@ def _backward(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     tensors = list(ctx.saved_tensors)
     wanted = list(ctx.needs_input_grad[0])
     pairs = zip(grads, ctx.differentiable, strict=True)
-    given = [g for g, flows in pairs if flows and g is not None]
+    there = [flows and g is not None for g, flows in pairs]
+    given = [g for g, flows in zip(grads, there, strict=True) if g is not None and flows]
     # What is given back has the structure of the arguments, in which an empty list is one of tensors.
     rest: tuple[Any, ...] = (None if ctx.numbers else [], None, None)
     if not given or not any(wanted):
         return [None] * len(tensors), *rest
-    gradient = ctx.kernel.gradient(wanted, ctx.differentiable)
+    gradient = ctx.kernel.gradient(wanted, there)
     scalars = [*ctx.scalars, *[False] * len(given)]
     found = iter(pointwise_op([*tensors, *given], ctx.numbers, scalars, gradient.key))
     return [_like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)], *rest
@@ -166,24 +162,39 @@ class Transformed(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         kernel, numbers, scalars, *tensors = inputs
         wanted = ctx.needs_input_grad[3:]
-        variant = kernel.variant(tensors, _plain(numbers), wanted, _target(tensors[0].device), scalars)
+        if not any(wanted):  # derivatives are taken forward, of which nothing is told beforehand
+            wanted = [t.is_floating_point() for t in tensors]
+        variant = kernel.variant(tensors, like(numbers), wanted, target_of(tensors[0].device), scalars)
         ctx.kernel, ctx.numbers, ctx.scalars = kernel, numbers, scalars
         ctx.differentiable = variant.traced.differentiable
+        ctx.results = [(r.shape, r.dtype) for r in output]
         ctx.mark_non_differentiable(*(t for t, flows in zip(output, ctx.differentiable, strict=True) if not flows))
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:
         tensors, wanted = ctx.saved_tensors, ctx.needs_input_grad[3:]
-        given = [g for g, flows in zip(grads, ctx.differentiable, strict=True) if flows]
+        there = [flows and g is not None for g, flows in zip(grads, ctx.differentiable, strict=True)]
+        given = [g for g, flows in zip(grads, there, strict=True) if flows]
         if not given or not any(wanted):
             return (None,) * (3 + len(tensors))
-        gradient = ctx.kernel.gradient(wanted, ctx.differentiable)
+        gradient = ctx.kernel.gradient(wanted, there)
         scalars = (*ctx.scalars, *(False for _ in given))
         found = iter(Transformed.apply(gradient, ctx.numbers, scalars, *tensors, *given))
         return None, None, None, *(
             _like(next(found), t) if want else None for t, want in zip(tensors, wanted, strict=True)
         )
+
+    @staticmethod
+    def jvp(ctx: Any, _kernel: None, _numbers: None, _scalars: None, *tangents: Tensor | None) -> Any:
+        def apply(kernel: Any, tensors: Sequence[Tensor], scalars: Sequence[bool]) -> Sequence[Tensor]:
+            found: tuple[Tensor, ...] = Transformed.apply(kernel, ctx.numbers, tuple(scalars), *tensors)
+            return found
+
+        tensors, flows = ctx.saved_tensors, ctx.differentiable
+        return tuple(tangents_of(ctx.kernel, tensors, ctx.numbers, ctx.scalars, tangents, ctx.results, flows, apply))
 
     @staticmethod
     def vmap(
@@ -197,19 +208,15 @@ class Transformed(torch.autograd.Function):
         return results, (0,) * len(results)
 
 
-# -- vmap --------------------------------------------------------------------------------------------------
+def _transformed(tensors: Sequence[Tensor], numbers: Sequence[Any], scalars: Sequence[bool], key: str) -> list[Tensor]:
+    results: tuple[Tensor, ...] = Transformed.apply(kernel_of(key), tuple(numbers), tuple(scalars), *tensors)
+    return list(results)
 
 
-@pointwise_op.register_vmap
-def _(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
-    tensors, numbers, scalars, kernel = args
-    dims = in_dims[0] or [None] * len(tensors)
-    found = kernel_of(kernel)
-    if isinstance(found, CutFunction):
-        results = pointwise_op(_all_batched(info.batch_size, tensors, dims), numbers, scalars, found.batched().key)
-    else:
-        results = pointwise_op(_batch_first(tensors, dims), numbers, scalars, kernel)
-    return results, [0] * len(results)
+before_transforms("pointwise", _transformed)
+
+
+# -- vmap of what writes -----------------------------------------------------------------------------------
 
 
 @pointwise_in_place_op.register_vmap
@@ -285,7 +292,7 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     kernel = kernel_of(key)
     if has_symbols(numbers) and not is_exporting():
         with mode:
-            return by_values(kernel, tensors, numbers, scalars, _target(tensors[0].device))
+            return by_values(kernel, tensors, numbers, scalars, target_of(tensors[0].device))
     if isinstance(kernel, CutFunction) or not _is_direct(tensors[0].device):
         return mode.__torch_dispatch__(op, types, args, kwargs)
     with mode:
@@ -300,6 +307,6 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if has_symbols(numbers) or not _is_direct(tensors[0].device):
         # Also for constants: compilers make nothing of operators that both write and return lists.
         with mode:
-            return by_values(kernel, tensors, numbers, None, _target(tensors[0].device))
+            return by_values(kernel, tensors, numbers, None, target_of(tensors[0].device))
     with mode:
         return _lowered(kernel, tensors, numbers, None)

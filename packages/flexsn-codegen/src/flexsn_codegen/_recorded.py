@@ -7,27 +7,22 @@ from typing import Any
 import torch
 
 from flexsn_codegen._calls import Parts, Structure, results_together
-from flexsn_codegen._checks import check_gradients, wants_gradients, without_tensors
+from flexsn_codegen._checks import check_gradients, wants_gradients, without_tensors, written_forward
 from flexsn_codegen._kernel import kernel_of
 from flexsn_codegen._kernels import Kernels, kernels_of
-from flexsn_codegen._pieces import cut_function
+from flexsn_codegen._pieces import captured_for_graphs, cut_function
 from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
-from flexsn_codegen._torch_private_modes import constant, is_forward_mode, is_transformed
-from flexsn_codegen.errors import OF_A_CALL, TransformError
+from flexsn_codegen._torch_private_modes import constant, is_forward_mode
+from flexsn_codegen.errors import OF_A_CALL
 
 
 def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
     """Calls a function where a compiler or a transform sees it."""
     tensors = parts.tensors
-    if is_forward_mode():
-        raise TransformError(
-            f"{kernels.name} has no forward-mode derivative (torch.func.jvp, jacfwd, forward_ad). Use reverse mode "
-            "(grad, vjp, jacrev), or differentiate the function that the kernel was made of."
-        )
     dims = 0
     for tensor in tensors:
         dims = max(dims, tensor.dim())
-    kinds = tuple([(t.dtype, t.dim() == 0) for t in tensors])
+    kinds = tuple([(t.dtype, t.dim()) for t in tensors])
     device = tensors[0].device.type if tensors else "cpu"
     key, num_captured, written, result, cuts = _prepared(kernels.handle, structure, kinds, dims, device)
     if num_captured:
@@ -38,7 +33,7 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
         check_gradients(kernels.name, writes=bool(written), autograd=kernels.autograd)
     if not written:
         scalars = [t.dim() == 0 for t in tensors]
-        if not torch.compiler.is_dynamo_compiling() and is_transformed():
+        if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
             results = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
         else:
             results = pointwise_op(tensors, parts.numbers, scalars, key)
@@ -46,6 +41,8 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
             # It was traced with the arguments' own shapes just now.
             return results[0] if _is_single(key) else tuple(results)
         return results_together(result, results, ())
+    if is_forward_mode():
+        raise written_forward(kernels.name)
     read = [t for i, t in enumerate(tensors) if i not in written]
     changed = [tensors[i] for i in written]
     results = pointwise_in_place_op(read, changed, parts.numbers, key)
@@ -54,31 +51,33 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
 
 @constant
 def _prepared(
-    handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, bool], ...], dims: int, device: str
+    handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
 ) -> tuple[str, int, tuple[int, ...], Structure, bool]:
     """The key of the kernel for a call; how many tensors it captures, which it writes, what it returns; if it cuts.
 
     Shapes may be symbols, which cannot come here: a function that cuts is traced by its operator.
     """
     kernels = kernels_of(handle)
-    shapes = [(1,) * (0 if scalar else dims) for _, scalar in kinds]
+    shapes = [(1,) * (dims if own else 0) for _, own in kinds]
     dtypes = [dtype for dtype, _ in kinds]
     pairs = zip(shapes, dtypes, strict=True)
-    examples = [torch.empty(shape, dtype=dtype, device=_here(device)) for shape, dtype in pairs]
+    examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
     cut = kernels.cuts.get((structure, kinds))
     if cut is None:
         try:
-            kernel, captured = kernels.find(structure, examples, _samples(structure))
+            kernel, captured = kernels.find(structure, examples, samples(structure))
         except OF_A_CALL:
             raise
         except Exception as error:
             if not kinds:
                 raise
-            cut = kernels.cuts[structure, kinds] = cut_function(kernels, structure, error)
+            captured = captured_for_graphs(kernels, structure, kinds, samples(structure))
+            cut = kernels.cuts[structure, kinds] = cut_function(kernels, structure, captured, error)
+            kernels.captured[cut.key] = captured
         else:
             kernels.captured[kernel.key] = captured
             return kernel.key, len(captured), kernel.written, kernel.result, False
-    return cut.key, 0, (), (), True
+    return cut.key, len(kernels.captured[cut.key]), (), (), True
 
 
 @constant
@@ -87,12 +86,12 @@ def _is_single(key: str) -> bool:
     return bool(kernel_of(key).single)
 
 
-def _here(device: str) -> str:
+def here(device: str) -> str:
     """A device of this kind that tensors can be made on: "meta" for one that stands in for a GPU."""
     return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
 
 
-def _samples(structure: Structure) -> list[int | float]:
+def samples(structure: Structure) -> list[int | float]:
     """Numbers for a first run; the kernel's traces have those of the call."""
     kind = structure[0]
     if kind == "float":
@@ -100,9 +99,9 @@ def _samples(structure: Structure) -> list[int | float]:
     if kind == "int":
         return [3]
     if kind == "call":
-        return [n for part in structure[1] for n in _samples(part)] + [n for _, p in structure[2] for n in _samples(p)]
+        return [n for part in structure[1] for n in samples(part)] + [n for _, p in structure[2] for n in samples(p)]
     if kind in ("tuple", "list"):
-        return [n for part in structure[1] for n in _samples(part)]
+        return [n for part in structure[1] for n in samples(part)]
     if kind == "dict":
-        return [n for _, part in structure[1] for n in _samples(part)]
+        return [n for _, part in structure[1] for n in samples(part)]
     return []

@@ -13,19 +13,29 @@ from flexsn_codegen._checks import (
     check_into,
     check_tensors,
     check_writes,
+    has_tangents,
     tell_written,
     wants_gradients,
     without_tensors,
+    written_forward,
 )
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen._launch import target_on
+from flexsn_codegen._prepared import PreparedCalls
 
 
-def run(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None) -> Any:
+def run(
+    kernels: Kernels,
+    structure: Structure,
+    parts: Parts,
+    outs: list[Tensor] | None,
+    prepared: PreparedCalls | None = None,
+) -> Any:
     """Calls a function.
 
     Args:
         outs: what the results are written to; `None`: new memory.
+        prepared: gets the call, to make it again.
     """
     kernel, captured = kernels.find(structure, parts.tensors, parts.numbers)
     tensors, numbers = parts.tensors, parts.numbers
@@ -36,11 +46,20 @@ def run(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor]
         check_tensors(kernels.name, tensors)
     if kernel.written:
         check_writes(kernel, tensors)
-    if wants_gradients(tensors):
+    wants = wants_gradients(tensors)
+    if wants:
         check_gradients(kernels.name, writes=bool(kernel.written) or outs is not None, autograd=kernels.autograd)
+    elif has_tangents(tensors):
+        wants = True
+        if kernel.written or outs is not None:
+            raise written_forward(kernels.name)
+    if wants:
         results = WithGradients.apply(kernel, numbers, *tensors)
     elif outs is None:
         results = kernel.run(tensors, numbers, [False] * len(tensors))[0]
+        if prepared is not None:
+            target = target_on(tensors[0].device, kernels.name)
+            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernels.reads_of(kernel), target)
     else:
         target = target_on(tensors[0].device, kernels.name)
         dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes

@@ -34,11 +34,6 @@ def is_plain(tensors: list[torch.Tensor]) -> bool:
     return _PLAIN.issuperset(map(type, tensors))
 
 
-def is_transformed() -> bool:
-    """Whether the caller is inside of a transform of `torch.func`."""
-    return bool(_are_transforms_active())
-
-
 def is_forward_mode() -> bool:
     """Whether derivatives are computed forward: `torch.func.jvp`, `torch.autograd.forward_ad`."""
     # Where torch has no such name, it refuses forward mode itself, in other words.
@@ -57,6 +52,20 @@ def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:
     if not isinstance(value, int | float):
         return 0.5 if is_float else 3
     return float(value) if is_float else int(value)
+
+
+_rules = torch.library.Library("flexsn_codegen", "IMPL")
+
+
+def before_transforms(operator: str, rule: Callable[..., Any]) -> None:
+    """Registers what is called in place of an operator inside of a transform of `torch.func`.
+
+    That comes before the transform takes the operator apart; also in graphs that compilers make of transforms.
+
+    Args:
+        operator: its name, without "flexsn_codegen::".
+    """
+    _rules.impl(operator, rule, "FuncTorchDynamicLayerFrontMode")
 
 
 def constant(function: _Function) -> _Function:

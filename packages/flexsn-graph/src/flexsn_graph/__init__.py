@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexsn_graph._cell_trace import CellGraph, CellStep, cells_gradient_of, trace_cells
+from flexsn_graph._cell_trace import CellGraph, CellStep, cells_effects, cells_gradient_of, trace_cells
 from flexsn_graph._continuity import continuous_nodes
 from flexsn_graph._generate import generate_forward_and_backward_graph, generate_inference_graph
 from flexsn_graph._info import FlexSNInfo, extract_info
@@ -104,6 +104,7 @@ __all__ = [
     "UnsupportedOpError",
     "View",
     "__version__",
+    "cells_effects",
     "cells_gradient_of",
     "continuous_nodes",
     "extract_info",

@@ -18,10 +18,12 @@ from flexsn_graph._pointwise import _as_tuple, _described, _NoCaptures
 from flexsn_graph._ports import Role, ports
 from flexsn_graph._step_graph import StepGraph
 from flexsn_graph._strides import broadcast_shapes
+from flexsn_graph._substitute import Effects, effects_of
 from flexsn_graph._torch_private import FakeTensorMode, undisturbed
-from flexsn_graph._tracer import Tracer
+from flexsn_graph._tracer import Tracer, explained
 from flexsn_graph.cells import CUTTING_OPS, CellModule, CellResult, Part, in_cells
 from flexsn_graph.errors import NothingCutError, TraceError
+from flexsn_graph.reads import Reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,25 @@ def trace_cells(
         except Exception:
             same = False
     return graph if same else replace(graph, free=tuple((None,) * t.dim() for t in arguments))
+
+
+def cells_effects(
+    fn: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
+) -> Effects:
+    """What a function captures, changes and returns; the arguments are those of `trace_cells`.
+
+    Args:
+        reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+
+    Raises:
+        TorchError: torch refuses to run it.
+    """
+    with explained():
+        return effects_of(unwrap_compiled(fn), arguments, None, reads, captured)
 
 
 _SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)

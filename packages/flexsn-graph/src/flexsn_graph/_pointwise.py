@@ -109,11 +109,13 @@ def pointwise_effects(
     device: torch.device,
     name: str,
     reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
 ) -> Effects:
     """What a function captures, changes and returns; the arguments are those of `trace_pointwise`.
 
     Args:
         reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
 
     Raises:
         TorchError: torch refuses to run it.
@@ -124,7 +126,7 @@ def pointwise_effects(
     with undisturbed():
         try:
             with explained():
-                return effects_of(unwrap_compiled(fn), examples, sizes, reads)
+                return effects_of(unwrap_compiled(fn), examples, sizes, reads, captured)
         except TorchError as error:
             raise _of_traced_shape(name, dimensions, error) from error
 

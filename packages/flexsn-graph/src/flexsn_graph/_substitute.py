@@ -73,23 +73,31 @@ class Effects:
 
 
 def effects_of(
-    fn: Callable[..., Any], examples: Sequence[Tensor], sizes: Sequence[int], reads: Reads | None = None
+    fn: Callable[..., Any],
+    examples: Sequence[Tensor],
+    sizes: Sequence[int] | None,
+    reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
 ) -> Effects:
     """Runs a function once, on fake tensors.
 
     Args:
         fn: called with as many tensors as there are examples.
         examples: of them; only shape, dtype and device are looked at.
-        sizes: the shape that a captured tensor has meanwhile, if it has dimensions.
+        sizes: the shape that a captured tensor has meanwhile, if it has dimensions; `None`: its own.
         reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
     """
-    captured: dict[int, Tensor] = {}
+    captured = {} if captured is None else captured
     stand_ins: dict[int, Tensor] = {}
 
     def make(tensor: Tensor) -> Tensor:
         captured[id(tensor)] = tensor
-        like = torch.empty((), dtype=tensor.dtype, device=tensor.device)
-        stand_ins[id(tensor)] = fake_like(mode, like.expand(tuple(sizes)) if tensor.dim() else like)
+        like = tensor
+        if sizes is not None:
+            like = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+            like = like.expand(tuple(sizes)) if tensor.dim() else like
+        stand_ins[id(tensor)] = fake_like(mode, like)
         return stand_ins[id(tensor)]
 
     with undisturbed():

@@ -158,11 +158,19 @@ def _command() -> list[str]:
 
 
 def _compiler() -> list[str] | None:
-    named = shlex.split(os.environ.get(_VARIABLE, ""))
-    if named:
-        return named if shutil.which(named[0]) else None
-    found = next(filter(None, map(shutil.which, _CANDIDATES)), None)
-    return None if found is None else [found]
+    key = os.environ.get(_VARIABLE, ""), os.environ.get("PATH")
+    command = _compilers.get(key)  # to look through folders takes as long as many a kernel
+    if command is None:
+        named = shlex.split(key[0])
+        candidates = named[:1] or _CANDIDATES
+        found = next(filter(None, map(shutil.which, candidates)), None)
+        if found is None:
+            return None
+        command = _compilers[key] = named or [found]
+    return list(command)
+
+
+_compilers: dict[tuple[str, str | None], list[str]] = {}
 
 
 def _openmp() -> tuple[str, ...]:

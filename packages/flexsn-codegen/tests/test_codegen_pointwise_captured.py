@@ -1,0 +1,127 @@
+"""What a function captures along a dimension in the middle, and what it reads when it is called again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_codegen import pointwise
+from flexsn_codegen._prepared import PreparedCalls
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+torch.manual_seed(0)
+W = nn.Parameter(torch.rand(6, device=DEVICE))
+X = torch.randn(2, 6, 3, 5, device=DEVICE, requires_grad=True)
+
+
+def norm() -> nn.Module:
+    made = nn.BatchNorm2d(6, device=DEVICE).eval()
+    for tensor in (made.running_mean, made.running_var, made.weight, made.bias):
+        assert tensor is not None
+        nn.init.uniform_(tensor, 0.5, 2.0)
+    return made
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "prelu": nn.PReLU(6, device=DEVICE),
+    "prelu_of_one": nn.PReLU(device=DEVICE),
+    "norm": norm(),
+    "index": lambda x: x * W[:, None, None],
+    "view": lambda x: (x * W.view(1, -1, 1, 1).exp() + 1).sin(),
+    "halves": lambda x: x.chunk(2, 1)[0] * W[:3, None, None],
+}
+
+
+def gradients(function: Callable[..., Any], *parameters: Tensor) -> list[Tensor]:
+    y = function(X)
+    return [y, *torch.autograd.grad((y * torch.linspace(-1, 2, y.numel()).to(y).view_as(y)).sum(), (X, *parameters))]
+
+
+def parameters_of(function: Callable[..., Any]) -> list[Tensor]:
+    return list(function.parameters()) if isinstance(function, nn.Module) else [W]
+
+
+@pytest.mark.long(all_but=["prelu", "index", "halves"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_along_any_dimension(name: str) -> None:
+    function = FUNCTIONS[name]
+    own = parameters_of(function)
+    for a, e in zip(gradients(pointwise(function, autograd=True), *own), gradients(function, *own), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+@pytest.mark.long(all_but=["prelu"])
+@pytest.mark.parametrize("name", ["prelu", "view", "halves"])
+def test_along_any_dimension_in_one_graph(name: str) -> None:
+    function = FUNCTIONS[name]
+    own, kernel = parameters_of(function), pointwise(function, autograd=True)
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: kernel(x) * 1, backend="aot_eager", fullgraph=True, dynamic=True)
+    for a, e in zip(gradients(compiled, *own), gradients(function, *own), strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_what_a_cutting_function_reads_is_read_at_each_call() -> None:
+    scale = 2.0
+    x = X.detach()
+    kernel = pointwise(lambda x: x.chunk(2, 1)[0] * scale)
+    torch.testing.assert_close(kernel(x), x[:, :3] * 2)
+    scale = 3.0
+    torch.testing.assert_close(kernel(x), x[:, :3] * 3)
+    module = nn.PReLU(6, device=DEVICE)
+    kernel = pointwise(module)
+    with torch.no_grad():
+        for weight in (module.weight, nn.Parameter(torch.rand(6, device=DEVICE))):
+            module.weight = weight
+            weight.mul_(2)
+            torch.testing.assert_close(kernel(x), module(x))
+
+
+def test_a_call_like_an_earlier_one_reads_all_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[bool] = []
+    call = PreparedCalls.call
+
+    def counted(calls: PreparedCalls, *given: Any) -> Any:
+        found = call(calls, *given)
+        prepared.append(isinstance(found, Tensor))
+        return found
+
+    monkeypatch.setattr(PreparedCalls, "call", counted)
+    weight, offset = torch.rand(5, device=DEVICE), 1.0
+
+    def function(x: Tensor, scale: float, *, up: bool = False) -> Tensor:
+        y = x * weight * scale + offset
+        return y + 1 if up and scale > 0.75 else y
+
+    kernel = pointwise(function, autograd=True)
+    x = X.detach()
+    cases: list[tuple[Tensor, float, bool, bool]] = [
+        (x, 0.5, False, False),
+        (x + 1, 0.25, False, True),
+        (x, 0.5, True, False),  # another constant
+        (x, 0.6, True, True),
+        (x, 0.8, True, False),  # another branch
+        (x.transpose(0, 2).contiguous().transpose(0, 2), 0.5, False, False),
+        (x.double(), 0.5, False, False),
+        (X, 0.5, False, False),  # with a gradient
+        (x, 0.5, False, True),
+    ]
+    for tensor, scale, up, known in cases:
+        torch.testing.assert_close(kernel(tensor, scale, up=up), function(tensor, scale, up=up))
+        assert prepared.pop() is known, (scale, up)
+    for change in ("offset", "weight", "shape", "gradient"):
+        if change == "offset":
+            offset = 2.0
+        elif change == "weight":
+            weight = torch.rand(5, device=DEVICE)
+        elif change == "shape":
+            weight.data = torch.rand(1, device=DEVICE)
+        else:
+            weight.requires_grad_()
+        y = kernel(x, 0.5)
+        torch.testing.assert_close(y, function(x, 0.5))
+        assert y.requires_grad is (change == "gradient")
