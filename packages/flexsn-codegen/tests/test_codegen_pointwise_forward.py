@@ -68,6 +68,13 @@ def twice(function: Any) -> Any:
     return jvp(tangent, (x,), (x,))
 
 
+def batched(function: Any) -> Any:
+    def tangent(t: Tensor) -> Any:
+        return jvp(lambda y: function(x, y, s), (w,), (t,))
+
+    return vmap(tangent)(torch.eye(3).to(w))
+
+
 def total(function: Any) -> Any:
     return lambda *tensors: sum(r.sin().sum() for r in pytree.tree_leaves(function(*tensors)) if r.is_floating_point())
 
@@ -78,8 +85,8 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "of_one_argument": lambda f: jvp(partial(f, x, w), (s,), (s * 2,)),
     "of_numbers_alone": lambda f: jvp(f, (s, s, s), (s, s + 1, s)),
     "jacfwd": lambda f: jacfwd(lambda *a: f(*a)[0], argnums=(0, 1, 2))(x, w, s),
-    "vmap_of_jvp": lambda f: vmap(lambda t: jvp(lambda y: f(x, y, s), (w,), (t,)))(torch.eye(3).to(w)),
-    "jvp_of_vmap": lambda f: jvp(vmap(lambda x: f(x, w, s)), (x,), (x + 1,)),
+    "vmap_of_jvp": batched,
+    "jvp_of_vmap": lambda f: jvp(vmap(f, in_dims=(0, None, None)), (x, w, s), (x + 1, w, s)),
     "jvp_of_jvp": twice,
     "hessian": lambda f: hessian(total(f), argnums=(0, 1))(x, w, s),
     "dual_tensors": lambda f: tangents(f, x, w, s),
