@@ -400,11 +400,8 @@ SETTINGS = {
     "os.getenv": Setting(lambda: os.getenv("FLEXSN_TEST_TAU"), ("2.0", "3.0"), _put_environment),
     "math.pi": Setting(lambda: math.pi, (math.pi, 3.0), lambda pi: setattr(math, "pi", pi)),
     "sys.argv": Setting(lambda: "tau" in sys.argv, (sys.argv, ["tau"]), lambda argv: setattr(sys, "argv", argv)),
-    "cudnn": Setting(
-        lambda: torch.backends.cudnn.benchmark,
-        (False, True),
-        lambda flag: setattr(torch.backends.cudnn, "benchmark", flag),
-    ),
+    # Not by the attribute: torch's own tests, where a process imports them, forbid to set it.
+    "cudnn": Setting(lambda: torch.backends.cudnn.benchmark, (False, True), torch._C._set_cudnn_benchmark),
     "deterministic": Setting(
         lambda: torch.are_deterministic_algorithms_enabled(), (False, True), torch.use_deterministic_algorithms
     ),
@@ -482,6 +479,14 @@ def started() -> bool:
     return True
 
 
+def test_a_generator_that_the_core_makes_of_a_seed_draws_alike_at_each_call() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        draw = random.Random(3)
+        return x * draw.choice([draw.random(), draw.uniform(1.0, 2.0)]), v
+
+    assert trace(core).reads.fetch() is not None
+
+
 def packed(x: Tensor) -> Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2.0, lambda t: t):
         return x * x
@@ -493,6 +498,8 @@ def packed(x: Tensor) -> Tensor:
         (lambda x, v: (x if random.random() < 2.0 else v, v), r"calls random\.random\(\)"),
         (lambda x, v: (x if random.getstate() else v, v), r"calls random\.getstate\(\)"),
         (lambda x, v: (x if random.uniform(1.0, 2.0) else v, v), r"calls random\.uniform\(\)"),
+        (lambda x, v: (x if random.Random().random() < 2.0 else v, v), r"calls random\.__init__\(\)"),
+        (lambda x, v: (x * random.Random(3).random() * random.Random().random(), v), r"calls random\.__init__\(\)"),
         (lambda x, v: (x if secrets.randbelow(9) >= 0 else v, v), r"calls secrets\.randbelow\(\)"),
         (lambda x, v: (x if started() else v, v), "has another thread"),
         (lambda x, v: (x * POOL.submit(float, "2.0").result(), v), "has another thread"),

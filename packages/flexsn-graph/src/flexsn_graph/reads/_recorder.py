@@ -83,6 +83,7 @@ _STARTED = frozenset(
 )
 _OF_CTYPES = frozenset(f"_ctypes.{name}" for name in ("_SimpleCData", "Array", "Structure", "Union", "_Pointer"))
 _SAVED_HOOKS = saved_tensors_hooks.__enter__.__code__
+_OF_SEED = random.Random.__init__.__code__
 _CACHED = type(lru_cache(lambda: None))
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -120,6 +121,7 @@ class Recorder:
         self._of_user: set[CodeType] = set()
         # By whether a backward formula does it: a library's functions that are called from there, names behind a dot.
         self._called: tuple[set[CodeType], set[CodeType]] = (set(), set())
+        self._seeded: dict[int, random.Random] = {}  # generators that the core made of a seed, by id; kept, too
         self._attributes: tuple[set[str], set[str]] = (set(), set())
         self._modules: dict[str, ModuleType] = {}  # of libraries, by path
         self._met_libraries: dict[tuple[bool, int], Any] = {}
@@ -457,7 +459,7 @@ class Recorder:
             with self._watch.paused():
                 self._begin(frame)
         called = self._called[self.in_backward]
-        if caller is not None and caller.f_code in self._of_user and code not in called:
+        if caller is not None and caller.f_code in self._of_user and code not in called and not self._of_a_seed(frame):
             called.add(code)
             module = frame.f_globals.get("__name__")
             if isinstance(module, str) and is_library(module):
@@ -476,10 +478,21 @@ class Recorder:
             return
         module, name = origin(function)
         if isinstance(function.__self__, random.Random):
+            if id(function.__self__) in self._seeded:
+                return
             module = "random"
         if module is not None:
             with self._watch.paused():
                 self._ask(function, module, name, frame)
+
+    def _of_a_seed(self, frame: FrameType) -> bool:
+        """Whether a function is one of a generator that the core makes of a seed, which draws alike at each call."""
+        generator = frame.f_locals.get("self")
+        if not isinstance(generator, random.Random):
+            return False
+        if frame.f_code is _OF_SEED and frame.f_locals["x"] is not None:
+            self._seeded[id(generator)] = generator
+        return id(generator) in self._seeded
 
     def _ask(self, function: Any, module: str, name: str, caller: FrameType) -> None:
         """A library's function is called, by its code or itself."""

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
-import numpy as np
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -64,7 +63,7 @@ def store(pointers: Any, value: Any, mask: Any) -> None:
 
 def store_bits(row: Any, value: Any, mask: Any, number: Any) -> None:
     flags = (array_of(value) != 0) & array_of(as_flags(mask)).astype(bool)
-    packed = np.packbits(flags.reshape(-1), bitorder="little")
+    packed = flags.reshape(-1, 8).dot([1 << i for i in range(8)]).astype("uint8")
     at = tl.program_id(0).to(tl.int64) * len(packed) + tl.arange(0, len(packed))
     tl.store(row + at, value_of(at, packed, tl.uint8), mask=as_flags(at < number))
 
