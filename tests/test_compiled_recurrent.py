@@ -75,7 +75,7 @@ def assert_equal_bits(actual: Any, expected: Any) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
-@pytest.mark.long(all_but=["Masked-False"])
+@pytest.mark.long
 @pytest.mark.parametrize("state_seqs", RUNS)
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 def test_any_cell(cell: type[Cell], state_seqs: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,6 +275,7 @@ def test_few_steps(num_steps: int) -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.long
 def test_inputs_in_any_memory_format() -> None:
     core = made(RLIF, 9, Powers())
     x, s, v = (t.detach() for t in sequences(core, 4, 6, 9))

@@ -208,6 +208,7 @@ def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, recipe: Recipe, steps
     assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
 
 
+@pytest.mark.long
 @random_cores(max_examples=6)
 @given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
 def test_arithmetic_in_half_precision_in_cpp_to_the_last_bit(
@@ -216,6 +217,7 @@ def test_arithmetic_in_half_precision_in_cpp_to_the_last_bit(
     assert_like_the_loop(recipe, steps, dtype, on_cpu="cpp", gradient=None)
 
 
+@pytest.mark.long
 @random_cores(max_examples=12)
 @given(recipes(list(SMOOTH)), num_steps, policies)
 def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:

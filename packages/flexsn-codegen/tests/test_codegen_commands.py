@@ -42,6 +42,7 @@ def test_the_entry_point_is_the_main_function() -> None:
     assert getattr(import_module(name), attribute) is main
 
 
+@pytest.mark.long
 def test_show_of_a_function_that_cuts_takes_shapes(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["show", f"{module}:swiglu", "--arguments", "bfloat16:3x16", "--gradient", "--target"]
     assert main(command) == 0

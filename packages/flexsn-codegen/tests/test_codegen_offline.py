@@ -147,6 +147,7 @@ def test_show_prints_graph_source_and_resource_use(module: str) -> None:
     assert "# sm_90: " in done.stdout
 
 
+@pytest.mark.long
 def test_show_prints_the_gradient(module: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", f"{module}:gated", "--gradient", "--arguments", "bfloat16", "float32:0", "--target"]) == 0
     out = capsys.readouterr().out
