@@ -25,6 +25,7 @@ from flexsn_nn import (
     _flexsn,
     surrogate,
 )
+from flexsn_nn._run_kernels import run_kernels
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.
@@ -166,7 +167,6 @@ def test_where_the_membrane_starts() -> None:
 def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """A neuron that starts at zero hands the kernels its input alone; one that does not, its states, too."""
     counts = []
-    run_kernels = _flexsn.run_kernels
 
     def record(program: Any, tensors: Any, *options: Any) -> Any:
         counts.append(len(tensors))

@@ -26,10 +26,12 @@ from flexsn_nn._backends import (
 )
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import Counting, from_zero, per_channel
+from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, products, traffic
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
+from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._torch_private import is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
@@ -40,11 +42,8 @@ from flexsn_runtime import (
     SpikeBitsError,
     TraceError,
     UnsupportedCoreError,
-    prepare,
-    remember,
     repeated_scan,
     repeated_step,
-    scan,
     single_step,
     transform_at_work,
     why_refused,
@@ -52,7 +51,6 @@ from flexsn_runtime import (
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
-_Spec = tuple[Sequence[int], torch.dtype]
 
 
 class FlexSN(nn.Module):
@@ -134,7 +132,7 @@ class FlexSN(nn.Module):
         self._step_mode = check_step_mode(step_mode)
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
-        self._output_specs = _specs_of(example_outputs, num_outputs)
+        self._output_specs = specs_of(example_outputs, num_outputs)
         self._program: ScanProgram | None = None
         # Of the step behind an affine function of its input, by shape, dtype and device of its tensors; of one that
         # counts.
@@ -162,7 +160,7 @@ class FlexSN(nn.Module):
         program = self._get_program()
         if example_inputs is not None:
             step = program.specialize_examples(example_inputs)
-            self._compare_specs([(value.shape, value.dtype) for value in step.trace.outputs])
+            compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
 
     @property
     def backend(self) -> str:
@@ -622,7 +620,7 @@ class FlexSN(nn.Module):
             **options,
         )
 
-    def _empty_specs(self, primals: Sequence[Tensor]) -> list[_Spec]:
+    def _empty_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
         """What the outputs of one step look like where there is no step."""
         if self._output_specs is None:
             raise ExampleError(
@@ -633,17 +631,8 @@ class FlexSN(nn.Module):
             step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
         except Exception:  # the core may raise anything on tensors without data
             return self._output_specs
-        self._compare_specs([(value.shape, value.dtype) for value in step.trace.outputs])
+        compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
         return self._output_specs
-
-    def _compare_specs(self, specs: list[_Spec]) -> None:
-        """Raises `ExampleError` unless `example_outputs`, if given, are like what the core returns."""
-        for i, (given, found) in enumerate(zip(self._output_specs or (), specs, strict=False)):
-            if (tuple(given[0]), given[1]) != (tuple(found[0]), found[1]):
-                raise ExampleError(
-                    f"example_outputs[{i}] is {list(given[0])} {given[1]}; for these inputs the core returns "
-                    f"{list(found[0])} {found[1]}: give outputs of one step, without time, or leave them out."
-                )
 
     def _asks_kernels(self, backend: str) -> bool:
         """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
@@ -885,62 +874,6 @@ class FlexSN(nn.Module):
         self.states = [fn(state) for state in self.states]
         self.state_seqs = [fn(state) for state in self.state_seqs]
         return self
-
-
-def run_kernels(
-    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Affine | None = None
-) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
-
-    Args:
-        affine: of the first input, of a step `Behind` one.
-    """
-    if affine is None:
-        step, arguments = prepare(program, tensors)
-    else:
-        assert isinstance(program.core, Behind)
-        step, arguments = prepare(program, tensors, instead=program.core.instead(affine))
-    return scan(step, arguments, state_seqs=state_seqs)
-
-
-def run_again(
-    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Affine | None
-) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
-
-    Args:
-        affine: as for `run_kernels`.
-    """
-    instead = None
-    if affine is not None:
-        assert isinstance(program.core, Behind)
-        instead = program.core.instead(affine)
-    results = repeated_scan(program, inputs, states, instead)
-    if results is not None:
-        return tuple(results)
-    step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    results = scan(step, arguments, state_seqs=False)
-    remember(program, inputs, states, step, arguments, instead=instead)
-    return results
-
-
-_BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
-run_between_graphs = torch.compiler.disable(run_kernels, reason=_BETWEEN)
-run_step_between_graphs = torch.compiler.disable(single_step, reason=_BETWEEN)
-
-
-def _specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[_Spec] | None:
-    """Shapes and dtypes of `example_outputs`."""
-    if examples is None:
-        return None
-    if isinstance(examples, Tensor):
-        raise TypeError(f"example_outputs is a tensor; give a tuple of num_outputs={num_outputs}: one step's outputs.")
-    if len(examples) != num_outputs:
-        raise ExampleError(f"there are {len(examples)} example_outputs; num_outputs is {num_outputs}.")
-    for i, example in enumerate(examples):
-        if not isinstance(example, Tensor):
-            raise TypeError(f"example_outputs[{i}] is a {type(example).__name__}; give a tensor.")
-    return [(tuple(example.shape), example.dtype) for example in examples]
 
 
 # A neuron that is called with ever new dtypes and dimensions is not asked about for ever.

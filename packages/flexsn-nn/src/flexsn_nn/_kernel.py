@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_nn._flexsn import run_between_graphs, run_kernels
+from flexsn_nn._run_kernels import run_between_graphs, run_kernels
 from flexsn_nn.errors import InputCountError
 from flexsn_runtime import ScanProgram
 

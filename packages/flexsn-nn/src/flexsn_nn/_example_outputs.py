@@ -1,0 +1,36 @@
+"""`example_outputs`: what the outputs of one step look like, where there is no step to ask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import ExampleError
+
+Spec = tuple[Sequence[int], torch.dtype]
+
+
+def specs_of(examples: Sequence[Tensor] | None, num_outputs: int) -> list[Spec] | None:
+    """Shapes and dtypes of `example_outputs`."""
+    if examples is None:
+        return None
+    if isinstance(examples, Tensor):
+        raise TypeError(f"example_outputs is a tensor; give a tuple of num_outputs={num_outputs}: one step's outputs.")
+    if len(examples) != num_outputs:
+        raise ExampleError(f"there are {len(examples)} example_outputs; num_outputs is {num_outputs}.")
+    for i, example in enumerate(examples):
+        if not isinstance(example, Tensor):
+            raise TypeError(f"example_outputs[{i}] is a {type(example).__name__}; give a tensor.")
+    return [(tuple(example.shape), example.dtype) for example in examples]
+
+
+def compare_specs(given: Sequence[Spec] | None, found: Sequence[Spec]) -> None:
+    """Raises `ExampleError` unless `example_outputs`, if given, are like what the core returns."""
+    for i, (one, other) in enumerate(zip(given or (), found, strict=False)):
+        if (tuple(one[0]), one[1]) != (tuple(other[0]), other[1]):
+            raise ExampleError(
+                f"example_outputs[{i}] is {list(one[0])} {one[1]}; for these inputs the core returns "
+                f"{list(other[0])} {other[1]}: give outputs of one step, without time, or leave them out."
+            )

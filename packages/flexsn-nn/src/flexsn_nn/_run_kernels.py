@@ -1,0 +1,53 @@
+"""How compiled kernels run a neuron, in eager mode and between the graphs of `torch.compile`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._affine import Affine, Behind
+from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, single_step
+
+
+def run_kernels(
+    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Affine | None = None
+) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
+
+    Args:
+        affine: of the first input, of a step `Behind` one.
+    """
+    if affine is None:
+        step, arguments = prepare(program, tensors)
+    else:
+        assert isinstance(program.core, Behind)
+        step, arguments = prepare(program, tensors, instead=program.core.instead(affine))
+    return scan(step, arguments, state_seqs=state_seqs)
+
+
+def run_again(
+    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Affine | None
+) -> tuple[Tensor, ...]:
+    """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
+
+    Args:
+        affine: as for `run_kernels`.
+    """
+    instead = None
+    if affine is not None:
+        assert isinstance(program.core, Behind)
+        instead = program.core.instead(affine)
+    results = repeated_scan(program, inputs, states, instead)
+    if results is not None:
+        return tuple(results)
+    step, arguments = prepare(program, (*inputs, *states), instead=instead)
+    results = scan(step, arguments, state_seqs=False)
+    remember(program, inputs, states, step, arguments, instead=instead)
+    return results
+
+
+_BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
+run_between_graphs = torch.compiler.disable(run_kernels, reason=_BETWEEN)
+run_step_between_graphs = torch.compiler.disable(single_step, reason=_BETWEEN)
