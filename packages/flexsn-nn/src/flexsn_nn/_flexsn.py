@@ -256,13 +256,17 @@ class FlexSN(nn.Module):
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
         compiling = torch.compiler.is_compiling()
+        packing = False
         if not compiling:
             if recomputation() not in (None, self._reset_in):
                 raise StateError(
                     "activation checkpointing runs the neuron a second time, and it would not begin at the state that "
                     "the first run began at. Checkpoint neuron.step, or a function that calls reset() first."
                 )
-            if affine is None:
+            if self._bits_asked > 0:
+                self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
+                packing = self._packs()
+            if affine is None and not packing:
                 repeated = self._repeat(inputs)
                 if repeated is not None:
                     return repeated
@@ -279,7 +283,6 @@ class FlexSN(nn.Module):
             )
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        packing = self._bits_asked > 0 and not compiling and self._packs()
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
             inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting, pack=packing
@@ -498,7 +501,6 @@ class FlexSN(nn.Module):
 
     def _packs(self) -> bool:
         """Whether kernels may write the bits of the first output."""
-        self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
             return False
         return self._bits_refused is None or self._bits_refused[0] is not self.core
@@ -530,8 +532,6 @@ class FlexSN(nn.Module):
         own = self.__dict__  # a module's attributes take five times as long
         program: ScanProgram | None = own["_repeats"]
         if program is None or own["_handover"] is not None or own["count_spikes"]:
-            return None
-        if own["_bits_asked"] > 0 and self._packs():
             return None
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
             return None  # one that was registered, and not assigned
