@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen._by_values import apart_by_type, like, together_by_type
+from flexsn_codegen._by_values import apart_by_type, like, returns_nothing, together_by_type
 from flexsn_codegen._calls import Lists, Structure, new_results, results_together
 from flexsn_codegen._checks import check_gradients, wants_gradients
 from flexsn_codegen._foreach import OverLists
@@ -214,16 +214,7 @@ def pointwise_foreach_by_values_op(
         out.copy_(result)
 
 
-@pointwise_foreach_by_values_op.register_fake
-def _(
-    read: Sequence[Tensor],
-    changed: Sequence[Tensor],
-    floats: Sequence[Tensor],
-    ints: Sequence[int],
-    is_float: Sequence[bool],
-    call: str,
-) -> None:
-    pass
+pointwise_foreach_by_values_op.register_fake(returns_nothing)
 
 
 @pointwise_foreach_op.register_torch_dispatch(FunctionalTensorMode)
