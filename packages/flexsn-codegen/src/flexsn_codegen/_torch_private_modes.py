@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.autograd import forward_ad
 
-from flexsn_graph.versions import private
+from flexsn_graph.versions import UnsupportedVersionError, expect, needed, private
 
 _BLIND = "pointwise kernels would not see a transform of torch.func, and give wrong gradients"
 _NOT_DIRECT = "pointwise kernels in compiled code are launched by an operator, not directly"
 
 _are_transforms_active = private("torch._C", "_are_functorch_transforms_active", _BLIND)
 _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
-_is_exporting = private(
-    "torch.export._trace", "custom_triton_ops_decomposition_disabled", _NOT_DIRECT, default=lambda: True
-)
+_EXPORT, _IS_EXPORTING = "torch.export._trace", "custom_triton_ops_decomposition_disabled"
+expect(_EXPORT, [_IS_EXPORTING], _NOT_DIRECT)
 if TYPE_CHECKING:
     from torch._subclasses.functional_tensor import FunctionalTensorMode as FunctionalTensorMode
 else:
@@ -42,7 +42,12 @@ def is_forward_mode() -> bool:
 
 def is_exporting() -> bool:
     """Whether a program is recorded that other processes will run."""
-    return bool(_is_exporting())
+    if _EXPORT not in sys.modules:  # then nobody does, and it takes seconds to import
+        return False
+    try:
+        return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
+    except UnsupportedVersionError:
+        return True
 
 
 def hint_of(number: torch.SymInt | torch.SymFloat) -> int | float:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._affine import Affine, StandIns
 from flexsn_nn._backends import COMPILED, choose
+from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import InputShapeError
 from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, transform_at_work
 
@@ -181,9 +182,7 @@ def _of_batch(
     return x, Affine(batch.mean.view(shape), scale, shift)
 
 
-@torch.compiler.disable(  # type: ignore[untyped-decorator]
-    reason="a norm over several processes runs between the graphs of torch.compile"
-)
+@between_graphs("a norm over several processes runs between the graphs of torch.compile")
 def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, shape: tuple[int, ...], group: Any) -> tuple[Tensor, Affine]:
     return _of_batch(norm, x, x.flatten(0, 1) if lead == 2 else x, shape, group)
 

@@ -32,7 +32,7 @@ from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability, report
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
-from flexsn_nn._torch_private import is_exporting, is_jit_tracing, recomputation
+from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
 from flexsn_runtime import (
@@ -548,9 +548,7 @@ class FlexSN(nn.Module):
         own["states"], own["state_seqs"] = list(results[end:]), []
         return results[0] if end == 1 else list(results[:end])
 
-    @torch.compiler.disable(  # type: ignore[untyped-decorator]
-        reason="a neuron on DTensors runs between the graphs of torch.compile"
-    )
+    @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> _Ran:
         """As `_run`, of `DTensor`: each process runs its part of the step."""
         from flexsn_nn._shards import StepShards  # takes as long to import as all of flexsn_nn
@@ -779,7 +777,7 @@ class FlexSN(nn.Module):
         return inputs
 
     # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """What runs; decided once for each type of device, inside and outside of compilers."""
         situation = (device.type, compiling)

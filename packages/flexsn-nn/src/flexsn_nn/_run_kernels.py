@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from flexsn_nn._affine import Affine, Behind
+from flexsn_nn._torch_private import between_graphs
 from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, single_step
 
 
@@ -49,5 +49,5 @@ def run_again(
 
 
 _BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
-run_between_graphs = torch.compiler.disable(run_kernels, reason=_BETWEEN)
-run_step_between_graphs = torch.compiler.disable(single_step, reason=_BETWEEN)
+run_between_graphs = between_graphs(_BETWEEN)(run_kernels)
+run_step_between_graphs = between_graphs(_BETWEEN)(single_step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,9 @@ _UNSEEN = "neurons cannot tell a call from a recomputation, and do not run insid
 
 _backward_pass = private("torch._C", "_current_graph_task_id", _UNSEEN)
 _tracing_state = private("torch._C", "_get_tracing_state", "neurons cannot tell whether `torch.jit.trace` records them")
+_disable_dynamo = private(
+    "torch._compile", "_disable_dynamo", "importing neurons takes longer", default=torch.compiler.disable
+)
 _current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
 # In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
@@ -21,10 +24,33 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
 
 def is_exporting() -> bool:
     """Whether `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
+
+
+def between_graphs(reason: str) -> Callable[[_Function], _Function]:
+    """`torch.compiler.disable`, which imports Dynamo, and that takes as long as all of torch, when it is called first.
+
+    Args:
+        reason: why the function is called between the graphs of `torch.compile`, for who asks what broke one.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        disabled = _disable_dynamo(function)
+        disabled._torchdynamo_disable, disabled._torchdynamo_disable_msg = True, reason
+        return disabled  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def constant(function: _Function) -> _Function:
+    """`torch.compiler.assume_constant_result`, without importing Dynamo."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def backend_named(name: str) -> Callable[..., Any]:

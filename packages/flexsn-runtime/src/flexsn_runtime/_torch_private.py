@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import sympy
 import torch
 from torch.autograd import forward_ad
 
-from flexsn_graph.versions import needed, private
+from flexsn_graph.versions import expect, needed, private
+
+if TYPE_CHECKING:
+    import sympy
 
 _NO_TRACE = "steps cannot be traced, and nothing can be compiled"
 _BLIND = "compiled kernels cannot be called: they would not see a transform of torch.func, and give wrong gradients"
@@ -38,8 +40,7 @@ _is_legacy_batched = private("torch._C", "_functorch.is_legacy_batchedtensor", _
 _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
-private("torch.fx.experimental.sym_node", "SymNode.expr", _NO_SIZES)
-private("torch.fx.experimental.sym_node", "SymNode.hint", _NO_SIZES)
+expect("torch.fx.experimental.sym_node", ["SymNode.expr", "SymNode.hint"], _NO_SIZES)  # sympy is slow to import
 # Whether `torch.autocast` is on for any device, without asking for one.
 is_any_autocast = private("torch._C", "_is_any_autocast_enabled", "calls take longer", default=lambda: True)
 
@@ -129,7 +130,11 @@ def is_batched(tensor: torch.Tensor | None) -> bool:
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:
     """A size as a formula of symbols."""
-    return _of_symbol(size, "expr") if isinstance(size, torch.SymInt) else sympy.Integer(size)
+    if isinstance(size, torch.SymInt):
+        return _of_symbol(size, "expr")
+    import sympy
+
+    return sympy.Integer(size)
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:

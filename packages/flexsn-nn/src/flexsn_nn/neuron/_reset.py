@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_function, check_name, check_number
+from flexsn_nn._torch_private import constant
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions, fit
 from flexsn_nn.surrogate import ATan, Sigmoid, Surrogate
@@ -114,7 +115,7 @@ class ImmediateReset(Neuron):
 
     # torch.compile(dynamic=True) would make a symbol of the number, which the core, compiled on its own, cannot
     # take from outside. Inside the core, the number is guarded.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @constant
     def _start(self) -> float:
         return self.v_start
 

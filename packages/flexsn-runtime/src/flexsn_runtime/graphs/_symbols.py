@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import sympy
+from typing import TYPE_CHECKING
 
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._torch_private import size_expression
 from flexsn_runtime.errors import SymbolicSizeError
+
+if TYPE_CHECKING:
+    import sympy
 
 # Products of different ones are different: what is computed from a size shows from which.
 _PRIMES = (17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61)

@@ -2,9 +2,10 @@
 //
 // Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
 // number by -1 is itself, the remainder 0.
+//
+// Functions of the C library are called by their builtins: <cmath> would take as long to read as all else here to
+// compile.
 #pragma once
-
-#include <cmath>
 
 #include "types.h"
 
@@ -94,8 +95,8 @@ DEV_INLINE T fmin(T x, T y) {
 
 // -- remainders ------------------------------------------------------------------------------------------------
 
-DEV_INLINE float fmod(float x, float y) { return std::fmod(x, y); }
-DEV_INLINE double fmod(double x, double y) { return std::fmod(x, y); }
+DEV_INLINE float fmod(float x, float y) { return __builtin_fmodf(x, y); }
+DEV_INLINE double fmod(double x, double y) { return __builtin_fmod(x, y); }
 
 // With the sign of `y`.
 template <typename T>
@@ -222,8 +223,8 @@ DEV_INLINE To to_integer(From x) {
 
 // -- the representation of floating-point numbers ----------------------------------------------------------------
 
-DEV_INLINE float nextafter(float x, float y) { return std::nextafter(x, y); }
-DEV_INLINE double nextafter(double x, double y) { return std::nextafter(x, y); }
+DEV_INLINE float nextafter(float x, float y) { return __builtin_nextafterf(x, y); }
+DEV_INLINE double nextafter(double x, double y) { return __builtin_nextafter(x, y); }
 
 // The neighbour of one of a half type's numbers, which in their 16 bits, without the sign, follow each other.
 DEV_INLINE uint32_t neighbour_bits(uint32_t bits, float x, float y) {
@@ -243,17 +244,20 @@ DEV_INLINE float nextafter_bfloat16(float x, float y) {
     return a != a || b != b ? a + b : a == b ? b : next;
 }
 
+DEV_INLINE float frexp(float x, int* exponent) { return __builtin_frexpf(x, exponent); }
+DEV_INLINE double frexp(double x, int* exponent) { return __builtin_frexp(x, exponent); }
+
 template <typename T>
 DEV_INLINE T frexp_mantissa(T x) {
     int exponent = 0;
-    return std::frexp(x, &exponent);
+    return frexp(x, &exponent);
 }
 
 // 0 for infinity and NaN.
 template <typename T>
 DEV_INLINE int32_t frexp_exponent(T x) {
     int exponent = 0;
-    std::frexp(x, &exponent);
+    frexp(x, &exponent);
     return abs(x) < infinity<T>() ? exponent : 0;
 }
 

@@ -3,6 +3,14 @@
 
 #include "exponential.h"
 
+// As <math.h> declares them, which need not be read for two functions.
+#if defined(__GLIBC__)
+extern "C" double lgamma_r(double, int*) noexcept;
+extern "C" long double lgammal_r(long double, int*) noexcept;
+#elif defined(__APPLE__)
+extern "C" double lgamma_r(double, int*);
+#endif
+
 namespace dev {
 
 DEV_INLINE float erf(float x) {
@@ -31,10 +39,10 @@ DEV_INLINE float erf(float x) {
     return copysign(a < 1.0f ? near : far, x);
 }
 
-DEV_INLINE float erfc(float x) { return float(std::erfc(double(x))); }
+DEV_INLINE float erfc(float x) { return float(__builtin_erfc(double(x))); }
 
-DEV_INLINE double erf(double x) { return std::erf(x); }
-DEV_INLINE double erfc(double x) { return double(std::erfc(static_cast<long double>(x))); }
+DEV_INLINE double erf(double x) { return __builtin_erf(x); }
+DEV_INLINE double erfc(double x) { return double(__builtin_erfcl(static_cast<long double>(x))); }
 
 // As `long double`, because glibc's of double are off by 3 ulp. Its `lgamma` writes the sign of gamma to a variable that
 // all threads have in common.
@@ -46,7 +54,7 @@ DEV_INLINE double lgamma(double x) {
     int sign;
     return ::lgamma_r(x, &sign);
 #else
-    return std::lgamma(x);
+    return __builtin_lgamma(x);
 #endif
 }
 
@@ -55,7 +63,7 @@ DEV_INLINE float lgamma(float x) {
     int sign;
     return float(::lgamma_r(x, &sign));
 #else
-    return float(std::lgamma(double(x)));
+    return float(__builtin_lgamma(double(x)));
 #endif
 }
 

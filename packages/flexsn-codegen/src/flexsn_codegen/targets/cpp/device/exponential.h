@@ -97,14 +97,14 @@ DEV_INLINE float tanh(float x) {
     return copysign(a < 0.625f ? near : far, x);
 }
 
-DEV_INLINE float sinh(float x) { return float(std::sinh(double(x))); }
-DEV_INLINE float cosh(float x) { return float(std::cosh(double(x))); }
+DEV_INLINE float sinh(float x) { return float(__builtin_sinh(double(x))); }
+DEV_INLINE float cosh(float x) { return float(__builtin_cosh(double(x))); }
 
-DEV_INLINE double exp(double x) { return std::exp(x); }
-DEV_INLINE double expm1(double x) { return std::expm1(x); }
-DEV_INLINE double exp2(double x) { return std::exp2(x); }
-DEV_INLINE double sinh(double x) { return std::sinh(x); }
-DEV_INLINE double cosh(double x) { return std::cosh(x); }
-DEV_INLINE double tanh(double x) { return std::tanh(x); }
+DEV_INLINE double exp(double x) { return __builtin_exp(x); }
+DEV_INLINE double expm1(double x) { return __builtin_expm1(x); }
+DEV_INLINE double exp2(double x) { return __builtin_exp2(x); }
+DEV_INLINE double sinh(double x) { return __builtin_sinh(x); }
+DEV_INLINE double cosh(double x) { return __builtin_cosh(x); }
+DEV_INLINE double tanh(double x) { return __builtin_tanh(x); }
 
 }  // namespace dev

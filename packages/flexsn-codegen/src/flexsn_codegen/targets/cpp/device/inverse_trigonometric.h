@@ -25,18 +25,18 @@ DEV_INLINE float atan(float x) {
     return copysign(far ? 0x1.921fb6p0f - (near + 0x1.777a5cp-25f) : near, x);
 }
 
-DEV_INLINE double atan(double x) { return std::atan(x); }
-DEV_INLINE float asin(float x) { return float(std::asin(double(x))); }
-DEV_INLINE double asin(double x) { return std::asin(x); }
-DEV_INLINE float acos(float x) { return float(std::acos(double(x))); }
-DEV_INLINE double acos(double x) { return std::acos(x); }
-DEV_INLINE float asinh(float x) { return float(std::asinh(double(x))); }
-DEV_INLINE double asinh(double x) { return std::asinh(x); }
-DEV_INLINE float acosh(float x) { return float(std::acosh(double(x))); }
-DEV_INLINE double acosh(double x) { return std::acosh(x); }
-DEV_INLINE float atanh(float x) { return float(std::atanh(double(x))); }
-DEV_INLINE double atanh(double x) { return std::atanh(x); }
-DEV_INLINE float atan2(float y, float x) { return float(std::atan2(double(y), double(x))); }
-DEV_INLINE double atan2(double y, double x) { return std::atan2(y, x); }
+DEV_INLINE double atan(double x) { return __builtin_atan(x); }
+DEV_INLINE float asin(float x) { return float(__builtin_asin(double(x))); }
+DEV_INLINE double asin(double x) { return __builtin_asin(x); }
+DEV_INLINE float acos(float x) { return float(__builtin_acos(double(x))); }
+DEV_INLINE double acos(double x) { return __builtin_acos(x); }
+DEV_INLINE float asinh(float x) { return float(__builtin_asinh(double(x))); }
+DEV_INLINE double asinh(double x) { return __builtin_asinh(x); }
+DEV_INLINE float acosh(float x) { return float(__builtin_acosh(double(x))); }
+DEV_INLINE double acosh(double x) { return __builtin_acosh(x); }
+DEV_INLINE float atanh(float x) { return float(__builtin_atanh(double(x))); }
+DEV_INLINE double atanh(double x) { return __builtin_atanh(x); }
+DEV_INLINE float atan2(float y, float x) { return float(__builtin_atan2(double(y), double(x))); }
+DEV_INLINE double atan2(double y, double x) { return __builtin_atan2(y, x); }
 
 }  // namespace dev

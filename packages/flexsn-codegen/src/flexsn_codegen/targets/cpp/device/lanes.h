@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <tuple>
 #include <type_traits>
 #if __has_include(<omp.h>)
@@ -53,8 +52,8 @@ static inline T number(int64_t low, int64_t high = 0) {
         const uint64_t wide = uint64_t(uint32_t(low)) | uint64_t(uint32_t(high)) << 32;
         const uint32_t narrow = uint32_t(low);
         T value;
-        if constexpr (sizeof(T) == 8) std::memcpy(&value, &wide, sizeof(T));
-        else std::memcpy(&value, &narrow, sizeof(T));
+        if constexpr (sizeof(T) == 8) __builtin_memcpy(&value, &wide, sizeof(T));
+        else __builtin_memcpy(&value, &narrow, sizeof(T));
         return value;
     }
 }
@@ -117,7 +116,7 @@ static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lane
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
         if (first + 8 <= lanes) {
             uint64_t eight;
-            std::memcpy(&eight, flags + first, 8);
+            __builtin_memcpy(&eight, flags + first, 8);
             bytes[first / 8] = uint8_t(eight * 0x0102040810204080u >> 56);  // flag k comes to bit 56 + k
             continue;
         }

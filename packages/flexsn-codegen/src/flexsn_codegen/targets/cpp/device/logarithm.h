@@ -81,9 +81,9 @@ DEV_INLINE float log1p(float x) {
     return x == 0.0f ? x : log_or_limit(sum, result);
 }
 
-DEV_INLINE double log(double x) { return std::log(x); }
-DEV_INLINE double log2(double x) { return std::log2(x); }
-DEV_INLINE double log10(double x) { return std::log10(x); }
-DEV_INLINE double log1p(double x) { return std::log1p(x); }
+DEV_INLINE double log(double x) { return __builtin_log(x); }
+DEV_INLINE double log2(double x) { return __builtin_log2(x); }
+DEV_INLINE double log10(double x) { return __builtin_log10(x); }
+DEV_INLINE double log1p(double x) { return __builtin_log1p(x); }
 
 }  // namespace dev

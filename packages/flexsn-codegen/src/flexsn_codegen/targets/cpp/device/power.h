@@ -53,9 +53,9 @@ DEV_INLINE float pow(float x, float y) {
     return x == 1.0f || y == 0.0f ? 1.0f : result;
 }
 
-DEV_INLINE float hypot(float x, float y) { return float(std::hypot(double(x), double(y))); }
+DEV_INLINE float hypot(float x, float y) { return float(__builtin_hypot(double(x), double(y))); }
 
-DEV_INLINE double pow(double x, double y) { return std::pow(x, y); }
-DEV_INLINE double hypot(double x, double y) { return std::hypot(x, y); }
+DEV_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
+DEV_INLINE double hypot(double x, double y) { return __builtin_hypot(x, y); }
 
 }  // namespace dev

@@ -78,8 +78,8 @@ DEV_INLINE float tan(float x) {
     return x == 0.0f ? x : result;
 }
 
-DEV_INLINE double sin(double x) { return std::sin(x); }
-DEV_INLINE double cos(double x) { return std::cos(x); }
-DEV_INLINE double tan(double x) { return std::tan(x); }
+DEV_INLINE double sin(double x) { return __builtin_sin(x); }
+DEV_INLINE double cos(double x) { return __builtin_cos(x); }
+DEV_INLINE double tan(double x) { return __builtin_tan(x); }
 
 }  // namespace dev
