@@ -1,6 +1,6 @@
 """The examples of `docs/fuse-pointwise.md` and `docs/scan.md` against `torch.compile` and torch's own scans.
 
-    python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--device cuda] [--scale 1]
+    python benchmarks/pointwise_peers.py [--output FILE] [--seconds 80] [--without WAY ...] [--device cuda] [--scale 1]
 
 Medians of whole calls in ms, with what Python needs; training is a forward and a backward. `first` is the first call of
 each, with what is compiled. The loop is the step called T times in Python, in a function that `torch.compile` is given;
@@ -191,10 +191,12 @@ def chains(rows: int, columns: int, device: torch.device) -> Iterator[Example]:
     yield Example("AdamW, one tensor", f"{rows * columns}", start, optimizers, trains=False)
 
 
-def measured(example: Example, device: torch.device, until: float) -> Iterator[list[str]]:
-    """A row for each way."""
+def measured(example: Example, device: torch.device, until: float, without: list[str]) -> Iterator[list[str]]:
+    """A row for each way, but for some."""
     expected: Tensor | None = None
     for way, function in example.ways.items():
+        if way in without:
+            continue
         start = [example.name, example.size, way]
         if time.perf_counter() > until:
             yield [*start, "the time was over", "", "", ""]
@@ -242,6 +244,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pointwise_peers.md"))
     parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--without", nargs="*", default=[], help="ways to leave out: torch's scans compile for a minute")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--scale", type=int, default=1, help="sizes are divided by it")
     given = parser.parse_args()
@@ -254,7 +257,7 @@ def main() -> None:
     shapes = [(1024 if given.scale == 1 else 24, 65536 // given.scale), (16, 4194304 // given.scale)]
     for examples in (chains(8192 // scale, 8192 // scale, device), recurrences(shapes, device)):
         for example in examples:
-            for row in measured(example, device, until):
+            for row in measured(example, device, until, given.without):
                 rows.append(row)
                 # After each: a row may take longer than there is time for.
                 publish([*head, *table(HEADER, rows)], given.output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._few_bits import unpack_numbers
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.contract._handles import (
@@ -131,6 +132,7 @@ __all__ = [
     "transform_at_work",
     "triton_interpreted",
     "tune",
+    "unpack_numbers",
     "why_refused",
     "why_unavailable",
 ]

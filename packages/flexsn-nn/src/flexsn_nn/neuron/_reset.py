@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
-import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_function, check_name, check_number

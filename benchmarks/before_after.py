@@ -1,0 +1,115 @@
+"""Another benchmark's figures of two checkouts side by side, run in turns: what a change made faster or slower.
+
+    python benchmarks/before_after.py FOLDER SCRIPT --commit NAME [--output FILE] [--runs 2] [-- ARGUMENTS ...]
+
+`FOLDER` holds the other checkout (`git archive COMMIT packages benchmarks | tar x -C FOLDER`); each runs its own script
+with its own packages in processes of their own: before, after, before, after. Of the rows that both tables have, the
+least of the runs is compared, as the least is what others disturbed least; the spread is the greatest of a checkout's
+runs over its least, the larger one of both: a ratio within it says nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+
+Figures = dict[tuple[str, ...], dict[str, float]]
+"""By what a row is called, its numbers by column."""
+HERE = Path(__file__).parents[1]
+COLUMNS = {
+    "scan_overhead.py": ("call", "graph", "kernels"),
+    "scan_table.py": ("call / copy", "graph / copy"),
+}
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def figures(text: str, columns: tuple[str, ...]) -> Figures:
+    """The numbers of a Markdown table; a row is called what stands before its first number with a decimal point."""
+    lines = [cells(line) for line in text.splitlines() if line.startswith("|")]
+    header, rows = lines[0], lines[2:]
+    found: Figures = {}
+    for row in rows:
+        name = tuple(row[: next(i for i, cell in enumerate(row) if is_number(cell) and "." in cell)])
+        numbers = {column: row[header.index(column)] for column in columns}
+        found[name] = {column: float(cell) for column, cell in numbers.items() if is_number(cell)}
+    return found
+
+
+def run(checkout: Path, script: str, arguments: list[str], columns: tuple[str, ...]) -> Figures:
+    """The figures that a checkout's script writes now."""
+    packages = os.pathsep.join(str(folder) for folder in sorted(checkout.glob("packages/*/src")))
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder) / "table.md"
+        command = [sys.executable, str(checkout / "benchmarks" / script), "--output", str(output), *arguments]
+        subprocess.run(
+            command, check=True, env={**os.environ, "PYTHONPATH": packages}, cwd=checkout, stdout=subprocess.DEVNULL
+        )
+        return figures(output.read_text(), columns)
+
+
+def compared(before: list[Figures], after: list[Figures]) -> list[list[object]]:
+    rows: list[list[object]] = []
+    for name, numbers in before[0].items():
+        if name not in after[0]:
+            continue
+        for column in numbers:
+            old, new = ([found[name][column] for found in runs] for runs in (before, after))
+            spread = max(max(old) / min(old), max(new) / min(new))
+            runs = [" ".join(f"{value:g}" for value in values) for values in (old, new)]
+            rows.append([" ".join(name), column, *runs, f"{min(new) / min(old):.2f}", f"{spread:.2f}"])
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("script", choices=list(COLUMNS))
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/before_after.md"))
+    parser.add_argument("--commit", required=True, help="of the other checkout, for the heading")
+    parser.add_argument("--runs", type=int, default=2)
+    given, arguments = parser.parse_known_args()
+    arguments = [argument for argument in arguments if argument != "--"]
+    columns = COLUMNS[given.script]
+    before: list[Figures] = []
+    after: list[Figures] = []
+    for _ in range(given.runs):
+        for found, checkout in ((before, given.folder.resolve()), (after, HERE)):
+            found.append(run(checkout, given.script, arguments, columns))
+    head = ("row", "figure", "before", "after", "after / before", "spread")
+    rows = compared(before, after)
+    if not rows:
+        raise SystemExit("the two tables have no row in common")
+    publish(
+        [
+            f"# `{' '.join([given.script, *arguments])}` before and after",
+            "",
+            f"`python benchmarks/before_after.py`: before is {given.commit}; {given.runs} runs each, in turns.",
+            "The ratio is that of the least; `spread` is that of runs of the same code.",
+            where(torch.device("cuda" if torch.cuda.is_available() else "cpu")),
+            "",
+            *table(head, rows),
+        ],
+        given.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

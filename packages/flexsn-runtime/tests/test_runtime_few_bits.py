@@ -1,0 +1,43 @@
+"""Numbers of few bits: what a kernel reads is what each byte says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flexsn_runtime import unpack_numbers
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+def by_hand(packed: torch.Tensor, bits: int, low: int, dtype: torch.dtype) -> torch.Tensor:
+    shifts = torch.arange(0, 8, bits, device=packed.device)
+    return (((packed.view(-1, 1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype).view(-1)
+
+
+def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
+    packed = torch.arange(5003, device=device).to(torch.uint8).view(1, 5003)  # all bytes, over several blocks
+    numbers = unpack_numbers(packed, bits, low, dtype)
+    assert numbers is not None
+    assert numbers.dtype == dtype
+    assert torch.equal(numbers, by_hand(packed, bits, low, dtype))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_numbers_of_each_byte(dtype: torch.dtype, bits: int) -> None:
+    check(dtype, bits, low=-1, device="cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("low", [0, -1])
+@pytest.mark.parametrize("bits", [1, 2, 4])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_numbers_of_each_byte_on_a_gpu(dtype: torch.dtype, bits: int, low: int) -> None:
+    check(dtype, bits, low, "cuda")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int32], ids=str)
+def test_what_no_kernel_reads(dtype: torch.dtype) -> None:
+    assert unpack_numbers(torch.zeros(4, dtype=torch.uint8), 1, 0, dtype) is None
