@@ -390,7 +390,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def flag(self, value: bool) -> str:
-        """A flag, as text, that the compiler takes for a variable, as it is one in a loop."""
+        """A flag that is known, as text of the type that flags have, as they are variables in loops."""
 
     # -- control -------------------------------------------------------------------------------------------
 

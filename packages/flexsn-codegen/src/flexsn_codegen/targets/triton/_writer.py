@@ -124,7 +124,8 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        return "T >= 0" if value else "T < 0"
+        # Not T >= 0: within a chunk the compiler knows then, and the step has no condition.
+        return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:
         self.line(f"{name} = {expression}")
