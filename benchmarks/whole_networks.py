@@ -149,9 +149,9 @@ def training_step(
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     def step() -> None:
-        reset(net)
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
+            reset(net)  # the next batch begins anew, and the backward has the memory of the last states
             loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
