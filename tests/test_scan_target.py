@@ -45,6 +45,11 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
     return {Port(role, i): tensor for i, tensor in enumerate(tensors)}
 
 
+@pytest.mark.long(
+    all_but=[
+        "lif_soft-True-False", "plif_scalar-True-True", "plif_channel-False-False", "izhikevich-True-True",
+    ]
+)
 @pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_a_scan_and_its_gradient(case: Case, takes_numbers: bool, once: bool) -> None:

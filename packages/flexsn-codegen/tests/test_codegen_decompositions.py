@@ -31,6 +31,7 @@ def same_with_gradients(function: Callable[..., Tensor], *tensors: Tensor) -> No
             torch.testing.assert_close(one, other, equal_nan=True)
 
 
+@pytest.mark.long(all_but=["xlogy-dtype1", "special_xlog1py-dtype0"])
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("function", [torch.xlogy, torch.special.xlog1py])
 def test_the_logarithm_is_rounded_first(function: Callable[..., Tensor], dtype: torch.dtype) -> None:

@@ -27,6 +27,12 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return values.reshape(shape).to(dtype).to(DEVICE)
 
 
+@pytest.mark.long(
+    all_but=[
+        "first3-second3-third3-dtype0", "first0-second0-third0-dtype1", "first4-second4-third4-dtype0",
+        "first1-second1-third1-dtype3", "first2-second2-third2-dtype2",
+    ]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("first", "second", "third"),

@@ -77,7 +77,7 @@ def test_step_with_sizes_of_one(shape: tuple[int, ...]) -> None:
     check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
 
 
-@pytest.mark.long(all_but=["wanted[0357]-*"])
+@pytest.mark.long(all_but=["wanted7-cotangents0", "wanted3-cotangents2", "wanted5-cotangents1", "wanted0-cotangents3"])
 @pytest.mark.parametrize("cotangents", list(itertools.product([True, False], repeat=2)))
 @pytest.mark.parametrize("wanted", list(itertools.product([True, False], repeat=3)))
 def test_masks(cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> None:
@@ -195,6 +195,11 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 }
 
 
+@pytest.mark.long(
+    all_but=[
+        "logit-dtype1", "logit_eps-dtype0", "binary_cross_entropy_with_logits-dtype2", "with_pos_weight-dtype3",
+    ]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", LOGITS)
 def test_logit_and_cross_entropy_at_special_values(name: str, dtype: torch.dtype) -> None:

@@ -68,7 +68,11 @@ def test_dynamo_can_capture_here() -> None:
     assert dynamo_hop_available() is True
 
 
-@pytest.mark.long(all_but=["*-lif_hard", "*-alif", "function-sequence-plif", "detach-final-two_by_two"])
+@pytest.mark.long(
+    all_but=[
+        "detach-final-lif_hard", "function-sequence-alif", "detach-final-two_by_two", "function-sequence-plif",
+    ]
+)
 @cases
 @pytest.mark.parametrize(
     ("spike", "scan", "reference"),

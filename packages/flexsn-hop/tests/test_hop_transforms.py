@@ -120,6 +120,7 @@ def keep_sines(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy
     return CheckpointPolicy.PREFER_RECOMPUTE
 
 
+@pytest.mark.long(all_but=["False-False", "False-True", "True-False"])
 @pytest.mark.parametrize("selective", [False, True])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_activation_checkpointing(selective: bool, compiled: bool) -> None:

@@ -214,6 +214,14 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
     return dict(zip(leaves, found, strict=True))
 
 
+@pytest.mark.long(
+    all_but=[
+        "True-without_gradient", "False-leaky_output", "True-leaky_hidden", "True-lapicque_hidden",
+        "False-leaky_out_of_range", "True-leaky_graded", "True-rleaky_hidden", "True-leaky_without_reset",
+        "True-rsynaptic_hidden", "False-rsynaptic", "False-leaky_learned", "True-rleaky", "False-leaky_at_once",
+        "True-synaptic_hidden", "True-alpha_hidden", "True-alpha", "True-lapicque", "True-conv", "True-synaptic",
+    ]
+)
 @EACH
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_and_gradients(name: str, training: bool) -> None:

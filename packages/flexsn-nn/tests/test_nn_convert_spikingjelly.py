@@ -233,6 +233,16 @@ def reset(net: nn.Module) -> None:
     theirs.reset_net(net)
 
 
+@pytest.mark.long(
+    all_but=[
+        "False-masked", "True-psn", "False-readout", "False-if", "False-clif", "False-sliding", "False-norms",
+        "False-ilif", "False-residual", "False-plif", "False-sliding_by_steps", "False-klif", "False-cubalif",
+        "True-qif_eif_by_steps", "False-qif_eif", "True-liaf_by_steps", "False-simple", "False-izhikevich",
+        "True-plif_by_steps", "False-lif", "False-clif_by_steps", "False-cubalif_by_steps",
+        "True-izhikevich_by_steps", "True-if_by_steps", "False-containers", "False-gated", "True-ternary",
+        "True-klif_by_steps", "False-simple_by_steps", "True-lif_by_steps", "False-ternary_by_steps",
+    ]
+)
 @EACH
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_and_gradients(name: str, training: bool) -> None:

@@ -235,7 +235,12 @@ learned = pytest.mark.parametrize(
 
 
 @pytest.mark.long(
-    all_but=["torch-*", "triton-LIF.tau", "triton-ALIF.*", "triton-Synaptic.alpha", "triton-QIF.a0", "*.R"]
+    all_but=[
+        "torch-LI.tau", "torch-ILIF.tau", "torch-CUBALIF.v_decay", "torch-QIF.a0", "torch-ALIF.beta",
+        "torch-KLIF.tau", "torch-CUBALIF.c_decay", "torch-Synaptic.alpha", "torch-Synaptic.beta", "torch-LIF.tau",
+        "torch-ALIF.tau", "torch-Lapicque.beta", "torch-Lapicque.R", "torch-ALIF.tau_a", "torch-Leaky.beta",
+        "triton-Lapicque.R",
+    ]
 )
 @learned
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -67,6 +67,7 @@ def test_it_is_not_what_a_half_membrane_does(backend: str) -> None:
         assert neuron(x)[-1].item() == final
 
 
+@pytest.mark.long(all_but=["dtype0-hop", "dtype1-torch", "dtype1-triton"])
 @backends
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_wider_inputs_stay_as_they_are(backend: str, dtype: torch.dtype) -> None:

@@ -66,6 +66,7 @@ def test_masked_psn(lambda_: float) -> None:
         neuron.lambda_ = 2.0
 
 
+@pytest.mark.long(all_but=["1-True", "3-False", "9-True"])
 @pytest.mark.parametrize("exp_init", [True, False])
 @pytest.mark.parametrize("k", [1, 3, 9])
 def test_sliding_psn(k: int, exp_init: bool) -> None:

@@ -13,6 +13,7 @@ from flexsn_runtime import ScanProgram
 from flexsn_runtime.kernels._sums import sum_over
 
 
+@pytest.mark.long(all_but=["shape1-1", "shape2-4", "shape0-11"])
 @pytest.mark.parametrize("steps", [1, 4, 11])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_an_input_of_one_number_per_step(steps: int, shape: tuple[int, ...]) -> None:
