@@ -39,7 +39,7 @@ def gradients(run: Callable[..., Sequence[Tensor]], leaves: Sequence[Tensor], *a
     return [r.detach() for r in results], torch.autograd.grad(loss, leaves)
 
 
-@pytest.mark.long(all_but=["inductor-dynamic"])
+@pytest.mark.long(all_but=["aot_eager-dynamic"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:

@@ -117,6 +117,7 @@ def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
         torch.testing.assert_close(loaded.module()(x, v), expected)
 
 
+@pytest.mark.long  # tests/test_ahead_of_time.py has it with kernels
 def test_ahead_of_time_compilation(tmp_path: Path) -> None:
     network = Network()
     x, v = torch.randn(3, 2, 3), torch.randn(2, 3)

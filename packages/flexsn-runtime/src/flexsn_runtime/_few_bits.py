@@ -57,11 +57,11 @@ def _reader(
         parts = []
         for place in range(at_once):
             code = (byte >> (bits * (first + place))) & ((1 << bits) - 1)
-            part: Tensor | int = placed(patterns[0], place)
-            for value, pattern in enumerate(patterns[1:], start=1):
+            part = torch.where(code == 1, placed(patterns[1], place), placed(patterns[0], place))
+            for value, pattern in enumerate(patterns[2:], start=2):
                 part = torch.where(code == value, placed(pattern, place), part)
             parts.append(part)
-        return functools.reduce(torch.bitwise_or, parts).to(word)  # type: ignore[arg-type]
+        return functools.reduce(torch.bitwise_or, parts).to(word)
 
     def numbers_of_a_byte(byte: Tensor) -> tuple[Tensor, ...]:
         return tuple(word_of(byte, first) for first in range(0, 8 // bits, at_once))

@@ -60,11 +60,12 @@ class Bits:
         if self.bits == MOST_BITS:
             numbers = self.packed.to(dtype)
             return numbers.add_(self.low) if self.low else numbers
-        numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
-        if numbers is None:
+        unpacked = unpack_numbers(self.packed, self.bits, self.low, dtype)
+        if unpacked is None:
             # All numbers of a byte at once, from a table of what each byte says.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
-            numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
+            unpacked = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
+        numbers = unpacked
         if self.row is None or self.count == len(numbers):
             return numbers[: self.count]
         return numbers.view(len(self.packed), -1)[:, : self.row].reshape(-1)
