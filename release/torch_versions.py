@@ -4,6 +4,7 @@
     hatch run python release/torch_versions.py test 2.15 --python python3.13
     hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not there
     hatch run python release/torch_versions.py install             five wheels, no pins, and the README's tour
+    hatch run python release/torch_versions.py make 2.11           its environment alone
 
 Each version has an environment of its own under `.venvs`, made on the first call: several GB. The suite runs in
 parts; one that is broken off goes on, on the same commit, with the part that it was in.
@@ -288,10 +289,10 @@ def try_installation(python: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does one of the three."""
+    """Does one of the four."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="torch_versions", description=__doc__.splitlines()[0])
-    parser.add_argument("command", choices=["test", "kernels", "install"])
+    parser.add_argument("command", choices=["test", "kernels", "install", "make"])
     parser.add_argument("versions", nargs="*", help="of torch: 2.11; test: one or more, one after another")
     parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the one that runs this)")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="where they are (default: .venvs)")
@@ -301,13 +302,17 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
     chosen = parser.parse_args(arguments)
     if (chosen.command == "install") == bool(chosen.versions):
-        parser.error("test and kernels want versions of torch, install takes the newest")
+        parser.error("test, kernels and make want versions of torch, install takes the newest")
     environments = chosen.environments.resolve()
     if chosen.command == "install":
         try_installation(chosen.python)
         return 0
     if chosen.command == "kernels":
         compare_kernels(chosen.versions, chosen.python, environments)
+        return 0
+    if chosen.command == "make":
+        for version in chosen.versions:
+            make(version, chosen.python, environments)
         return 0
     options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
     passed = [

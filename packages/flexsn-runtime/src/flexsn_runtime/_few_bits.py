@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import struct
 
 import torch
 from torch import Tensor
@@ -10,47 +11,54 @@ from torch import Tensor
 from flexsn_codegen import Pointwise, pointwise
 from flexsn_runtime._availability import why_unavailable
 
-_AS_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
 
 
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """The numbers that lie in bytes, the first one in the lowest bits; `None` where no Triton kernel can read them.
 
     A byte's numbers are written in words of 64 bits, as whole as memory takes them, so that a kernel costs little more
-    than writing them. Reading them from a table of 256 rows takes ten times as long on a GPU.
+    than writing them.
 
     Args:
         packed: uint8, dense, of any shape.
         bits: of each number: 1, 2 or 4.
         low: what is added to each.
-        dtype: of the result, floating-point, of 2, 4 or 8 bytes.
+        dtype: of the result: a floating-point one of 2, 4 or 8 bytes; for others no kernel is there.
 
     Returns:
         One dimension, of `8 / bits` numbers for each byte.
     """
-    integers = _AS_INTEGERS.get(dtype.itemsize)
-    if integers is None or not dtype.is_floating_point or why_unavailable(packed.device) is not None:
+    if dtype not in _FORMATS or type(packed) is not Tensor or why_unavailable(packed.device) is not None:
         return None
-    at_once = min(8 // dtype.itemsize, 8 // bits)
+    at_once = _at_once(bits, dtype)
     word = torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
     words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
-    patterns = tuple(torch.arange(low, low + (1 << bits), dtype=dtype, device="cpu").view(integers).tolist())
-    _reader(bits, patterns, 8 * dtype.itemsize, at_once, word).into(list(words.unbind(1)), packed.view(-1))
+    _reader(bits, low, dtype, word).into(list(words.unbind(1)), packed.view(-1))
     return words.view(dtype).view(-1)
+
+
+def _at_once(bits: int, dtype: torch.dtype) -> int:
+    """How many of a byte's numbers a word holds."""
+    return min(8 // dtype.itemsize, 8 // bits)
+
+
+def _pattern(number: int, dtype: torch.dtype) -> int:
+    """The bits of a number, as an integer that is not negative."""
+    bits = int.from_bytes(struct.pack(f"<{_FORMATS[dtype]}", number), "little")
+    return bits >> 16 if dtype == torch.bfloat16 else bits  # exact: the numbers are small
 
 
 @functools.cache
 def _reader(
-    bits: int, patterns: tuple[int, ...], width: int, at_once: int, word: torch.dtype
+    bits: int, low: int, dtype: torch.dtype, word: torch.dtype
 ) -> Pointwise[[Tensor], tuple[Tensor, ...]]:
-    """From a byte its words, of so many numbers `at_once`.
-
-    Args:
-        patterns: for each code of so many bits, the number's own `width` bits, as an integer.
-    """
+    """From a byte its words."""
+    at_once = _at_once(bits, dtype)
+    patterns = [_pattern(low + code, dtype) for code in range(1 << bits)]
 
     def placed(pattern: int, place: int) -> int:
-        moved = (pattern & ((1 << width) - 1)) << (width * place)
+        moved = pattern << (8 * dtype.itemsize * place)
         return moved - (1 << 64) if moved >> 63 else moved
 
     def word_of(byte: Tensor, first: int) -> Tensor:
