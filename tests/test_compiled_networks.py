@@ -64,6 +64,7 @@ def test_every_core_in_one_network(backend: str, dynamic: bool) -> None:
         torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.long
 def test_the_first_step_compiles_as_much_for_every_length() -> None:
     programs = []
     for steps in (4, 64, 1024):

@@ -40,6 +40,7 @@ def learn(
     return losses, accuracies
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("interpreted")
 def test_a_short_run_on_the_cpu(digits: ModuleType) -> None:
     size: dict[str, Any] = {"samples": 192, "steps": 3, "epochs": 2, "brightness": 16.0}

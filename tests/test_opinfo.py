@@ -1,7 +1,7 @@
 """A quick subset of `benchmarks/opinfo_table.py`: each elementwise op of PyTorch, by `pointwise` and by `FlexSN`.
 
 Of each variant, one sample in one dtype after the other, of which each variant begins with another one; and of every
-third one, the gradient. One of four parts runs without `--long`.
+third one, the gradient. One of eight parts runs without `--long`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 from opinfo import DIFFERENTIABLE, DTYPES, Outcome, check, is_differentiable, variant_name, variants
 
-PARTS = 4
+PARTS = 8
 pytestmark = [pytest.mark.xdist_group("opinfo"), pytest.mark.long(all_but=["0"])]
 Outcomes = dict[str, dict[str, Outcome]]
 

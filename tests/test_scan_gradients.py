@@ -68,6 +68,13 @@ REFUSED = {
 }
 
 
+@pytest.mark.long(
+    all_but=[
+        "multiplied", "added to zeros", "in an expression", "masked", "by elements", "rows of the step",
+        "into new memory", "detached", "by the input, of a copy", "data", "sum", "hardswish", "twice, with numbers",
+        "two results", "nested", "as a threshold", "of the input, too", "with a constant, of the whole step",
+    ]
+)
 @pytest.mark.parametrize("lines", [*IN_PLACE.values(), *FUNCTIONS.values()], ids=[*IN_PLACE, *FUNCTIONS])
 def test_values_and_gradients_are_the_loops(lines: str) -> None:
     outcome = compare(one_call(lines))

@@ -182,7 +182,7 @@ num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
 
-@random_cores(max_examples=16)  # benchmarks/random_gradients.py tries thousands
+@random_cores(max_examples=12)  # benchmarks/random_gradients.py tries thousands
 @given(recipes(list(ARITHMETIC)), num_steps, policies)
 def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
     assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
@@ -196,7 +196,7 @@ def test_arithmetic_in_half_precision_to_the_last_bit(
     assert_like_the_loop(recipe, steps, dtype, gradient=None)
 
 
-@random_cores(max_examples=16)  # benchmarks/random_gradients.py tries thousands
+@random_cores(max_examples=12)  # benchmarks/random_gradients.py tries thousands
 @given(recipes(list(SMOOTH)), num_steps, policies)
 def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
     assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)

@@ -32,6 +32,7 @@ def calls(nodes: int) -> int:
     return count
 
 
+@pytest.mark.long
 def test_work_is_close_to_linear_in_the_number_of_ops() -> None:
     """Four times the ops; a square would be 16 times the calls."""
     trace_time.source_times(trace_time.chain(20))  # fills torch's own caches

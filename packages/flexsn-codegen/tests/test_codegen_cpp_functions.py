@@ -99,7 +99,7 @@ def assert_near(actual: Tensor, expected: Tensor, ulp: int) -> None:
     assert not zero_signs_differ(actual, expected).any()
 
 
-@pytest.mark.long(all_but=["exp", "log1p", "sin", "tanh"])
+@pytest.mark.long(all_but=["exp", "sin"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_float32_functions_over_the_whole_range(library: Library, name: str) -> None:
     function = getattr(torch, name)

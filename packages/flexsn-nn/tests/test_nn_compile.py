@@ -103,7 +103,7 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 
-@pytest.mark.long(all_but=["plif_raw", "lif_soft_detached", "stochastic"])
+@pytest.mark.long(all_but=["lif_soft_detached", "izhikevich", "stochastic", "alpha_none"])
 @pytest.mark.long(
     all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"]
 )

@@ -103,6 +103,12 @@ def strided_inputs(steps: int) -> dict[str, Tensor]:
     }
 
 
+@pytest.mark.long(
+    all_but=[
+        "transposed", "every_other_step", "reversed_by_flip", "part_of_columns", "one_row", "one_value_per_step",
+        "one_value", "lazily_negated",
+    ]
+)
 @pytest.mark.parametrize("name", list(strided_inputs(1)))
 def test_strided_and_broadcasting_inputs(name: str) -> None:
     x = strided_inputs(6)[name].detach().requires_grad_()

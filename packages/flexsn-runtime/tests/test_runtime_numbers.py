@@ -101,7 +101,7 @@ def kernels(program: PointwiseProgram, direction: str) -> list[str]:
     return sorted(name for name in names if f"_{direction}_" in name)
 
 
-@pytest.mark.long(all_but=["cpp-torch.float64-*", "triton-*"])
+@pytest.mark.long(all_but=["triton-torch.bfloat16-recompute", "cpp-torch.float64-recompute"])
 @pytest.mark.parametrize(
     ("language", "dtype", "residuals"),
     [
