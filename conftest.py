@@ -80,15 +80,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave out the tests marked `long` without `--long`; skip those marked `gpu` where there is no GPU."""
     if not config.getoption("--long"):
         leave_out_long(config, items)
-    # What is there by now stays: the collector need not go over torch's objects again and again.
-    gc.collect()
-    gc.freeze()
     if HAS_GPU:
         return
     skip = pytest.mark.skip(reason="needs a CUDA GPU, and torch.cuda.is_available() is False")
     for item in items:
         if item.get_closest_marker("gpu") is not None:
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: the collector need not go over torch's objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -18,6 +18,7 @@ from flexsn_nn.surrogate import ATan
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:No CUDA runtime is found:UserWarning"),
+    pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated"),  # torch 2.11's own export
 ]
 
 STEPS, BATCH = 7, 3

@@ -28,7 +28,7 @@ def run(processes: int, *options: str, folder: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.long  # packages/flexsn-nn/tests/test_nn_distributed.py runs each strategy
+@pytest.mark.long(all_but=["fsdp"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_it_learns_and_resumes_on_another_number_of_processes(strategy: str, tmp_path: Path) -> None:
     options = ("--strategy", strategy, "--checkpoint", "kept")

@@ -25,7 +25,7 @@ def test_none_is_forgotten() -> None:
     assert {path.stem for path in ROOT.glob("examples/**/*.py")} == RUNS.keys() | ELSEWHERE
 
 
-@pytest.mark.long(all_but=["convert"])
+@pytest.mark.long(all_but=["convert", "truncated_bptt"])
 @one_thread()
 @pytest.mark.parametrize("name", sorted(RUNS))
 def test_it_runs(

@@ -165,6 +165,7 @@ def test_fake_tensors_and_make_fx() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:FutureWarning")  # torch's own, when it vmaps silu
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # the same of torch 2.11
 def test_transforms_of_torch_func() -> None:
     x, gate = (t.detach() for t in arguments(5, 3, dtype=torch.float64))
 
@@ -214,6 +215,8 @@ class Gated(nn.Module):
         return y  # type: ignore[no-any-return]
 
 
+# torch 2.11's own export.
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated")
 def test_exported_programs_run_in_other_processes(tmp_path: Path) -> None:
     x, gate = (t.detach() for t in arguments(5, 3))
     batch = torch.export.Dim("batch", min=2, max=100)

@@ -42,11 +42,11 @@ def is_forward_mode() -> bool:
 
 def is_exporting() -> bool:
     """Whether a program is recorded that other processes will run."""
-    if _EXPORT not in sys.modules:  # then nobody does, and it takes seconds to import
+    if _EXPORT not in sys.modules:  # then nobody does, and it is slow to import
         return False
     try:
         return bool(needed(_EXPORT, _IS_EXPORTING, _NOT_DIRECT)())
-    except UnsupportedVersionError:
+    except UnsupportedVersionError:  # which was said at import
         return True
 
 

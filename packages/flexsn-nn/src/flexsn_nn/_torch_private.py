@@ -33,7 +33,7 @@ def is_exporting() -> bool:
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
-    """`torch.compiler.disable`, which imports Dynamo, and that takes as long as all of torch, when it is called first.
+    """As `torch.compiler.disable`, but Dynamo, which is slow to import, is imported when the function is called first.
 
     Args:
         reason: why the function is called between the graphs of `torch.compile`, for who asks what broke one.

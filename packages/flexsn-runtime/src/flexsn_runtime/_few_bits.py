@@ -17,8 +17,8 @@ _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.f
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
     """The numbers that lie in bytes, the first one in the lowest bits; `None` where no Triton kernel can read them.
 
-    A byte's numbers are written in words of 64 bits, as whole as memory takes them, so that a kernel costs little more
-    than writing them.
+    A byte's numbers are written in words of up to 64 bits, as whole as memory takes them, so that a kernel costs
+    little more than writing them.
 
     Args:
         packed: uint8, dense, of any shape.
@@ -31,16 +31,16 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
     """
     if dtype not in _FORMATS or type(packed) is not Tensor or why_unavailable(packed.device) is not None:
         return None
-    at_once = _at_once(bits, dtype)
-    word = torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
+    at_once, word = _word(bits, dtype)
     words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
-    _reader(bits, low, dtype, word).into(list(words.unbind(1)), packed.view(-1))
+    _reader(bits, low, dtype).into(list(words.unbind(1)), packed.view(-1))
     return words.view(dtype).view(-1)
 
 
-def _at_once(bits: int, dtype: torch.dtype) -> int:
-    """How many of a byte's numbers a word holds."""
-    return min(8 // dtype.itemsize, 8 // bits)
+def _word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
+    """How many of a byte's numbers a word holds, and the word's dtype."""
+    at_once = min(8 // dtype.itemsize, 8 // bits)
+    return at_once, torch.int64 if at_once * dtype.itemsize == 8 else torch.int32
 
 
 def _pattern(number: int, dtype: torch.dtype) -> int:
@@ -50,11 +50,9 @@ def _pattern(number: int, dtype: torch.dtype) -> int:
 
 
 @functools.cache
-def _reader(
-    bits: int, low: int, dtype: torch.dtype, word: torch.dtype
-) -> Pointwise[[Tensor], tuple[Tensor, ...]]:
+def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[[Tensor], tuple[Tensor, ...]]:
     """From a byte its words."""
-    at_once = _at_once(bits, dtype)
+    at_once, word = _word(bits, dtype)
     patterns = [_pattern(low + code, dtype) for code in range(1 << bits)]
 
     def placed(pattern: int, place: int) -> int:

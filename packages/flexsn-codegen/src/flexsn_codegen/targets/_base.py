@@ -390,7 +390,7 @@ class KernelWriter(ABC):
 
     @abstractmethod
     def flag(self, value: bool) -> str:
-        """A flag that is known, as text of the type that flags have, as they are variables in loops."""
+        """The value of a flag that is known, as text; of a type that the flag can keep through a loop."""
 
     # -- control -------------------------------------------------------------------------------------------
 

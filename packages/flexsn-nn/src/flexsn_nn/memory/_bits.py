@@ -58,14 +58,13 @@ class Bits:
     def numbers(self, dtype: torch.dtype) -> Tensor:
         """What was packed, in one dimension."""
         if self.bits == MOST_BITS:
-            numbers = self.packed.to(dtype)
-            return numbers.add_(self.low) if self.low else numbers
-        unpacked = unpack_numbers(self.packed, self.bits, self.low, dtype)
-        if unpacked is None:
+            bytewise = self.packed.to(dtype)
+            return bytewise.add_(self.low) if self.low else bytewise
+        numbers = unpack_numbers(self.packed, self.bits, self.low, dtype)
+        if numbers is None:
             # All numbers of a byte at once, from a table of what each byte says.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
-            unpacked = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
-        numbers = unpacked
+            numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
         if self.row is None or self.count == len(numbers):
             return numbers[: self.count]
         return numbers.view(len(self.packed), -1)[:, : self.row].reshape(-1)

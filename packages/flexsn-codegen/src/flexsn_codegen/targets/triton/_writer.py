@@ -124,7 +124,7 @@ class TritonWriter(KernelWriter):
         self.line(f"{', '.join(results)} = {core.name}({', '.join(arguments)})")
 
     def flag(self, value: bool) -> str:
-        # Not T >= 0: within a chunk the compiler knows then, and the step has no condition.
+        # A constant: where no loop is between, the compiler knows it, and the step has no condition.
         return f"tl.full([], {value}, tl.int1)"
 
     def integer(self, name: str, expression: str) -> None:

@@ -3,8 +3,7 @@
 // Integers never trap: eager mode raises where it divides by 0, here n / 0 is n and n % 0 is 0, as on the GPU; the least
 // number by -1 is itself, the remainder 0.
 //
-// Functions of the C library are called by their builtins: <cmath> would take as long to read as all else here to
-// compile.
+// Functions of the C library are called by their builtins: <cmath> is slow to read.
 #pragma once
 
 #include "types.h"
