@@ -1,6 +1,7 @@
 """Tries versions of torch that the packages support: their tests, their kernels, and what `pip install` brings today.
 
-    hatch run python release/torch_versions.py test 2.11           the whole suite with torch 2.11, into the table
+    hatch run python release/torch_versions.py test 2.11           the suite with torch 2.11, into the table
+    hatch run python release/torch_versions.py test 2.11 --long    with the tests marked long, too
     hatch run python release/torch_versions.py test 2.15 --python python3.13
     hatch run python release/torch_versions.py kernels 2.11 2.15   kernels compiled for GPUs that are not there
     hatch run python release/torch_versions.py install             five wheels, no pins, and the README's tour
@@ -23,6 +24,7 @@ import time
 import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -109,21 +111,30 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain") else "")
 
 
-def parts(short: bool) -> list[Sequence[str]]:
+class Extent(Enum):
+    """How much of the suite a row is of, in the words of the table."""
+
+    SHORT = "short form"
+    SUITE = "suite"
+    LONG = "suite, --long"
+
+
+def parts(extent: Extent) -> list[Sequence[str]]:
     """What pytest is given, run by run."""
-    if short:
-        return [SHORT]  # without those marked long
+    if extent is Extent.SHORT:
+        return [SHORT]
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
-    return [["--long", path] for path in settings["testpaths"]]
+    long = ["--long"] if extent is Extent.LONG else []
+    return [[*long, path] for path in settings["testpaths"]]
 
 
-def reports(environment: Environment, short: bool, options: Sequence[str], at: str) -> list[Path]:
+def reports(environment: Environment, extent: Extent, options: Sequence[str], at: str) -> list[Path]:
     """Run the suite; the JUnit report of each of its parts. Those of this commit are not run again."""
-    folder = environment.folder / "reports" / at
+    folder = environment.folder / "reports" / at / extent.name.lower()
     folder.mkdir(parents=True, exist_ok=True)
     found = []
-    for part in parts(short):
-        name = "short" if short else part[-1].removeprefix("packages/").replace("/", "-")
+    for part in parts(extent):
+        name = "short" if extent is Extent.SHORT else part[-1].removeprefix("packages/").replace("/", "-")
         report = folder / f"{name}.xml"
         found.append(report)
         if report.exists() and not at.endswith("+"):
@@ -144,7 +155,7 @@ def _packages() -> str:
     return ", ".join(sorted(versions)) if len(versions) == 1 else ", ".join(f"{d.name} {d.version}" for d in in_order())
 
 
-def try_suite(torch: str, python: str, environments: Path, short: bool, options: Sequence[str], table: Path) -> bool:
+def try_suite(torch: str, python: str, environments: Path, extent: Extent, options: Sequence[str], table: Path) -> bool:
     """Run the tests with a version of torch and write its row; whether none failed."""
     environment = make(torch, python, environments)
     at = commit()
@@ -152,12 +163,19 @@ def try_suite(torch: str, python: str, environments: Path, short: bool, options:
     notes: list[str] = []
     versions = environment.versions()
     key = f"torch {versions['torch']}, Python {versions['python']}"
-    for report in reports(environment, short, options, at):
+    for report in reports(environment, extent, options, at):
         counts = [a + b for a, b in zip(counts, counted(report), strict=True)]
         notes += notable(report, key)
     date = time.strftime("%Y-%m-%d")
-    tests = "short form" if short else "all"
-    cells = [versions["torch"], versions["triton"], versions["python"], f"{_packages()} ({at})", tests, *counts, date]
+    cells = [
+        versions["torch"],
+        versions["triton"],
+        versions["python"],
+        f"{_packages()} ({at})",
+        extent.value,
+        *counts,
+        date,
+    ]
     row = "| " + " | ".join(map(str, cells)) + " |"
     publish(table, row, key, notes)
     print(row, *notes, sep="\n")
@@ -179,7 +197,8 @@ def notable(report: Path, key: str) -> list[str]:
 _HEAD = """# The tests with each version of torch
 
 Written by `hatch run python release/torch_versions.py test VERSION`: each row is a run of the test suite in an
-environment of its own, with the Triton that this torch brings, on the CPU (kernels in Triton's interpreter). What is
+environment of its own, with the Triton that this torch brings, on the CPU (kernels in Triton's interpreter). "Suite" is
+what `hatch test` runs: without the tests marked `long`, most of which repeat others with other parameters. What is
 skipped are the tests that need a GPU, and what is named below.
 
 | torch | Triton | Python | packages (commit) | tests | passed | skipped | failed | date |
@@ -296,7 +315,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("versions", nargs="*", help="of torch: 2.11; test: one or more, one after another")
     parser.add_argument("--python", default=sys.executable, help="an interpreter (default: the one that runs this)")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venvs", help="where they are (default: .venvs)")
-    parser.add_argument("--short", action="store_true", help="test: a few files that show soonest that one is broken")
+    extent = parser.add_mutually_exclusive_group()
+    for name, words in (
+        ("short", "a few files that show soonest that one is broken"),
+        ("long", "tests marked long, too"),
+    ):
+        extent.add_argument(
+            f"--{name}",
+            dest="extent",
+            action="store_const",
+            const=Extent[name.upper()],
+            default=Extent.SUITE,
+            help=f"test: {words}",
+        )
     parser.add_argument("-n", default="2", help="test: processes (default: 2)")
     parser.add_argument("--table", type=Path, default=TABLE, help="test: where the rows are kept")
     parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
@@ -316,7 +347,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     options = [*(["-n", chosen.n, "--dist", "loadfile"] if chosen.n != "0" else []), *chosen.pytest.split()]
     passed = [
-        try_suite(version, chosen.python, environments, chosen.short, options, chosen.table)
+        try_suite(version, chosen.python, environments, chosen.extent, options, chosen.table)
         for version in chosen.versions
     ]
     return 0 if all(passed) else 1
