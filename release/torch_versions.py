@@ -30,7 +30,7 @@ from xml.etree import ElementTree
 
 from distributions import ROOT, distributions, in_order
 from packaging.version import Version
-from wheels import build, counted, tools_for_tests, wheel_of
+from wheels import build, counted, peers_for_tests, tools_for_tests, wheel_of
 
 RESULTS = ROOT / "benchmarks" / "results"
 TABLE = RESULTS / "torch_versions.md"
@@ -98,6 +98,8 @@ def make(torch: str, python: str, environments: Path) -> Environment:
         tools = [str(tool) for tool in tools_for_tests() if tool.name not in ("torch", "triton")]
         pip: list[str | Path] = [environment.python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, f"torch=={torch}.*", *tools, *BOUNDS.get(torch, [])], check=True)
+        if peers := peers_for_tests():
+            subprocess.run([*pip, "--no-deps", *map(str, peers)], check=True)
         complete.touch()
     return environment
 

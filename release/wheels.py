@@ -89,10 +89,10 @@ def tools_for_tests() -> list[Requirement]:
     return list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
 
 
-def peers_for_tests() -> list[str]:
+def peers_for_tests() -> list[Requirement]:
     """What `hatch run peers` has installed without dependencies, if it was called."""
     words = default_environment()["scripts"]["peers"].split()
-    return [peer.name for peer in map(Requirement, (word for word in words if "==" in word)) if is_installed(peer)]
+    return list(filter(is_installed, (Requirement(word) for word in words if "==" in word)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,8 @@ def run_tests(
     members = with_siblings(distribution)
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        environment = Environment(Path(scratch) / "environment", tools_for_tests(), peers_for_tests())
+        peers = [peer.name for peer in peers_for_tests()]
+        environment = Environment(Path(scratch) / "environment", tools_for_tests(), peers)
         environment.install(*(wheel_of(member, folder).resolve(strict=True) for member in members), cwd=Path(scratch))
         others = [other for other in distributions() if other not in members]
         strangers = [other.name for other in others if is_here(environment, other.module) is not None]
