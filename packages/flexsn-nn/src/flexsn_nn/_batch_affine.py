@@ -61,12 +61,13 @@ class Normalisation(NamedTuple):
         Raises:
             InputShapeError: another number of channels than the norm has, or one element per channel in training.
         """
-        norm, frames = self.norm, self._frames(x)
+        norm, compiling = self.norm, torch.compiler.is_compiling()
+        frames = self._frames(x if compiling else x.detach())
         shape = (norm.num_features, *(1,) * (frames.dim() - 2))
         mean, var = norm.running_mean, norm.running_var
         if norm.training or mean is None or var is None:
             group = _group(norm)
-            if torch.compiler.is_compiling():
+            if compiling:
                 if group is not None:
                     parted: tuple[Tensor, Affine] = _between_graphs(norm, x, self.lead, shape, group)
                     return parted
@@ -163,7 +164,7 @@ class _Batch(NamedTuple):
     """Statistics of a batch, in the dtype of statistics.
 
     Attributes:
-        mean, var: `[C]`; the variance is the mean square.
+        mean, var: a value per channel; the variance is the mean square.
         total: of values per channel, in all processes.
         group: whose batches they are of; `None`: of this process.
     """
@@ -177,18 +178,20 @@ class _Batch(NamedTuple):
 def _of_batch(
     norm: BatchNorm, x: Tensor, frames: Tensor, shape: tuple[int, ...], group: Any
 ) -> tuple[Tensor, Affine]:
-    batch = _statistics(norm, frames.detach(), group)
-    x, scale, shift = _Normalised.apply(x, norm.weight, norm.bias, batch, norm.eps, shape)
-    return x, Affine(batch.mean.view(shape), scale, shift)
+    batch = _statistics(norm, frames, group)
+    mean, var = batch.mean.view(shape), batch.var.view(shape)
+    x, scale, shift = _Normalised.apply(x, norm.weight, norm.bias, _Batch(mean, var, batch.total, group), norm.eps)
+    return x, Affine(mean, scale, shift)
 
 
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
 def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, shape: tuple[int, ...], group: Any) -> tuple[Tensor, Affine]:
-    return _of_batch(norm, x, x.flatten(0, 1) if lead == 2 else x, shape, group)
+    given = x.detach()
+    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, shape, group)
 
 
-@torch.no_grad()
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
+    """Of frames without a graph."""
     if group is not None:
         return _gathered(norm, frames, group)
     count = _check_count(frames)
@@ -253,42 +256,41 @@ class _Normalised(torch.autograd.Function):
         bias: Tensor | None,
         batch: _Batch,
         eps: float,
-        shape: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         invstd = torch.rsqrt(batch.var + eps)
-        ctx.save_for_backward(x, weight, invstd)
-        ctx.batch, ctx.shape = batch, shape
+        shape, dtype = invstd.shape, invstd.dtype
+        scale = invstd.clone() if weight is None else invstd * weight.view(shape)
+        shift = torch.zeros_like(invstd) if bias is None else bias.view(shape).to(dtype)
+        ctx.save_for_backward(x, invstd, scale)
+        ctx.batch = batch
         ctx.dtypes = None if weight is None else weight.dtype, None if bias is None else bias.dtype
         ctx.set_materialize_grads(False)
-        scale = invstd.clone() if weight is None else invstd * weight
-        shift = torch.zeros_like(invstd) if bias is None else bias.to(invstd.dtype, copy=True)
-        return x.view_as(x), scale.view(shape), shift.view(shape)
+        return x.view_as(x), scale, shift
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         # A second gradient ends at those that come: kernels refuse it.
-        x, weight, invstd = ctx.saved_tensors
+        x, invstd, scale = ctx.saved_tensors
         batch: _Batch = ctx.batch
-        through, by_scale, by_shift = gradients
-        zeros = torch.zeros_like(invstd)
-        with_deviation = zeros if by_scale is None else by_scale.reshape(-1)
-        plain = zeros if by_shift is None else by_shift.reshape(-1)
+        through, with_deviation, plain = gradients
+        with_deviation = torch.zeros_like(invstd) if with_deviation is None else with_deviation
+        plain = torch.zeros_like(invstd) if plain is None else plain
         of_weight, of_bias = ctx.dtypes
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        weight_gradient = (with_deviation * invstd).to(of_weight) if wants_weight else None
-        bias_gradient = plain.to(of_bias) if wants_bias else None
+        standardised = with_deviation * invstd
+        weight_gradient = standardised.view(-1).to(of_weight) if wants_weight else None
+        bias_gradient = plain.reshape(-1).to(of_bias) if wants_bias else None
         if not wants_x:
-            return None, weight_gradient, bias_gradient, None, None, None
-        sums = torch.stack([plain, with_deviation])
+            return None, weight_gradient, bias_gradient, None, None
         if batch.group is not None:
+            sums = torch.stack([plain, standardised])
             dist.all_reduce(sums, group=batch.group)
-        scale = invstd if weight is None else invstd * weight
-        offset, slope = -scale * sums / batch.total
-        affine = batch.mean.view(ctx.shape), (slope * invstd.square()).view(ctx.shape), offset.view(ctx.shape)
+            plain, standardised = sums
+        share = scale / -batch.total
+        affine = batch.mean, share * invstd * standardised, share * plain
         if through is None:
             through = torch.zeros_like(x)
-        x_gradient = _corrected(through, x, affine)
-        return x_gradient, weight_gradient, bias_gradient, None, None, None
+        return _corrected(through, x, affine), weight_gradient, bias_gradient, None, None
 
 
 # -- the gradient through the statistics, in one pass -------------------------------------------------------

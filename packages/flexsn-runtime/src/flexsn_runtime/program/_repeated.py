@@ -74,9 +74,9 @@ def _repeated(
 ) -> Sequence[Tensor] | None:
     given = (*inputs, *states)
     kind = single, len(inputs), len(states), torch.is_grad_enabled()
-    latest: RepeatedCall | None = None if instead is not None else program.latest_calls.get(kind)
+    latest: RepeatedCall | None = program.latest_calls.get(kind)
     if latest is not None:
-        lifted = latest.step.captured()
+        lifted = _lifted(latest, instead)
         if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
             return latest.run((*given, *latest.at_zero, *lifted))
     try:
@@ -85,17 +85,23 @@ def _repeated(
         return None
     if known is None or transform_at_work() is not None:
         return None
-    lifted = known.step.captured()
-    if instead is not None and lifted is not None:
-        lifted = tuple([instead.get(id(tensor), tensor) for tensor in lifted])
+    lifted = _lifted(known, instead)
     if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
         return None
-    if instead is None and not is_any_autocast():  # whose dtype `alike` does not know
+    if not is_any_autocast():  # whose dtype `alike` does not know
         tensors = (*given, *lifted)
         if not known.has_layout(tensors):
             known.has_layout = same_layout(tensors)
         program.latest_calls[kind] = known
     return known.run((*given, *known.at_zero, *lifted))
+
+
+def _lifted(call: RepeatedCall, instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...] | None:
+    """What the kernels read of captured tensors now; `None`: the step has to be traced again."""
+    lifted = call.step.captured()
+    if instead is None or lifted is None:
+        return lifted
+    return tuple([instead.get(id(tensor), tensor) for tensor in lifted])
 
 
 def remember(
