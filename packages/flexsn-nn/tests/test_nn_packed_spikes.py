@@ -181,8 +181,8 @@ def test_kernels_write_the_bits(backend: str) -> None:
     packing = PackedSpikes(net, by_kernels=False)
     assert all(torch.equal(a, b) for a, b in zip(gradients(net, x, packing), wanted, strict=True))
     assert packing.bytes_by_kernels == 0
-    assert not last._bits_asked
-    assert "_spike_bits" not in last.__dict__
+    assert not last._bits.asked
+    assert last._bits._written is None
 
 
 def test_bits_are_those_of_the_memory_that_is_kept() -> None:

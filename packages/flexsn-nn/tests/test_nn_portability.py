@@ -220,7 +220,7 @@ def test_ready_made_neurons_are_not_traced(monkeypatch: pytest.MonkeyPatch) -> N
     def not_called(*arguments: object, **options: object) -> str | None:
         raise AssertionError("traced")
 
-    monkeypatch.setattr("flexsn_nn._flexsn.why_refused", not_called)
+    monkeypatch.setattr("flexsn_nn._refusals.why_refused", not_called)
     for layer in (LIF(), neuron.Leaky(0.9), neuron.KLIF(), LIF(surrogate_function=surrogate.ATan())):
         quietly(layer, X)
 
@@ -271,7 +271,7 @@ def test_nothing_of_the_call_is_kept() -> None:
     layer = made(inhibits)
     with pytest.warns(PortabilityWarning):
         layer(X)
-    assert all(isinstance(why, str) for why in layer._refusals.values())
+    assert all(isinstance(why, str) for why in layer._refusals._found.values())
     assert pickle.loads(pickle.dumps(made(inhibits))).explain()
     twin = copy.deepcopy(layer)
     quietly(twin, X)
@@ -280,7 +280,7 @@ def test_nothing_of_the_call_is_kept() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", PortabilityWarning)
             layer(torch.zeros(1, *[1] * dimension))
-    assert len(layer._refusals) <= 16
+    assert len(layer._refusals._found) <= 16
 
 
 def test_networks_of_neurons() -> None:

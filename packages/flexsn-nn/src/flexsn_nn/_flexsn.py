@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn._affine import Affine, Behind, Producer, behind
+from flexsn_nn._affine import Affine, Producer, behind
 from flexsn_nn._backends import (
     BACKENDS,
     COMPILED,
@@ -25,28 +26,27 @@ from flexsn_nn._backends import (
     written_in,
 )
 from flexsn_nn._checks import check_count, check_name
-from flexsn_nn._counts import Counting, from_zero, per_channel
+from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, products, traffic
 from flexsn_nn._handover import Handover
-from flexsn_nn._portability import portability, report
+from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
+from flexsn_nn._programs import Programs
+from flexsn_nn._refusals import Refusals
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
+from flexsn_nn._spike_bits import SpikeBits
+from flexsn_nn._state_shapes import check_states, step_shape
 from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExampleError, ExportError, InputCountError, PlacementError, StateError
+from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
 from flexsn_runtime import (
-    RecurrentSpecialization,
     ScanProgram,
-    ShapeError,
     SpikeBitsError,
-    TraceError,
-    UnsupportedCoreError,
     repeated_scan,
     repeated_step,
     single_step,
     transform_at_work,
-    why_refused,
 )
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -133,17 +133,12 @@ class FlexSN(nn.Module):
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
         self._output_specs = specs_of(example_outputs, num_outputs)
-        self._program: ScanProgram | None = None
-        # Of the step behind an affine function of its input, by shape, dtype and device of its tensors; of one that
-        # counts.
-        self._variants: dict[Hashable, ScanProgram] = {}
+        self._programs = Programs(num_inputs, num_states, num_outputs, residuals)
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
         # By the device's type, and whether a compiler traces the call.
         self._choices: dict[tuple[str, bool], Choice] = {}
-        # What compiled kernels would refuse of what the loop ran, by what that depends on.
-        self._refusals: dict[Hashable, str | None] = {}
-        self._told: set[str] = set()
+        self._refusals = Refusals()
         # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
         self._ready_made: bool | None = None
         self._repeats: ScanProgram | None = None
@@ -151,9 +146,7 @@ class FlexSN(nn.Module):
         self.state_seqs: list[Tensor] = []
         self.count_spikes = False
         self.spike_counts: Tensor | None = None
-        # How many `PackedSpikes` want the (first) output also as bits; why kernels do not write any, and of which core.
-        self._bits_asked = 0
-        self._bits_refused: tuple[object, str] | None = None
+        self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
         self._reset_in = recomputation()  # in which reset() was called last
@@ -263,8 +256,8 @@ class FlexSN(nn.Module):
                     "activation checkpointing runs the neuron a second time, and it would not begin at the state that "
                     "the first run began at. Checkpoint neuron.step, or a function that calls reset() first."
                 )
-            if self._bits_asked > 0:
-                self.__dict__.pop("_spike_bits", None)  # of a call that nobody asked for them
+            if self._bits.asked > 0:
+                self._bits.forget()
                 packing = self._packs()
             if affine is None and not packing:
                 repeated = self._repeat(inputs)
@@ -366,7 +359,7 @@ class FlexSN(nn.Module):
             step_mode: whether `inputs` lead with time (`"m"`).
             inputs: as given to `forward`.
         """
-        shape = _step_shape(inputs, step_mode)
+        shape = step_shape(inputs, step_mode)
         dtype = self._state_dtype(inputs)
         for x in inputs:
             if step_mode == "s" and x.shape == shape:
@@ -387,10 +380,9 @@ class FlexSN(nn.Module):
         for (_, compiling), choice in self._choices.items():
             lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
-        told = dict.fromkeys(why for why in self._refusals.values() if why is not None)
         ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
         here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in told]
+        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons()]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -410,8 +402,9 @@ class FlexSN(nn.Module):
                 states = from_zero(states, given[0])
             sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
-        if self._bits_refused is not None and self._bits_refused[0] is self.core:
-            lines.append(f"spikes are packed after the kernel: {self._bits_refused[1]}")
+        unpacked = self._bits.why_refused(self.core)
+        if unpacked is not None:
+            lines.append(f"spikes are packed after the kernel: {unpacked}")
         names = unregistered(self.core)
         if names:
             lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
@@ -442,8 +435,7 @@ class FlexSN(nn.Module):
             states: empty for the initial ones.
             affine: as for `forward`.
             count: if kernels can, there is one more state: what `Counting` counts.
-            pack: if kernels can, the bits of the first output are in `__dict__["_spike_bits"]` then, behind that output
-                and its version.
+            pack: if kernels can, `SpikeBits` has the bits of the first output then.
         """
         inputs = self._checked(inputs)
         if affine is not None and not self._absorbs(inputs):
@@ -503,7 +495,7 @@ class FlexSN(nn.Module):
         """Whether kernels may write the bits of the first output."""
         if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
             return False
-        return self._bits_refused is None or self._bits_refused[0] is not self.core
+        return self._bits.why_refused(self.core) is None
 
     def _run_packing(
         self,
@@ -521,10 +513,10 @@ class FlexSN(nn.Module):
             else:
                 *results, bits = run_again(program, inputs, states, affine)
         except SpikeBitsError as error:
-            self.__dict__["_bits_refused"] = self.core, str(error)
+            self._bits.refuse(self.core, str(error))
             return None
         if len(bits) == len(results[0]):
-            self.__dict__["_spike_bits"] = results[0], results[0]._version, bits
+            self._bits.note(results[0], bits)
         return tuple(results)
 
     def _repeat(self, inputs: tuple[Tensor, ...]) -> Tensor | list[Tensor] | None:
@@ -551,7 +543,7 @@ class FlexSN(nn.Module):
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
     def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> _Ran:
         """As `_run`, of `DTensor`: each process runs its part of the step."""
-        from flexsn_nn._shards import StepShards  # takes as long to import as all of flexsn_nn
+        from flexsn_nn._shards import StepShards, check_parts  # takes as long to import as all of flexsn_nn
 
         lead = 1 if self._step_mode == "m" else 0
         shards = StepShards.of(inputs, lead)
@@ -559,36 +551,14 @@ class FlexSN(nn.Module):
         own = [shards.state(state, i) for i, state in enumerate(states)]
         with shards.local_parameters(self) as local:
             if shards.is_cut:
-                self._check_parts(parts, own, local)
+                sequences = parts if lead else [x.unsqueeze(0) for x in parts]
+                check_parts(self._get_program(), sequences, own or self._initial(parts), local)
             outputs, new_states, state_seqs = self._run(parts, own, keep=keep)
         return (
             [shards.whole(output, lead) for output in outputs],
             [shards.whole(state, 0) for state in new_states],
             [shards.whole(sequence, lead) for sequence in state_seqs],
         )
-
-    def _check_parts(self, inputs: tuple[Tensor, ...], states: list[Tensor], local: Sequence[Tensor]) -> None:
-        """Raises `PlacementError` unless each element of the step is computed by itself, from what is here."""
-        sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
-        try:
-            step, _ = self._get_program().specialize(sequences, states or self._initial(inputs))
-        except (TraceError, UnsupportedCoreError) as error:
-            raise PlacementError(
-                f"a step runs on parts of it only if it works element by element: {error}"
-            ) from error
-        if isinstance(step, RecurrentSpecialization):
-            raise PlacementError(
-                "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
-                "a matrix. Gather the inputs first."
-            )
-        known = {id(tensor) for tensor in local}
-        foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
-        if foreign:
-            raise PlacementError(
-                f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
-                "parameter or buffer of this module: each process would get the gradient of its part alone. Make the "
-                "core an nn.Module that owns it."
-            )
 
     def _run_core(
         self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool, affine: Affine | None = None
@@ -660,21 +630,13 @@ class FlexSN(nn.Module):
         """Says, once, what kernels would refuse of what the loop has just run."""
         if portability() == "ignore" or self._is_ready_made() or inputs[0].shape[:1] == (0,):
             return
-        why = self._refusal(inputs, states, training=any(result.requires_grad for result in results))
-        if why is not None and (why not in self._told or portability() == "error"):
-            self._told.add(why)
-            report(why)
+        self._refusals.tell(self._refusal(inputs, states, training=any(result.requires_grad for result in results)))
 
     def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
-        """Why kernels refuse the core, if they do; asked once for each kind of tensors."""
-        key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
-        if key not in self._refusals:
-            sequences = [x.unsqueeze(0) for x in inputs] if self._step_mode == "s" else inputs
-            why = why_refused(self._get_program(), sequences, states or None, training=training)
-            if len(self._refusals) >= _MOST_REFUSALS:
-                self._refusals.clear()
-            self._refusals[key] = why
-        return self._refusals[key]
+        """Why kernels refuse the core, if they do."""
+        return self._refusals.why(
+            self._get_program, inputs, states, single=self._step_mode == "s", training=training
+        )
 
     def _is_ready_made(self) -> bool:
         """Whether all of the core is this package's, which kernels take."""
@@ -724,17 +686,17 @@ class FlexSN(nn.Module):
         if torch.compiler.is_compiling() and self._starts_at_zero():
             # One zero that all elements read: a compiler would write out as many as there are elements.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
-            return [zero.expand(_step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
+            return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
         states = list(self.init_states(self.num_states, self._step_mode, *inputs))
         if len(states) != self.num_states:
             raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():
-            self.__dict__["_shapes_for"] = torch.Size(_step_shape(inputs, self._step_mode)), [s.shape for s in states]
+            self.__dict__["_shapes_for"] = torch.Size(step_shape(inputs, self._step_mode)), [s.shape for s in states]
         return states
 
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
         """The shapes that the states have for these inputs: those of the initial ones."""
-        shape = torch.Size(_step_shape(inputs, self._step_mode))
+        shape = torch.Size(step_shape(inputs, self._step_mode))
         if type(self).init_states is FlexSN.init_states:
             return [shape] * self.num_states
         if torch.compiler.is_compiling():
@@ -748,22 +710,8 @@ class FlexSN(nn.Module):
         """The states, or an error if they are not for these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
-        shape, device = _step_shape(inputs, self._step_mode), inputs[0].device
-        shapes: Sequence[Sequence[int]] | None = None
-        for i, state in enumerate(states):
-            if not isinstance(state, Tensor):
-                raise TypeError(f"state {i} is a {type(state).__name__}; a neuron takes tensors.")
-            if state.shape != shape or state.device != device:
-                shapes = self._state_shapes(inputs) if shapes is None else shapes
-                if state.shape == torch.Size(shapes[i]) and state.device == device:
-                    continue
-                remedy = "Call reset() between batches, or pass states that fit."
-                if state.dim() != len(shapes[i]):
-                    remedy += " States of shapes of their own are those that init_states() returns: override it."
-                raise StateError(
-                    f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
-                    f"{list(shapes[i])} on {device}. {remedy}"
-                )
+        shape, device = step_shape(inputs, self._step_mode), inputs[0].device
+        check_states(states, shape, device, lambda: self._state_shapes(inputs))
         # A module that was moved to half precision has moved its states, too.
         return states if self._widening is None else [widened(state) for state in states]
 
@@ -792,49 +740,9 @@ class FlexSN(nn.Module):
     def _get_program(
         self, affine: Affine | None = None, *, counting: bool = False, packing: bool = False
     ) -> ScanProgram:
-        """What kernels are made from.
-
-        Args:
-            affine: of the first input, if the step computes it; its values do not matter.
-            counting: whether there is one more state, `Counting`'s.
-            packing: whether the first output is also written as bits.
-        """
-        program, core = self._program, self._step_function()
-        key: Hashable = (counting, packing) if counting or packing else None
-        if affine is not None:
-            mean = affine.mean
-            key = counting, packing, mean.shape, mean.dtype, mean.device, mean.requires_grad
-        if key is not None:
-            program = self._variants.get(key)
-        if program is not None and torch.compiler.is_compiling():
-            return program
-        known = None if program is None else program.core
-        if isinstance(known, Behind):
-            known = known.core
-        if isinstance(known, Counting):
-            known = known.core
-        allowed = self.requires_grad
-        if counting and allowed is not None:
-            allowed = (*allowed, True)
-            if program is not None and program.requires_grad == allowed:
-                allowed = program.requires_grad
-        on_cpu = written_in(self._backend)
-        if (
-            program is None
-            or known is not core
-            or program.requires_grad is not allowed
-            or program.on_cpu != on_cpu
-        ):
-            counts = (self.num_inputs, self.num_states + counting, self.num_outputs)
-            step = Counting(core) if counting else core
-            step = step if affine is None else Behind(step, affine)
-            bits = (True, *(False,) * (self.num_outputs - 1)) if packing else ()
-            program = ScanProgram(step, *counts, allowed, residuals=self._residuals, on_cpu=on_cpu, bits=bits)
-            if key is None:
-                self._program = program
-            else:
-                self._variants[key] = program
-        return program
+        """What kernels are made from, as `Programs.get` says."""
+        core, on_cpu = self._step_function(), written_in(self._backend)
+        return self._programs.get(core, self.requires_grad, on_cpu, affine, counting=counting, packing=packing)
 
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether nobody but the step asks for the first input."""
@@ -858,10 +766,8 @@ class FlexSN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_program"] = attributes["_repeats"] = None
-        attributes["_variants"] = {}
-        attributes["_bits_asked"], attributes["_bits_refused"] = 0, None
-        attributes.pop("_spike_bits", None)
+        attributes["_repeats"] = None
+        attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
         attributes["spike_counts"] = None if self.spike_counts is None else self.spike_counts.detach()
@@ -874,9 +780,6 @@ class FlexSN(nn.Module):
         return self
 
 
-# A neuron that is called with ever new dtypes and dimensions is not asked about for ever.
-_MOST_REFUSALS = 16
-
 # By backend: the scan that keeps the state sequences, and the one that keeps the final states.
 _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
     "torch": (eager_scan, eager_scan_final_state),
@@ -888,18 +791,3 @@ def _are_sharded(inputs: Sequence[Tensor]) -> bool:
     """Whether there is a `DTensor` among the inputs; without importing what they are defined in."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(isinstance(x, module.DTensor) for x in inputs)
-
-
-def _step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
-    if len(inputs) == 1:
-        return inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape
-    shapes = [tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs]
-    if all(shape == shapes[0] for shape in shapes):  # no set: what is hashed is no symbol any more
-        return shapes[0]
-    try:
-        return tuple(torch.broadcast_shapes(*shapes))
-    except RuntimeError:
-        raise ShapeError(
-            f"the inputs' steps have the shapes {', '.join(str(list(s)) for s in sorted(set(shapes)))}, which do "
-            "not broadcast to one: give all of them the shape of the step, or sizes of 1."
-        ) from None

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
 from flexsn_nn.errors import PlacementError
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TraceError, UnsupportedCoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +158,38 @@ class StepShards:
                 f"{name} is a DTensor on another mesh than the input: distribute both on one mesh."
             )
         return self.local(tensor.redistribute(self.mesh, lies))
+
+
+def check_parts(
+    program: ScanProgram, sequences: Sequence[Tensor], states: Sequence[Tensor], local: Sequence[Tensor]
+) -> None:
+    """Raises unless each element of the step is computed by itself, from what is here.
+
+    Args:
+        sequences: this process's parts of the inputs, `[T, *step]` each.
+        states: of the initial states, `[*step]` each.
+        local: of the parameters and buffers.
+
+    Raises:
+        PlacementError: it mixes elements, or captures what is no parameter of the module.
+    """
+    try:
+        step, _ = program.specialize(sequences, states)
+    except (TraceError, UnsupportedCoreError) as error:
+        raise PlacementError(f"a step runs on parts of it only if it works element by element: {error}") from error
+    if isinstance(step, RecurrentSpecialization):
+        raise PlacementError(
+            "a step runs on parts of it only if it works element by element, and this one multiplies its values by "
+            "a matrix. Gather the inputs first."
+        )
+    known = {id(tensor) for tensor in local}
+    foreign = [t for t in step.captured_now() or () if t.requires_grad and id(t) not in known]
+    if foreign:
+        raise PlacementError(
+            f"the core captures a tensor of shape {list(foreign[0].shape)} that requires grad and that is no "
+            "parameter or buffer of this module: each process would get the gradient of its part alone. Make the "
+            "core an nn.Module that owns it."
+        )
 
 
 def _step_dim(index: int, placement: Placement, x: DTensor, step_dims: int, lead: int) -> int | None:

@@ -125,7 +125,7 @@ class PackedSpikes:
         """Lets the neurons' kernels write bits, or no more; there may be other contexts around them."""
         for neuron in self._neurons:
             if self._by_kernels and isinstance(neuron, FlexSN):
-                neuron.__dict__["_bits_asked"] += more
+                neuron._bits.asked += more
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
         if tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point() or type(tensor) is not Tensor:
@@ -191,10 +191,10 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
     if torch.compiler.is_compiling():
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
-    written, version, bits = neuron.__dict__.pop("_spike_bits", (None, 0, None))
+    bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
     if neuron.spike_range is not None:
         low, high = neuron.spike_range
-        mark(first, low, high, bits if written is first and version == first._version else None)
+        mark(first, low, high, bits)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

@@ -80,8 +80,7 @@ class Neuron(FlexSN):
         """
         if hasattr(self, name):
             delattr(self, name)
-            self._program = None  # it would look for a buffer where there is a parameter now
-            self._variants.clear()
+            self._programs.forget()  # they would look for a buffer where there is a parameter now
         if name not in self._held:
             self._held.append(name)
         if learn and not isinstance(value, nn.Parameter):

@@ -1,0 +1,63 @@
+"""What compiled kernels refuse of a core that a loop runs: asked for once, said once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from torch import Tensor
+
+from flexsn_nn._portability import portability, report
+from flexsn_runtime import ScanProgram, why_refused
+
+
+class Refusals:
+    """Those of one neuron, by what they depend on: dtypes and dimensions, and whether it is trained."""
+
+    def __init__(self) -> None:
+        self._found: dict[Hashable, str | None] = {}
+        self._told: set[str] = set()
+
+    def why(
+        self,
+        program: Callable[[], ScanProgram],
+        inputs: Sequence[Tensor],
+        states: Sequence[Tensor],
+        *,
+        single: bool,
+        training: bool,
+    ) -> str | None:
+        """Why kernels refuse the core, if they do; asked once for each kind of tensors.
+
+        Args:
+            program: gives what they would be made from.
+            inputs: `[T, *step]` each, or `[*step]` if `single`.
+            states: `[*step]` each; empty: the initial ones.
+            single: whether this is one step.
+            training: whether gradients are asked for.
+        """
+        key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
+        if key not in self._found:
+            sequences = [x.unsqueeze(0) for x in inputs] if single else inputs
+            why = why_refused(program(), sequences, states or None, training=training)
+            if len(self._found) >= _MOST:
+                self._found.clear()
+            self._found[key] = why
+        return self._found[key]
+
+    def tell(self, why: str | None) -> None:
+        """Says that a GPU will refuse what the loop has run, once for each reason.
+
+        Raises:
+            PortabilityError: `set_portability("error")`.
+        """
+        if why is not None and (why not in self._told or portability() == "error"):
+            self._told.add(why)
+            report(why)
+
+    def reasons(self) -> list[str]:
+        """All that were found, each once."""
+        return list(dict.fromkeys(why for why in self._found.values() if why is not None))
+
+
+# A neuron that is called with ever new dtypes and dimensions is not asked about for ever.
+_MOST = 16

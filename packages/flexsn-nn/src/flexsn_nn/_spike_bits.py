@@ -1,0 +1,46 @@
+"""Spikes as bits, which a neuron's kernel writes beside them if `memory.PackedSpikes` asks for it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+class SpikeBits:
+    """Those of one neuron's first output, and why kernels do not write them, if they do not.
+
+    Copies and pickles are as new.
+
+    Attributes:
+        asked: how many `PackedSpikes` want them.
+    """
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._refused: tuple[object, str] | None = None
+        self._written: tuple[Tensor, int, Tensor] | None = None
+
+    def __reduce__(self) -> tuple[type[SpikeBits], tuple[()]]:
+        return SpikeBits, ()
+
+    def refuse(self, core: object, why: str) -> None:
+        """Notes that kernels of `core` cannot write any."""
+        self._refused = core, why
+
+    def why_refused(self, core: object) -> str | None:
+        """Why kernels of `core` do not write any."""
+        return self._refused[1] if self._refused is not None and self._refused[0] is core else None
+
+    def note(self, output: Tensor, bits: Tensor) -> None:
+        """Keeps what was written, until somebody takes it or the next call begins."""
+        self._written = output, output._version, bits
+
+    def take(self, output: Tensor) -> Tensor | None:
+        """The bits of `output`, as long as it is what was written; and forgets them."""
+        written, self._written = self._written, None
+        if written is None or written[0] is not output or written[1] != output._version:
+            return None
+        return written[2]
+
+    def forget(self) -> None:
+        """Drops what nobody has taken."""
+        self._written = None

@@ -1,0 +1,67 @@
+"""Which shapes the states of a step have, and the errors of states that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import StateError
+from flexsn_runtime import ShapeError
+
+
+def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
+    """What the inputs' steps broadcast to.
+
+    Args:
+        inputs: `[T, *step]` each in step mode `"m"`, `[*step]` in `"s"`.
+
+    Raises:
+        ShapeError: they do not broadcast.
+    """
+    if len(inputs) == 1:
+        return inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape
+    shapes = [tuple(x.shape[1:] if step_mode == "m" else x.shape) for x in inputs]
+    if all(shape == shapes[0] for shape in shapes):  # no set: what is hashed is no symbol any more
+        return shapes[0]
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        raise ShapeError(
+            f"the inputs' steps have the shapes {', '.join(str(list(s)) for s in sorted(set(shapes)))}, which do "
+            "not broadcast to one: give all of them the shape of the step, or sizes of 1."
+        ) from None
+
+
+def check_states(
+    states: Sequence[Tensor],
+    step: Sequence[int],
+    device: torch.device,
+    shapes_of: Callable[[], Sequence[Sequence[int]]],
+) -> None:
+    """Raises unless states are for these inputs.
+
+    Args:
+        step: the inputs' step, which is what most states are shaped like.
+        device: the inputs'.
+        shapes_of: gives the shapes that the states have, should one be shaped otherwise.
+
+    Raises:
+        TypeError, StateError: one is no tensor, has another shape, or is elsewhere.
+    """
+    shapes: Sequence[Sequence[int]] | None = None
+    for i, state in enumerate(states):
+        if not isinstance(state, Tensor):
+            raise TypeError(f"state {i} is a {type(state).__name__}; a neuron takes tensors.")
+        if state.shape != step or state.device != device:
+            shapes = shapes_of() if shapes is None else shapes
+            if state.shape == torch.Size(shapes[i]) and state.device == device:
+                continue
+            remedy = "Call reset() between batches, or pass states that fit."
+            if state.dim() != len(shapes[i]):
+                remedy += " States of shapes of their own are those that init_states() returns: override it."
+            raise StateError(
+                f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "
+                f"{list(shapes[i])} on {device}. {remedy}"
+            )
