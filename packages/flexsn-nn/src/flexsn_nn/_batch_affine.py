@@ -74,7 +74,7 @@ class Normalisation(NamedTuple):
                 return x, _of_graph(norm, frames, shape)
             return _of_batch(norm, x, frames, shape, group)
         dtype = _dtype(x)
-        return x, _affine(norm, mean.to(dtype), torch.rsqrt(var.to(dtype) + norm.eps), shape)
+        return x, _affine(norm.weight, norm.bias, mean.to(dtype), torch.rsqrt(var.to(dtype) + norm.eps), shape)
 
     def frozen(self) -> Normalisation:
         """The same in evaluation, of the statistics as they are."""
@@ -123,17 +123,46 @@ def _check_count(frames: Tensor) -> int:
 # -- in compiled graphs -------------------------------------------------------------------------------------
 
 
+def graph_affine(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Affine:
+    """What `torch.nn.functional.batch_norm` does after its statistics, `[C, 1, ...]`; running ones are moved.
+
+    Args:
+        input: `[B, C, ...]`.
+        running_mean, running_var, weight, bias, training, momentum, eps: as of `batch_norm`.
+    """
+    shape, dtype = (input.shape[1], *(1,) * (input.dim() - 2)), _dtype(input)
+    if training or running_mean is None or running_var is None:
+        count = _check_count(input)
+        var, mean = torch.var_mean(input.to(dtype), _over(input), correction=0)
+        if running_mean is not None and running_var is not None:
+            _move(running_mean, running_var, mean.detach(), var.detach(), count, momentum)
+    else:
+        mean, var = running_mean.to(dtype), running_var.to(dtype)
+    return _affine(weight, bias, mean, torch.rsqrt(var + eps), shape)
+
+
 def _of_graph(norm: BatchNorm, frames: Tensor, shape: tuple[int, ...]) -> Affine:
     """Statistics by operations that any compiler knows."""
     count = _check_count(frames)
     var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
     _track(norm, mean.detach(), var.detach(), count)
-    return _affine(norm, mean, torch.rsqrt(var + norm.eps), shape)
+    return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), shape)
 
 
-def _affine(norm: BatchNorm, mean: Tensor, invstd: Tensor, shape: tuple[int, ...]) -> Affine:
-    scale = invstd if norm.weight is None else invstd * norm.weight
-    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias.to(mean.dtype)
+def _affine(
+    weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, shape: tuple[int, ...]
+) -> Affine:
+    scale = invstd if weight is None else invstd * weight
+    shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
     return Affine(mean.view(shape), scale.view(shape), shift.view(shape))
 
 
@@ -152,9 +181,21 @@ def _track(norm: BatchNorm, mean: Tensor, var: Tensor, count: int | Tensor) -> N
             if momentum is None:
                 momentum = 1.0 / norm.num_batches_tracked.to(norm.running_mean.dtype)
         momentum = 0.0 if momentum is None else momentum
-        unbiased = var * (count / (count - 1))
-        norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-        norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+        _move(norm.running_mean, norm.running_var, mean, var, count, momentum)
+
+
+@torch.no_grad()
+def _move(
+    running_mean: Tensor,
+    running_var: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    count: int | Tensor,
+    momentum: float | Tensor,
+) -> None:
+    unbiased = var * (count / (count - 1))
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
 # -- eager mode --------------------------------------------------------------------------------------------------

@@ -55,7 +55,8 @@ def constant(function: _Function) -> _Function:
 
 def backend_named(name: str) -> Callable[..., Any]:
     """What `torch.compile` calls for a backend of this name; looked up when one is compiled for."""
-    find = private("torch._dynamo", "lookup_backend", "`memory.PackingBackend` takes functions only, and no names")
+    lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
+    find = private("torch._dynamo", "lookup_backend", lacking)
     found: Callable[..., Any] = find(name)
     return found
 

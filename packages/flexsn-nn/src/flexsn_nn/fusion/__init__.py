@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from flexsn_nn.fusion._absorbing_backend import AbsorbingBackend
 from flexsn_nn.fusion._fuse_norms import fuse_norms, unfuse_norms
-from flexsn_nn.fusion._report import FusedNorm, Fusion, LeftNorm
+from flexsn_nn.fusion._report import Absorbed, FusedNorm, Fusion, LeftNorm, LeftProducer
 
-__all__ = ["FusedNorm", "Fusion", "LeftNorm", "fuse_norms", "unfuse_norms"]
+__all__ = [
+    "Absorbed",
+    "AbsorbingBackend",
+    "FusedNorm",
+    "Fusion",
+    "LeftNorm",
+    "LeftProducer",
+    "fuse_norms",
+    "unfuse_norms",
+]

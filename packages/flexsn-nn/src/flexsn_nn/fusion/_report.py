@@ -1,4 +1,4 @@
-"""What `fuse_norms` found."""
+"""What `fuse_norms` and `AbsorbingBackend` found."""
 
 from __future__ import annotations
 
@@ -50,3 +50,30 @@ class Fusion:
         if self.left:
             lines += ["as they were:", *(f"  {one}" for one in self.left)]
         return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Absorbed:
+    """What a scan's step computes of one of its inputs.
+
+    Attributes:
+        scan: the scan's name in the graph.
+        producers: functions, with the lines that they come from; the last one gives the input.
+    """
+
+    scan: str
+    producers: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{', '.join(self.producers)} into {self.scan}"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftProducer:
+    """A function in front of a scan that its step could compute, and why it does not."""
+
+    producer: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.producer}: {self.reason}"

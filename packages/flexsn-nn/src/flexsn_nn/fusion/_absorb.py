@@ -1,0 +1,197 @@
+"""Moves what stands in front of a scan into its step, in a graph of Dynamo's."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, fx
+
+from flexsn_nn._affine import Affine
+from flexsn_nn._batch_affine import graph_affine
+from flexsn_nn.fusion._pointwise import described, example, is_of_form
+from flexsn_nn.fusion._producers import Call, Constant, Expression, Norm, Producers, Sequence, parts
+from flexsn_nn.fusion._report import Absorbed, LeftProducer
+
+
+def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftProducer]]:
+    """Lets the steps of a graph's scans compute what produces their inputs, in place; what moved, and what did not."""
+    absorbed: list[Absorbed] = []
+    left: dict[fx.Node, str] = {}
+    norms: dict[fx.Node, list[fx.Node]] = {}
+    for scan in [node for node in module.graph.nodes if is_scan(node)]:
+        found = _Scan(module, scan, norms)
+        absorbed += found.absorb()
+        left |= found.producers.left
+    for norm, affine in norms.items():
+        if norm.users:  # of another scan, whose step could not take it: the statistics are moved once all the same
+            with module.graph.inserting_after(affine[-1]):
+                instead = module.graph.call_function(_normalised, (norm.args[0], *affine))
+            instead.meta = dict(norm.meta)
+            norm.replace_all_uses_with(instead)
+        module.graph.erase_node(norm)
+    if absorbed:
+        module.graph.lint()
+        module.recompile()
+    return absorbed, [LeftProducer(described(node), why) for node, why in left.items()]
+
+
+def is_scan(node: fx.Node) -> bool:
+    """Whether a node is a scan over time."""
+    return node.op == "call_function" and getattr(node.target, "__name__", "") == "flex_sn_scan"
+
+
+def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return Affine(mean, scale, shift).of(x)
+
+
+class _Scan:
+    """One scan.
+
+    Args:
+        norms: of the graph, those that steps compute already, with the nodes of mean, scale and shift.
+    """
+
+    def __init__(self, module: fx.GraphModule, node: fx.Node, norms: dict[fx.Node, list[fx.Node]]) -> None:
+        self.module, self.node, self.norms = module, node, norms
+        self.producers = Producers(node, is_scan)
+        core, num_inputs, num_states, _, *tensors = node.args
+        assert isinstance(core, fx.Node)
+        assert isinstance(num_inputs, int)
+        assert isinstance(num_states, int)
+        self.step: fx.GraphModule = getattr(module, str(core.target))
+        self.num_inputs = num_inputs
+        self.given: list[Any] = tensors[:num_inputs]
+        self.rest: list[Any] = tensors[num_inputs:]
+        # By the operand: what the step knows it by.
+        self.inputs: dict[fx.Node, fx.Node] = {}
+        self.captured: dict[fx.Node, fx.Node] = {}
+        self.views: dict[Sequence, fx.Node] = {}
+        self.squeezed: dict[fx.Node, fx.Node] = {}
+
+    def absorb(self) -> list[Absorbed]:
+        """Changes the node and its step, if there is anything to change."""
+        expressions = [self.producers.of(node) for node in self.given]
+        moved = [[p.node for p in parts(e) if isinstance(p, Call | Norm)] for e in expressions]
+        if not any(moved):
+            return []
+        for expression in expressions:
+            for part in parts(expression):
+                if isinstance(part, Norm):
+                    self._split(part.node)
+        step, operands, captured = self._new_step(expressions)
+        name = f"{self.node.name}_step"
+        self.module.add_submodule(name, step)
+        graph = self.module.graph
+        _, _, num_states, num_outputs, *_ = self.node.args
+        core = self.node.args[0]
+        with graph.inserting_before(self.node):
+            new_core = graph.get_attr(name)
+            arguments = (new_core, len(operands), num_states, num_outputs, *operands, *self.rest, *captured)
+            new = graph.call_function(self.node.target, arguments, dict(self.node.kwargs))  # type: ignore[arg-type]
+        new.meta = dict(self.node.meta)
+        self.node.replace_all_uses_with(new)
+        graph.erase_node(self.node)
+        assert isinstance(core, fx.Node)
+        if not core.users:
+            graph.erase_node(core)
+        for expression, nodes in zip(expressions, moved, strict=True):
+            self._forget(expression, nodes)
+        return [Absorbed(new.name, tuple(map(described, nodes))) for nodes in moved if nodes]
+
+    # -- the graph around ------------------------------------------------------------------------------------
+
+    def _split(self, norm: fx.Node) -> None:
+        """Statistics in the norm's place."""
+        if norm in self.norms:
+            return
+        graph = self.module.graph
+        with graph.inserting_before(norm):
+            affine = graph.call_function(graph_affine, norm.args, norm.kwargs)
+            self.norms[norm] = [graph.call_function(operator.getitem, (affine, i)) for i in range(3)]
+
+    def _operand(self, sequence: Sequence) -> fx.Node:
+        """A sequence as the scan takes it in."""
+        if sequence.view is None:
+            return sequence.node
+        if sequence not in self.views:
+            view = sequence.view
+            with self.module.graph.inserting_before(view):
+                self.views[sequence] = self.module.graph.call_method(
+                    str(view.target), (sequence.node, *view.args[1:]), dict(view.kwargs)
+                )
+        return self.views[sequence]
+
+    def _forget(self, expression: Expression, nodes: list[fx.Node]) -> None:
+        """Erases what nobody reads any more; what is asked for its form is asked of a sequence that is left."""
+        graph = self.module.graph
+        views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
+        for node in [*dict.fromkeys(views), *reversed(nodes)]:
+            if node._erased:
+                continue
+            if node.users and all(map(is_of_form, node.users)):
+                self._ask_another(node, expression)
+            if not node.users and node not in self.norms:
+                graph.erase_node(node)
+
+    def _ask_another(self, node: fx.Node, expression: Expression) -> None:
+        tensor = example(node)
+        assert tensor is not None
+        for part in parts(expression):
+            if isinstance(part, Sequence) and part.like.shape == tensor.shape:
+                other = self._operand(part)
+                for user in list(node.users):
+                    if str(user.target).startswith("new_"):
+                        user.kwargs = {"dtype": tensor.dtype, **user.kwargs}
+                    user.replace_input_with(node, other)
+                return
+
+    # -- the step --------------------------------------------------------------------------------------------
+
+    def _new_step(self, expressions: list[Expression]) -> tuple[fx.GraphModule, list[fx.Node], list[fx.Node]]:
+        """The step behind its producers; its inputs, and what it captures more."""
+        graph = fx.Graph()
+        operands = dict.fromkeys(
+            self._operand(part) for e in expressions for part in parts(e) if isinstance(part, Sequence)
+        )
+        self.inputs = {node: graph.placeholder(f"sequence_{i}") for i, node in enumerate(operands)}
+        before = [node for node in self.step.graph.nodes if node.op == "placeholder"]
+        known = {node: graph.placeholder(node.name) for node in before[self.num_inputs :]}
+        constants = dict.fromkeys(node for e in expressions for part in parts(e) for node in self._constants(part))
+        self.captured = {node: graph.placeholder(f"constant_{i}") for i, node in enumerate(constants)}
+        for placeholder, expression in zip(before, expressions, strict=False):
+            known[placeholder] = self._emit(graph, expression)
+        results = graph.graph_copy(self.step.graph, known)
+        graph.output(results)
+        return fx.GraphModule(self.step, graph), list(operands), list(constants)
+
+    def _constants(self, part: Expression) -> list[fx.Node]:
+        if isinstance(part, Norm):
+            return self.norms[part.node]
+        if not isinstance(part, Constant):
+            return []
+        return [self._squeezed(part.node) if part.squeezed else part.node]
+
+    def _squeezed(self, node: fx.Node) -> fx.Node:
+        if node not in self.squeezed:
+            with self.module.graph.inserting_before(self.node):
+                self.squeezed[node] = self.module.graph.call_method("squeeze", (node, 0))
+        return self.squeezed[node]
+
+    def _emit(self, graph: fx.Graph, expression: Expression) -> fx.Node:
+        """The nodes of an expression, of one step."""
+        if isinstance(expression, Sequence):
+            return self.inputs[self._operand(expression)]
+        if isinstance(expression, Constant):
+            return self.captured[self._constants(expression)[0]]
+        if isinstance(expression, Norm):
+            affine = [self.captured[node] for node in self.norms[expression.node]]
+            return graph.call_function(_normalised, (self._emit(graph, expression.x), *affine))
+        args = tuple(self._emitted(graph, value) for value in expression.args)
+        kwargs = {key: self._emitted(graph, value) for key, value in expression.kwargs.items()}
+        call: Callable[..., fx.Node] = graph.call_method if expression.node.op == "call_method" else graph.call_function
+        return call(expression.node.target, args, kwargs)
+
+    def _emitted(self, graph: fx.Graph, value: Any) -> Any:
+        return self._emit(graph, value) if isinstance(value, Expression) else value

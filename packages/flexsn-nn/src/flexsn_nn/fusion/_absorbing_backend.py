@@ -1,0 +1,61 @@
+"""A backend of `torch.compile` in whose graphs neurons compute what stands in front of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from flexsn_nn._torch_private import backend_named
+from flexsn_nn.fusion._absorb import absorb_producers
+from flexsn_nn.fusion._report import Absorbed, LeftProducer
+
+
+class AbsorbingBackend:
+    """A backend of `torch.compile` in whose graphs a neuron's step computes what produces its input.
+
+    Elementwise functions in front of a neuron (a bias, a scale, a residual addition, an activation, a change of dtype)
+    and the affine part of `batch_norm` become part of the step; the sequence that was between is neither written nor
+    read nor kept. The graph is changed before AOTAutograd, so that gradients are those of the new step. A function
+    stays in front where that would save nothing, because something else reads its result too, or where it would
+    compute something else: `print` the backend.
+
+    Numbers are those of the network as it is, but for `batch_norm`: as in `fuse_norms`, outputs are those of
+    `(x - mean) * scale + shift`.
+
+    Args:
+        backend: what compiles the graph then: a name, or a function of a graph and examples of its inputs, as another
+            `PackingBackend`.
+
+    Attributes:
+        absorbed: in the graphs compiled so far, what steps compute, one for each input of a neuron.
+        left: what they could compute, and why they do not.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import LIF
+        >>> neuron, backend = LIF(), AbsorbingBackend("eager")
+        >>> torch.compile(lambda x: neuron(2 * x + 0.1), backend=backend)(torch.rand(4, 3)).shape
+        torch.Size([4, 3])
+        >>> [len(one.producers) for one in backend.absorbed]
+        [2]
+    """
+
+    def __init__(self, backend: str | Callable[..., Any] = "inductor") -> None:
+        self._backend = backend
+        self.absorbed: list[Absorbed] = []
+        self.left: list[LeftProducer] = []
+
+    def __call__(self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+        absorbed, left = absorb_producers(graph)
+        self.absorbed += absorbed
+        self.left += left
+        compiler = backend_named(self._backend) if isinstance(self._backend, str) else self._backend
+        return compiler(graph, examples, **options)
+
+    def __str__(self) -> str:
+        lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {one}" for one in self.absorbed)]
+        if self.left:
+            lines += ["in front of them:", *(f"  {one}" for one in self.left)]
+        return "\n".join(lines)

@@ -1,0 +1,192 @@
+"""What stands in front of a scan's inputs in a graph of Dynamo's, as expressions that its step can compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from flexsn_nn.fusion._pointwise import example, forgets_versions, is_of_form, is_pointwise, is_written, separates
+
+_VIEWS = ("reshape", "view", "unflatten")
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """An operand `[T, *step]`: an input of the step.
+
+    Attributes:
+        node: what has its elements.
+        view: a view of other frames `[T * B, ...]` as `[T, B, ...]`, to be taken of `node`, too.
+    """
+
+    node: fx.Node
+    view: fx.Node | None = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor without values, of the same shape."""
+        tensor = example(self.view or self.node)
+        assert tensor is not None
+        return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """An operand that is the same at all steps: a captured tensor.
+
+    Attributes:
+        squeezed: whether it has a first dimension of 1, in the place of time.
+    """
+
+    node: fx.Node
+    squeezed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An elementwise function.
+
+    Attributes:
+        args, kwargs: expressions, and what else the node has.
+    """
+
+    node: fx.Node
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """The affine part of a batch norm; `x` is what is normalised."""
+
+    node: fx.Node
+    x: Expression
+
+
+Expression = Sequence | Constant | Call | Norm
+
+
+def parts(expression: Expression) -> Iterator[Expression]:
+    """The expression and all within, itself last."""
+    if isinstance(expression, Call):
+        for value in (*expression.args, *expression.kwargs.values()):
+            if isinstance(value, Expression):
+                yield from parts(value)
+    elif isinstance(expression, Norm):
+        yield from parts(expression.x)
+    yield expression
+
+
+@dataclass(slots=True)
+class Producers:
+    """Finds the expressions of one scan's inputs.
+
+    Args:
+        scan: its node.
+        is_scan: of any node of the graph.
+
+    Attributes:
+        left: nodes that the step could compute, and why they stay.
+    """
+
+    scan: fx.Node
+    is_scan: Callable[[fx.Node], bool]
+    left: dict[fx.Node, str] = field(default_factory=dict)
+    # What may be something else where the scan is.
+    _ahead: frozenset[fx.Node] = frozenset()
+
+    def __post_init__(self) -> None:
+        nodes = list(self.scan.graph.nodes)
+        end = nodes.index(self.scan)
+        if any(map(forgets_versions, nodes)):
+            self._ahead = frozenset(nodes)
+            return
+        last = max((i for i, node in enumerate(nodes[:end]) if not self.is_scan(node) and separates(node)), default=-1)
+        self._ahead = frozenset(nodes[: last + 1])
+
+    def of(self, node: fx.Node) -> Expression:
+        """That of an input `[T, *step]`; a `Sequence` if there is nothing that the step could compute."""
+        tensor = example(node)
+        if tensor is None or tensor.dim() < 2:  # numbers are promoted otherwise than tensors
+            return Sequence(node)
+        return self._of(node, self.scan, None)
+
+    def _of(self, node: fx.Node, reader: fx.Node, view: fx.Node | None) -> Expression:
+        leaf = Sequence(node, view)
+        if view is None and _unfolds(node) and not is_written(node):
+            frames = node.args[0]
+            assert isinstance(frames, fx.Node)
+            before = self._of(frames, node, node) if self._is_read_by(node, reader) else leaf
+            return leaf if isinstance(before, Sequence) else before
+        found: Expression | None = None
+        if is_pointwise(node):
+            found = self._call(node, view)
+        elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
+            found = Norm(node, self._of(node.args[0], node, view))
+        if found is None:
+            return leaf
+        if node in self._ahead:
+            return self._leave(leaf, "behind it, autocast or no_grad ends, or something is written to that it may read")
+        written = [part.node for part in parts(found) if not isinstance(part, Call | Norm) and is_written(part.node)]
+        if written or is_written(node):
+            return self._leave(leaf, "it, or what it reads, is written to in place")
+        if not self._is_read_by(node, reader) and (isinstance(found, Norm) or len(_sequences(found)) > 1):
+            return self._leave(leaf, "something else reads it, so that it is written in any case")
+        return found
+
+    def _call(self, node: fx.Node, view: fx.Node | None) -> Call | None:
+        """An elementwise function, if its operands are sequences like its result, or without time."""
+        result = example(node)
+        if result is None or result.dim() < 2:
+            return None
+        found: dict[fx.Node, Expression] = {}
+        for operand in node.all_input_nodes:
+            tensor = example(operand)
+            assert tensor is not None
+            if tensor.dim() < result.dim():
+                found[operand] = Constant(operand)
+            elif _is(tensor.shape[0], 1) and not _is(result.shape[0], 1):
+                found[operand] = Constant(operand, squeezed=view is None)
+            elif not _is(tensor.shape[0], result.shape[0]) or (view is not None and tensor.shape != result.shape):
+                return None
+            else:
+                found[operand] = self._of(operand, node, view)
+        # What the step's shape is told from.
+        whole = result.shape if view is None else Sequence(node, view).like.shape
+        if not any(sequence.like.shape == whole for e in found.values() for sequence in _sequences(e)):
+            return None
+        args = tuple(found[value] if isinstance(value, fx.Node) else value for value in node.args)
+        kwargs = {key: found[value] if isinstance(value, fx.Node) else value for key, value in node.kwargs.items()}
+        return Call(node, args, kwargs)
+
+    def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
+        """Whether nobody reads the values of a node but `reader`, or scans."""
+        return all(user is reader or self.is_scan(user) or is_of_form(user) for user in node.users)
+
+    def _leave(self, leaf: Sequence, why: str) -> Sequence:
+        self.left[leaf.node] = why
+        return leaf
+
+
+def _sequences(expression: Expression) -> set[Sequence]:
+    return {part for part in parts(expression) if isinstance(part, Sequence)}
+
+
+def _is(size: Any, other: Any) -> bool:
+    """Whether two sizes are equal, as far as that is known; nothing is guarded."""
+    if isinstance(size, int) and isinstance(other, int):
+        return size == other
+    return bool(str(size) == str(other))
+
+
+def _unfolds(node: fx.Node) -> bool:
+    """Whether a node is a view of `[T * B, ...]` as `[T, B, ...]`."""
+    if node.op != "call_method" or node.target not in _VIEWS:
+        return False
+    before, after = example(node.args[0]), example(node)
+    if before is None or after is None or after.dim() != before.dim() + 1 or before.dim() < 2:
+        return False
+    return all(_is(a, b) for a, b in zip(before.shape[1:], after.shape[2:], strict=True))

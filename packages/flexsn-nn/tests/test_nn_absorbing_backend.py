@@ -1,0 +1,353 @@
+"""Steps that compute what stands in front of a neuron in compiled graphs: the same results, and what is kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, FlexSN, OverTime, functional
+from flexsn_nn.fusion import AbsorbingBackend, fuse_norms
+from flexsn_nn.fusion._pointwise import _FUNCTIONS, _METHODS
+from flexsn_nn.memory import PackingBackend
+from flexsn_runtime import ScanProgram, why_refused
+
+EAGER = "aot_eager"
+T, B, C = 5, 2, 3
+
+Before = Callable[[Tensor, Tensor], Tensor]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + (x - v) / 2.0
+    return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
+
+
+class Behind(nn.Module):
+    """A function of `x` and `y`, and a neuron behind it."""
+
+    def __init__(self, before: Before, *others: nn.Module) -> None:
+        super().__init__()
+        self.before = before
+        self.neuron = FlexSN(smooth, 1, 1, 1)
+        self.others = nn.ModuleList(others)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.neuron(self.before(x, y))
+        assert isinstance(output, Tensor)
+        return output
+
+
+def results(net: nn.Module, x: Tensor, y: Tensor, backend: Any, **options: Any) -> list[Tensor]:
+    """The output, and the gradients of inputs and parameters."""
+    functional.reset_net(net)
+    for module in net.modules():
+        if isinstance(module, FlexSN):
+            module.backend = "torch" if backend is None else "hop"
+    run = net if backend is None else torch.compile(net, backend=backend, fullgraph=True, **options)
+    x, y = x.clone().requires_grad_(), y.clone().requires_grad_()
+    output = run(x, y)
+    wanted = [x, y, *net.parameters()]
+    gradients = torch.autograd.grad(output.float().square().sum(), wanted, allow_unused=True)
+    return [output, *(torch.zeros(()) if gradient is None else gradient for gradient in gradients)]
+
+
+def of_sequence(*shape: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(T, *shape), torch.rand(T, *shape)
+
+
+CHANNELS = torch.rand(C, 1).add_(0.5)
+CASES: dict[str, tuple[Before, int]] = {
+    "scaled": (lambda x, y: 2 * x + 0.1, 2),
+    "residual": (lambda x, y: x + y, 1),
+    "residual, activated": (lambda x, y: torch.relu(x - y.abs()) / 3, 4),
+    "per channel": (lambda x, y: x * CHANNELS - CHANNELS, 2),
+    "of one step": (lambda x, y: x * y[0], 1),
+    "of one step, with time": (lambda x, y: x.mul(y[:1]), 1),
+    "broadcast sequence": (lambda x, y: x + y[:, :1, :1], 1),
+    "cast": (lambda x, y: x.double().float() * y.to(torch.float32), 4),
+    "chosen": (lambda x, y: torch.where(x.sigmoid() * 2 + 1, x, y) if x.dtype is torch.bool else x.clamp(-1, 1), 1),
+    "to keywords": (lambda x, y: torch.add(x, y, alpha=2), 1),
+    "folded": (lambda x, y: (x.flatten(0, 1) * 2 + 1).view(T, B, C, 4), 2),
+    "folded, two": (lambda x, y: torch.tanh(x.flatten(0, 1) * y.flatten(0, 1)).reshape(x.shape), 2),
+    "twice the same": (lambda x, y: x * x, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.long(all_but=["False-*"])
+def test_what_is_absorbed(case: str, dynamic: bool) -> None:
+    before, count = CASES[case]
+    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    backend = AbsorbingBackend(EAGER)
+    got, wanted = results(net, x, y, backend, dynamic=dynamic), results(net, x, y, None)
+    assert {len(one.producers) for one in backend.absorbed} == {count}
+    assert not backend.left
+    assert all("test_nn_absorbing_backend.py:" in name for name in backend.absorbed[0].producers)
+    assert torch.equal(got[0], wanted[0])
+    assert got[1].abs().max() > 0
+    torch.testing.assert_close(got[1:], wanted[1:])
+
+
+def written_after(x: Tensor, y: Tensor) -> Tensor:
+    before = x * 2
+    before.add_(y)
+    return before
+
+
+def operand_written(x: Tensor, y: Tensor) -> Tensor:
+    other = y.clone()
+    before = x + other
+    other.add_(1)
+    return before
+
+
+def part_written(x: Tensor, y: Tensor) -> Tensor:
+    other = y.clone()
+    before = x * other
+    other[0].zero_()
+    return before
+
+
+def data_written(x: Tensor, y: Tensor) -> Tensor:
+    other = y.clone()
+    data = other.data
+    before = x + other
+    data.add_(1)
+    return before
+
+
+def list_written(x: Tensor, y: Tensor) -> Tensor:
+    other = y.detach().clone()
+    before = x + other
+    torch._foreach_add_([other], 1.0)
+    return before
+
+
+def without_gradient(x: Tensor, y: Tensor) -> Tensor:
+    with torch.no_grad():
+        before = x * 2
+    return before + y
+
+
+def in_autocast(x: Tensor, y: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return torch.exp(x) * 2
+
+
+LEFT: dict[str, tuple[Before, str | None]] = {
+    "written after": (written_after, None),
+    "operand written": (operand_written, "written to in place"),
+    "part written": (part_written, "written to in place"),
+    "data written": (data_written, "behind it"),
+    "list written": (list_written, "behind it"),
+    "no_grad": (without_gradient, "behind it"),
+    "autocast": (in_autocast, "behind it"),
+    "sum over time": (lambda x, y: x.cumsum(0), None),
+    "other order": (lambda x, y: (x.transpose(0, 1) * 2).transpose(0, 1), None),
+    "folded otherwise": (lambda x, y: (x.flatten(1, 2) * 2).unflatten(1, (B, C)), None),
+    "along time": (lambda x, y: x * torch.arange(T, dtype=x.dtype).view(T, 1, 1, 1), None),
+    "size": (lambda x, y: x * x.shape[1], None),
+}
+
+
+@pytest.mark.parametrize("case", LEFT)
+@pytest.mark.long(all_but=["written after", "list written", "no_grad", "autocast", "folded otherwise"])
+def test_what_stays(case: str) -> None:
+    before, reason = LEFT[case]
+    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    backend = AbsorbingBackend(EAGER)
+    got, wanted = results(net, x, y, backend), results(net, x, y, None)
+    assert torch.equal(got[0], wanted[0])
+    torch.testing.assert_close(got[1:], wanted[1:])
+    if reason is not None:
+        assert any(reason in one.reason for one in backend.left)
+        assert reason in str(backend)
+
+
+class Shared(nn.Module):
+    """A sum that two neurons read, and one that something else reads, too."""
+
+    def __init__(self, elsewhere: bool) -> None:
+        super().__init__()
+        self.one, self.other, self.elsewhere = FlexSN(smooth, 1, 1, 1), FlexSN(smooth, 1, 1, 1), elsewhere
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        both = x + y
+        total: Any = self.one(both) * self.other(both)
+        return total + both if self.elsewhere else total
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_several_readers(elsewhere: bool) -> None:
+    net, (x, y) = Shared(elsewhere), of_sequence(B, 4)
+    backend = AbsorbingBackend(EAGER)
+    got, wanted = results(net, x, y, backend), results(net, x, y, None)
+    torch.testing.assert_close(got, wanted)
+    assert len(backend.absorbed) == (0 if elsewhere else 2)
+    assert [one.reason.split(",")[0] for one in backend.left] == ["something else reads it"] * elsewhere
+
+
+def test_a_scale_is_computed_again_for_each_reader() -> None:
+    """One sequence is read either way, so nothing is lost."""
+    net, (x, y) = Behind(lambda x, y: x), of_sequence(B, 4)
+    net.forward = lambda x, y: net.neuron(2 * x) + (2 * x).sum() + y  # type: ignore[method-assign]
+    backend = AbsorbingBackend(EAGER)
+    torch.testing.assert_close(results(net, x, y, backend), results(net, x, y, None))
+    assert len(backend.absorbed) == 1
+
+
+def test_a_step_without_dimensions_stays_as_it_is() -> None:
+    net = Behind(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
+    backend = AbsorbingBackend(EAGER)
+    got, wanted = (results(net, torch.ones(T), torch.ones(T), b) for b in (backend, None))
+    assert not backend.absorbed
+    torch.testing.assert_close(got, wanted)
+
+
+def test_kernels_take_all_that_is_absorbed() -> None:
+    functions: list[Any] = [*_FUNCTIONS, *(getattr(Tensor, name) for name in _METHODS)]
+    more: dict[str, tuple[Any, ...]] = {"clamp": (0.0, 0.5), "to": (torch.float32,)}
+    of_two = ("add", "sub", "mul", "div", "true_divide", "truediv", "maximum", "minimum")
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        total = x
+        for function in functions:
+            name = function.__name__
+            if name == "where":
+                total = total + function(x > v, x, v)
+            else:
+                total = total + (function(x, v) if name in of_two else function(x, *more.get(name, ()))).float()
+        return total, v
+
+    assert why_refused(ScanProgram(core, 1, 1, 1), [torch.rand(3, 4)], None, training=True) is None
+
+
+# -- norms ---------------------------------------------------------------------------------------------------
+
+
+def convolutional(norm: nn.Module, **to: Any) -> nn.Sequential:
+    net = nn.Sequential(OverTime(nn.Conv2d(2, C, 3, bias=False), norm), LIF(v_threshold=0.3)).to(**to)
+    for tensor in norm.parameters():
+        nn.init.uniform_(tensor, 0.5, 1.0)
+    return net
+
+
+def trained(net: nn.Module, x: Tensor, backend: Any, **options: Any) -> tuple[list[Tensor], list[Tensor], int]:
+    """Output and gradients; buffers; how many elements are kept for the backward."""
+    functional.reset_net(net)
+    torch.compiler.reset()
+    kept = 0
+
+    def note(tensor: Tensor) -> Tensor:
+        nonlocal kept
+        kept += tensor.numel()
+        return tensor
+
+    x = x.clone().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        output = torch.compile(net, backend=backend, **options)(x)
+    gradients = torch.autograd.grad(output.float().square().sum(), [x, *net.parameters()])
+    return [output, *gradients], list(net.buffers()), kept
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "as usual": lambda: nn.BatchNorm2d(C),
+    "not affine": lambda: nn.BatchNorm2d(C, affine=False),
+    "untracked": lambda: nn.BatchNorm2d(C, track_running_stats=False),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.long(all_but=["False-True-dtype0-as usual", "True-True-dtype0-as usual", "False-False-dtype0-as usual"])
+def test_norms_are_those_that_are_fused_by_hand(
+    norm: str, dtype: torch.dtype, training: bool, dynamic: bool
+) -> None:
+    net = convolutional(NORMS[norm](), dtype=dtype).train(training)
+    fused = copy.deepcopy(net)
+    assert len(fuse_norms(fused).fused) == 1
+    x = torch.rand(T, B, 2, 6, 6, dtype=dtype)
+    backend = AbsorbingBackend(EAGER)
+    got, buffers, _ = trained(net, x, backend, dynamic=dynamic)
+    wanted, others, _ = trained(fused, x, EAGER, dynamic=dynamic)
+    (one,) = set(backend.absorbed)  # with sizes as symbols, the graph is compiled twice
+    assert one.producers[0].startswith("batch_norm (")
+    assert 0.05 < got[0].float().mean() < 0.95
+    for a, b in zip([*got, *buffers], [*wanted, *others], strict=True):
+        assert torch.equal(a, b)
+
+
+def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
+    net = nn.Sequential(convolutional(nn.BatchNorm2d(C)), OverTime(nn.Conv2d(C, 2, 3)))
+    x = torch.rand(T, B, 2, 9, 9)
+    partitioned = "aot_eager_decomp_partition"
+    got, _, kept = trained(net, x, AbsorbingBackend(partitioned))
+    wanted, _, whole = trained(net, x, partitioned)
+    assert torch.equal(got[0], wanted[0])
+    torch.testing.assert_close(got[1:], wanted[1:], rtol=1e-4, atol=1e-4)
+    assert whole - kept > 0.9 * T * B * C * 7 * 7
+    _, _, packed = trained(net, x, AbsorbingBackend(PackingBackend(partitioned)))
+    assert kept - packed > 0.8 * T * B * C * 7 * 7
+
+
+class TwoReaders(nn.Module):
+    """A norm that a neuron reads, and something else."""
+
+    def __init__(self, other: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.norm = OverTime(nn.BatchNorm1d(4))
+        self.neuron = FlexSN(smooth, 1, 1, 1)
+        self.other = other
+
+    def forward(self, x: Tensor) -> Tensor:
+        normalised = self.norm(x)
+        output = self.neuron(normalised)
+        assert isinstance(output, Tensor)
+        return output + self.other(normalised)
+
+
+READERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "a sum": (lambda x: x.cumsum(0), 0),
+    "another neuron": (FlexSN(smooth, 1, 1, 1), 2),  # type: ignore[dict-item]
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_statistics_move_once(reader: str) -> None:
+    other, count = READERS[reader]
+    net, x = TwoReaders(other), torch.randn(T, 6, 4)
+    alone = copy.deepcopy(net)
+    backend = AbsorbingBackend(EAGER)
+    got, buffers, _ = trained(net, x, backend)
+    wanted, others, _ = trained(alone, x, EAGER)
+    assert len(backend.absorbed) == count
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(buffers, others)
+    assert buffers[2] == 1
+
+
+def test_in_inductor() -> None:
+    net, x = nn.Sequential(OverTime(nn.Linear(3, 4), nn.BatchNorm1d(4)), FlexSN(smooth, 1, 1, 1)), torch.randn(T, 6, 3)
+    alone = copy.deepcopy(net)
+    backend = AbsorbingBackend()
+    got, buffers, _ = trained(net, x, backend)
+    wanted, others, _ = trained(alone, x, EAGER)
+    assert len(backend.absorbed) == 1
+    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(buffers, others)
