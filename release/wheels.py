@@ -30,6 +30,7 @@ from xml.etree import ElementTree
 from distributions import ROOT, Distribution, distributions, in_order, with_siblings
 from environments import Environment, is_here
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 
 def stem(distribution: Distribution) -> str:
@@ -85,8 +86,15 @@ def default_environment() -> dict[str, Any]:
 
 
 def tools_for_tests() -> list[Requirement]:
-    """What the tests of the repository may use, from `hatch.toml`; tests of what is not installed here are skipped."""
-    return list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
+    """What the tests of the repository may use, from `hatch.toml`; tests of what is not installed here are skipped.
+
+    Of torch and Triton whichever version is installed: others than the pinned ones are tried, too.
+    """
+    tools = list(filter(is_installed, map(Requirement, default_environment()["dependencies"])))
+    for tool in tools:
+        if tool.name in ("torch", "triton"):
+            tool.specifier = SpecifierSet()
+    return tools
 
 
 def peers_for_tests() -> list[Requirement]:

@@ -43,14 +43,17 @@ def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
 def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     launches = found["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
-    dense = [384, 192, 1, 32, 4]  # of [5, 2, 4, 6, 8]: channels last
-    for _, arguments in launches:
+    dense, contiguous = [384, 192, 1, 32, 4], [384, 192, 48, 8, 1]  # of [5, 2, 4, 6, 8]: channels last, or not
+    for i, (_, arguments) in enumerate(launches):
+        # AOTAutograd decides how the gradient comes that is given from outside; torch 2.11's makes it contiguous. It is
+        # read as it is.
+        allowed = (dense, dense[1:], contiguous) if i == 2 else (dense, dense[1:])
         strides = [argument for argument in arguments if isinstance(argument, list)]
         numbers = [argument for argument in arguments if not isinstance(argument, list)]
         # The initial state, zeros, is not read; nothing is strided, so that no stride is an argument.
-        assert all(stride in (dense, dense[1:]) for stride in strides)
+        assert all(stride in allowed for stride in strides)
         assert numbers[:2] == [5, 384]
-        assert len(numbers) == 5  # T, elements, and the grid
+        assert len(numbers) == 5 or contiguous in strides  # T, elements, and the grid
     assert found["channels_last"]["copies"] == [[], []]
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from scripts import ROOT, one_thread
 
 DOCUMENTS = [
@@ -35,6 +36,9 @@ EXTRAS = {
     "docs/data-images.md": "torchvision",
     "docs/nir.md": "nir",
 }
+
+# Documents about what one version of torch does, which others may do otherwise.
+ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
 FENCE = re.compile(
     r"^(?P<indent>[ ]*)```[ ]*(?:python|python3|py)\b[^\n]*\n(?P<code>.*?)^(?P=indent)```[ ]*$",
@@ -85,6 +89,8 @@ def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert blocks, f"{document} has no python block: write one, or put it on WITHOUT_EXAMPLES"
     if document in EXTRAS:
         pytest.importorskip(EXTRAS[document])
+    if not torch.__version__.startswith(ABOUT.get(document, "")):
+        pytest.skip(f"the page speaks of torch {ABOUT[document]}")
     # A module of its own, so that what an example defines can be pickled and inspected.
     module = ModuleType("example_" + re.sub(r"\W", "_", document))
     monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -210,6 +210,41 @@ def test_a_scale_is_computed_again_for_each_reader() -> None:
     assert len(backend.absorbed) == 1
 
 
+class Weighted(nn.Module):
+    """One weight, in front of a neuron and in its step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(4))
+        self.neuron = FlexSN(lambda x, v: smooth(x * self.weight, v), 1, 1, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        output = self.neuron(torch.relu(x + self.weight) + y)
+        assert isinstance(output, Tensor)
+        return output
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, T])
+@pytest.mark.long(all_but=["5"])
+def test_what_the_step_captures_too(num_steps: int) -> None:
+    net, (x, y) = Weighted(), of_sequence(B, 4)
+    backend = AbsorbingBackend(EAGER)
+    net.neuron = FlexSN(net.neuron.core, 1, 1, 1, example_outputs=(x[0],))
+    got, wanted = (results(net, x[:num_steps], y[:num_steps], b) for b in (backend, None))
+    assert len(backend.absorbed[0].producers) == 3
+    torch.testing.assert_close(got, wanted)
+
+
+def test_within_autocast() -> None:
+    net, (x, y) = Behind(lambda x, y: torch.exp(x.bfloat16()) * 2 + y), of_sequence(B, 4)
+    backend = AbsorbingBackend(EAGER)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got, wanted = (results(net, x, y, b) for b in (backend, EAGER))
+    assert len(backend.absorbed) == 1
+    assert torch.equal(got[0], wanted[0])
+    torch.testing.assert_close(got[1:], wanted[1:])
+
+
 def test_a_step_without_dimensions_stays_as_it_is() -> None:
     net = Behind(lambda x, y: x * torch.tensor(2.0, dtype=torch.float64))
     backend = AbsorbingBackend(EAGER)
@@ -304,6 +339,32 @@ def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
     assert whole - kept > 0.9 * T * B * C * 7 * 7
     _, _, packed = trained(net, x, AbsorbingBackend(PackingBackend(partitioned)))
     assert kept - packed > 0.8 * T * B * C * 7 * 7
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_what_a_norm_reads(residual: bool) -> None:
+    """One function of the convolution's output is computed in the step, too; a sum is not read twice."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = (OverTime(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(2))
+            self.first, self.second = FlexSN(smooth, 1, 1, 1), FlexSN(smooth, 1, 1, 1)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, x: Tensor) -> Any:
+            spikes: Any = self.first(self.one(x))
+            frames = self.two(spikes).flatten(0, 1).relu()
+            return self.second(self.norm(frames + x.flatten(0, 1) if residual else frames).unflatten(0, x.shape[:2]))
+
+    net, x = Block(), torch.randn(T, 6, 4)
+    alone = copy.deepcopy(net)
+    backend = AbsorbingBackend(EAGER)
+    got, buffers, _ = trained(net, x, backend)
+    wanted, others, _ = trained(alone, x, EAGER)
+    assert [len(one.producers) for one in backend.absorbed] == ([1, 1] if residual else [1, 2])
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(buffers, others)
 
 
 class TwoReaders(nn.Module):

@@ -20,10 +20,10 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
     absorbed: list[Absorbed] = []
     left: dict[fx.Node, str] = {}
     norms: dict[fx.Node, list[fx.Node]] = {}
-    for scan in [node for node in module.graph.nodes if is_scan(node)]:
-        found = _Scan(module, scan, norms)
-        absorbed += found.absorb()
-        left |= found.producers.left
+    scans = [_Scan(module, node, norms) for node in module.graph.nodes if is_scan(node)]
+    for scan in scans:
+        absorbed += scan.absorb()
+        left |= scan.left
     for norm, affine in norms.items():
         if norm.users:  # of another scan, whose step could not take it: the statistics are moved once all the same
             with module.graph.inserting_after(affine[-1]):
@@ -47,7 +47,7 @@ def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor
 
 
 class _Scan:
-    """One scan.
+    """One scan, and what stands in front of it in the graph as it was.
 
     Args:
         norms: of the graph, those that steps compute already, with the nodes of mean, scale and shift.
@@ -55,15 +55,17 @@ class _Scan:
 
     def __init__(self, module: fx.GraphModule, node: fx.Node, norms: dict[fx.Node, list[fx.Node]]) -> None:
         self.module, self.node, self.norms = module, node, norms
-        self.producers = Producers(node, is_scan)
         core, num_inputs, num_states, _, *tensors = node.args
         assert isinstance(core, fx.Node)
         assert isinstance(num_inputs, int)
         assert isinstance(num_states, int)
         self.step: fx.GraphModule = getattr(module, str(core.target))
         self.num_inputs = num_inputs
-        self.given: list[Any] = tensors[:num_inputs]
         self.rest: list[Any] = tensors[num_inputs:]
+        producers = Producers(node, is_scan)
+        self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
+        assert len(self.expressions) == num_inputs
+        self.left = producers.left
         # By the operand: what the step knows it by.
         self.inputs: dict[fx.Node, fx.Node] = {}
         self.captured: dict[fx.Node, fx.Node] = {}
@@ -72,7 +74,7 @@ class _Scan:
 
     def absorb(self) -> list[Absorbed]:
         """Changes the node and its step, if there is anything to change."""
-        expressions = [self.producers.of(node) for node in self.given]
+        expressions = self.expressions
         moved = [[p.node for p in parts(e) if isinstance(p, Call | Norm)] for e in expressions]
         if not any(moved):
             return []
@@ -127,8 +129,9 @@ class _Scan:
         """Erases what nobody reads any more; what is asked for its form is asked of a sequence that is left."""
         graph = self.module.graph
         views = [part.view for part in parts(expression) if isinstance(part, Sequence) and part.view is not None]
-        for node in [*dict.fromkeys(views), *reversed(nodes)]:
-            if node._erased:
+        there = set(graph.nodes)
+        for node in dict.fromkeys((*views, *reversed(nodes))):
+            if node not in there:
                 continue
             if node.users and all(map(is_of_form, node.users)):
                 self._ask_another(node, expression)

@@ -125,7 +125,9 @@ class Producers:
         if is_pointwise(node):
             found = self._call(node, view)
         elif node.target is nn.functional.batch_norm and node.args and isinstance(node.args[0], fx.Node):
-            found = Norm(node, self._of(node.args[0], node, view))
+            x = self._of(node.args[0], node, view)
+            # The statistics read it, too.
+            found = Norm(node, x if len(_sequences(x)) == 1 else Sequence(node.args[0], view))
         if found is None:
             return leaf
         if node in self._ahead:
@@ -156,7 +158,10 @@ class Producers:
                 found[operand] = self._of(operand, node, view)
         # What the step's shape is told from.
         whole = result.shape if view is None else Sequence(node, view).like.shape
-        if not any(sequence.like.shape == whole for e in found.values() for sequence in _sequences(e)):
+        sequences = [sequence for e in found.values() for sequence in _sequences(e)]
+        if not any(sequence.like.shape == whole for sequence in sequences):
+            return None
+        if not all(sequence.like.dtype.is_floating_point for sequence in sequences):
             return None
         args = tuple(found[value] if isinstance(value, fx.Node) else value for value in node.args)
         kwargs = {key: found[value] if isinstance(value, fx.Node) else value for key, value in node.kwargs.items()}
