@@ -310,7 +310,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.long(all_but=["False-True-dtype0-as usual", "True-True-dtype0-as usual", "False-False-dtype0-as usual"])
+@pytest.mark.long(all_but=["False-True-dtype0-as usual", "False-False-dtype0-as usual"])
 def test_norms_are_those_that_are_fused_by_hand(
     norm: str, dtype: torch.dtype, training: bool, dynamic: bool
 ) -> None:
