@@ -185,7 +185,7 @@ class Shared(nn.Module):
         super().__init__()
         self.one, self.other, self.elsewhere = FlexSN(smooth, 1, 1, 1), FlexSN(smooth, 1, 1, 1), elsewhere
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor) -> Any:
         both = x + y
         total: Any = self.one(both) * self.other(both)
         return total + both if self.elsewhere else total
@@ -385,7 +385,7 @@ class TwoReaders(nn.Module):
 
 READERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
     "a sum": (lambda x: x.cumsum(0), 0),
-    "another neuron": (FlexSN(smooth, 1, 1, 1), 2),  # type: ignore[dict-item]
+    "another neuron": (FlexSN(smooth, 1, 1, 1), 2),
 }
 
 

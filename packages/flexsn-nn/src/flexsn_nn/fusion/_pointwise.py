@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Hashable
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,11 +24,9 @@ _FUNCTIONS = frozenset(
 )
 _METHODS = frozenset([*_UNARY, *_BINARY, "clamp", "to", "float", "double", "half", "bfloat16"])
 # What writes to nothing but its arguments, and to those in a way that shows in their versions.
-_KNOWN = frozenset(
-    value
-    for module in (torch, nn.functional, operator, math)
-    for value in vars(module).values()
-    if isinstance(value, Hashable) and callable(value)
+_MODULES: tuple[ModuleType, ...] = (torch, nn.functional, operator, math)
+_KNOWN: frozenset[Any] = frozenset(
+    [value for module in _MODULES for value in vars(module).values() if callable(value) and isinstance(value, Hashable)]
 )
 # Of a tensor's sizes, dtype and device, not of its values.
 _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"])
