@@ -186,6 +186,21 @@ def test_outputs_without_a_gradient() -> None:
     )
 
 
+def test_a_state_that_is_set_to_a_constant_has_no_gradient() -> None:
+    def core(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return v * w, torch.zeros_like(v), x * w
+
+    x, v, w = torch.randn(3, 4), torch.randn(4, requires_grad=True), torch.randn(4, requires_grad=True)
+    _, constant, state = compiled(flex_sn_scan)(core, 1, 2, 1, x, v, w)
+    assert not constant.requires_grad
+    assert state.requires_grad
+    assert_same(
+        compiled(functools.partial(flex_sn_scan_final_state, core, 1, 2, 1)),
+        functools.partial(eager_scan_final_state, core, 1, 2, 1),
+        [x, v, w],
+    )
+
+
 def test_nothing_that_depends_differentiably() -> None:
     def core(x: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return (x + v).detach() * 2, v + 1

@@ -42,9 +42,11 @@ def test_too_few_tensors(run: Run) -> None:
         ((0, 1, 1), ["num_inputs is 0", "at least 1"]),
         ((1, -1, 1), ["num_states is -1"]),
         ((1, 1, -2), ["num_outputs is -2"]),
+        ((1.0, 1, 1), ["num_inputs is 1.0", "an int"]),
+        ((1, "one", 1), ["num_states is 'one'", "an int"]),
     ],
 )
-def test_counts(run: Run, counts: tuple[int, int, int], words: list[str]) -> None:
+def test_counts(run: Run, counts: tuple[Any, ...], words: list[str]) -> None:
     check(errors.ScanCountError, ValueError, words, lambda: run(core, *counts, X, V))
 
 
@@ -222,6 +224,8 @@ def test_output_that_changes(run: Run) -> None:
         ([((2,), torch.float32)] * 3, ["num_outputs is 2", "3 of them"]),
         ([((2,), torch.float32), ((2,),)], ["output_template_specs[1]"]),
         ([((2,), torch.float32), (torch.float32, (2,))], ["output_template_specs[1]"]),
+        ([(2, torch.float32), ((2,), torch.float32)], ["output_template_specs[0]", "(shape, dtype)"]),
+        ([torch.float32, torch.float32], ["output_template_specs[0]", "(shape, dtype)"]),
     ],
 )
 def test_empty_scan_without_fitting_specs(run: Run, specs: Any, words: list[str]) -> None:

@@ -306,7 +306,10 @@ def test_the_order_is_not_that_of_imports() -> None:
     for name, before in behind.items():
         register_scan_lowering(Unrolled(name=name), before=before)
     assert list(scan_lowerings()) == ["mine", "yours", "ahead", "front", "lost"]
-    undo = register_scan_lowering(Unrolled(name="flexsn_runtime"))
+    with pytest.raises(errors.LoweringError, match="'flexsn_runtime' is the name of the kernels of that package"):
+        register_scan_lowering(Unrolled(name="flexsn_runtime"))
+    kernels = type("Kernels", (Unrolled,), {"__module__": "flexsn_runtime.graphs"})
+    undo = register_scan_lowering(kernels(name="flexsn_runtime"))
     assert list(scan_lowerings()) == ["ahead", "front", "flexsn_runtime", "mine", "yours", "lost"]
     undo()
     undo()
@@ -314,6 +317,72 @@ def test_the_order_is_not_that_of_imports() -> None:
     for taken in ("mine", "loop"):
         with pytest.raises(errors.LoweringError, match=f"there is a lowering '{taken}'"):
             register_scan_lowering(Unrolled(name=taken))
+
+
+@pytest.mark.parametrize(
+    ("lowering", "words"),
+    [
+        (Unrolled, r"a lowering is an object, and not a class: register Unrolled\(\)"),
+        (object(), "a object is no lowering: it has no name, no version, no checkpoint_interval"),
+    ],
+)
+def test_what_is_no_lowering_is_not_registered(lowering: Any, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        register_scan_lowering(lowering)
+    assert scan_lowerings() == {}
+
+
+class Faulty(Unrolled):
+    """Does one thing wrong."""
+
+    def __init__(self, fault: str) -> None:
+        super().__init__(name="faulty", interval=0 if fault == "interval" else 1)
+        self.fault = fault
+
+    def why_unavailable(self, flat_args: Sequence[Any]) -> str | None:
+        if self.fault == "why":
+            raise IndexError("out of range")
+        return None
+
+    def forward(self, *args: Any) -> Sequence[torch.Tensor]:
+        if self.fault == "raises":
+            raise KeyError("lost")
+        results = list(super().forward(*args))
+        wrong: dict[str, Callable[[], Any]] = {
+            "shape": lambda: results[0][1:],
+            "dtype": results[0].double,
+            "kind": lambda: 3,
+            "constant": lambda: results[0] * torch.tensor([2.0]),
+        }
+        results[0] = wrong.get(self.fault, lambda: results[0])()
+        return results[1:] if self.fault == "count" else results
+
+    def backward(self, *args: Any) -> Sequence[torch.Tensor]:
+        results = list(super().backward(*args))
+        return [result[None] for result in results] if self.fault == "gradient" else results
+
+
+FAULTS = {
+    "why": "why_unavailable of the lowering 'faulty' failed with IndexError: out of range; lowering='loop'",
+    "interval": "checkpoint_interval of the lowering 'faulty' gave 0; it must give an int, 1 or more",
+    "raises": "forward of the lowering 'faulty' failed with KeyError: 'lost'",
+    "count": "forward of the lowering 'faulty' gave . results; the layout wants",
+    "shape": r"forward of the lowering 'faulty' gave torch.float\d+ \[2.* as result 0; it must be torch.float\d+ \[3",
+    "dtype": "forward of the lowering 'faulty' gave torch.float64 .* as result 0; it must be torch.float32",
+    "kind": "forward of the lowering 'faulty' gave a int as result 0; it must be a torch.Tensor",
+    "constant": "forward of the lowering 'faulty' made a constant tensor, with torch.tensor maybe: torch.full",
+    "gradient": "backward of the lowering 'faulty' gave",
+}
+
+
+@pytest.mark.long(all_but=["interval", "shape"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_lowerings_mistake_is_named(fault: str, register: Callable[[ScanLowering], None]) -> None:
+    register(Faulty(fault))
+    arguments = CASES[5].arguments(3)
+    run = torch.compile(network(flex_sn_scan), fullgraph=True, dynamic=False)
+    with pytest.raises(Exception, match=FAULTS[fault]):
+        sum(result.sum() for result in run(*arguments)).backward()
 
 
 def test_loop_is_the_loop_with_a_lowering_registered(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 
@@ -30,6 +32,11 @@ def test_the_operator_is_torchs() -> None:
     assert isinstance(flex_sn_scan, FlexSNScan)
     assert flex_sn_scan.__name__ == str(flex_sn_scan) == "flex_sn_scan"
     assert torch.ops.higher_order.flex_sn_scan is flex_sn_scan
+
+
+def test_the_operator_can_be_copied_and_pickled() -> None:
+    assert copy.deepcopy({"scan": flex_sn_scan})["scan"] is flex_sn_scan
+    assert pickle.loads(pickle.dumps(flex_sn_scan)) is flex_sn_scan
 
 
 def test_a_missing_hook_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

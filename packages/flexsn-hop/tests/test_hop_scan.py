@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch.autograd.forward_ad as forward_mode
 from scan_steps import (
     RECURRENCES,
     Belief,
+    Step,
     draw,
     float_leaves,
     kalman,
@@ -24,7 +25,7 @@ from scan_steps import (
 )
 from torch import Tensor
 from torch.func import grad, jacfwd, jvp, vmap
-from torch.utils._pytree import register_dataclass, tree_map
+from torch.utils._pytree import register_dataclass, register_pytree_node, tree_leaves, tree_map
 
 from flexsn_hop import errors, scan
 
@@ -138,6 +139,95 @@ def test_structures_come_back_as_they_were() -> None:
     assert [(key, value.shape) for key, value in swapped.items()] == [("a", V.shape), ("b", X.shape)]
 
 
+class Pair:
+    """A container that checks what it is made of, and was registered without the names of its parts."""
+
+    def __init__(self, first: Tensor, second: Tensor) -> None:
+        assert first.dtype == second.dtype
+        self.first, self.second = first, second
+
+
+register_pytree_node(Pair, lambda pair: ([pair.first, pair.second], None), lambda parts, _: Pair(*parts))
+
+
+@dataclass
+class Span:
+    """The same with names."""
+
+    first: Tensor
+    second: Tensor
+
+    def __post_init__(self) -> None:
+        assert self.first.shape == self.second.shape
+
+
+register_dataclass(Span)
+
+
+@dataclass
+class Unknown:
+    first: Tensor
+
+
+def containers(kind: Any) -> Iterator[tuple[str, Step, Any, Any]]:
+    """Such a container in each place: name, step, init, xs."""
+    x, v = draw(4, 3), draw(3)
+    yield "xs", lambda c, x: (c + x.first, x.second * c), v, kind(x, x.cos())
+    yield "carry", lambda c, x: (kind(c.second + x, c.first), c.first), kind(v, v.cos()), x
+    yield "y", lambda c, x: (c + x, kind(x, c)), v, x
+    both = lambda c, x: ([None, kind(c[1].first * x, c[1].second)], {"k": kind(x, x), "n": None})  # noqa: E731
+    yield "several", both, [None, kind(v, v)], x
+
+
+@pytest.mark.parametrize("kind", [Pair, Span])
+def test_containers_that_check_what_they_are_made_of(kind: Any) -> None:
+    for name, step, init, xs in containers(kind):
+        results = scan(step, init, xs)
+        torch.testing.assert_close(tree_leaves(results), tree_leaves(looped(step, init, xs)), rtol=0, atol=0, msg=name)
+    with pytest.raises(errors.StateChangedError, match=r"(leaf 0 of carry|carry.first) was torch.float64"):
+        scan(lambda c, x: (kind(c.first.float(), c.second.float()), x), kind(V.double(), V.double()), X)
+    with pytest.raises(errors.CarryStructureError, match=f"the carry was .*{kind.__name__}.* before step 0"):
+        scan(lambda c, x: ((c.first, c.second), x), kind(V, V), X)
+    words = r"(leaf 0 of xs|xs\[0\].first) has 5 .*(leaf 2 of xs|xs\[1\].first)"
+    with pytest.raises(errors.SequenceLengthError, match=words):
+        scan(lambda c, x: (c, x), V, [kind(X, X), kind(X[:2], X[:2])])
+
+
+def test_a_key_is_a_key_in_any_order() -> None:
+    def step(count: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return count + 1, {"a": x[0], "b": x[1]} if count % 2 else {"b": x[1], "a": x[0]}
+
+    x = draw(4, 2)
+    _, ys = scan(step, torch.tensor(0), x)
+    assert torch.equal(torch.stack([ys["a"], ys["b"]], 1), x)
+
+
+SPARSE = [torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("sparse", SPARSE)
+def test_sparse_tensors(sparse: Callable[[Tensor], Tensor]) -> None:
+    dense, matrix = draw(4, 3), sparse(torch.eye(3, dtype=torch.float64))
+    last, means = scan(lambda c, x: (c + x, c), V.double(), sparse(dense))
+    torch.testing.assert_close((last, means), looped(lambda c, x: (c + x, c), V.double(), dense))
+    carry, _ = scan(lambda c, x: (c * 2, None), matrix, dense)
+    torch.testing.assert_close(carry.to_dense(), torch.eye(3, dtype=torch.float64) * 16)
+    if sparse is torch.Tensor.to_sparse:
+        _, ys = scan(lambda c, x: (c, x.to_sparse()), V, dense)
+        torch.testing.assert_close(ys.to_dense(), dense)
+
+
+# float8 has no flip.
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.bool, torch.uint16, torch.bfloat16])
+def test_backwards_in_every_dtype(dtype: torch.dtype) -> None:
+    x = torch.arange(4).to(dtype)
+    last, ys = scan(lambda c, x: (x, c), torch.ones((), dtype=dtype), x, reverse=True)
+    assert last.dtype == ys.dtype == dtype
+    assert last.float() == x[0].float()
+    assert ys.float().tolist() == [*x.float().tolist()[1:], 1]
+
+
 def test_results_share_no_memory_with_arguments() -> None:
     carry, x = draw(3), draw(4, 3)
     last, (first, second) = scan(lambda carry, x: (carry, (x, carry)), carry, x)
@@ -159,13 +249,17 @@ def test_no_steps(name: str) -> None:
     torch.testing.assert_close(ys, tree_map(empty, like), check_stride=False)
 
 
-def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data() -> None:
+def test_no_steps_keeps_the_carrys_gradient_and_does_not_call_step_with_data(caplog: Any) -> None:
     init = draw(3).requires_grad_()
     carry, _ = scan(moving_average, init, draw(0, 3))
     (gradient,) = torch.autograd.grad(carry.sum(), init)
     assert gradient.tolist() == [1, 1, 1]
-    with pytest.raises(errors.EmptyScanError, match="cannot tell what y looks like without data"):
+    why = "called on tensors without data to tell what y looks like, failed: "
+    with pytest.raises(errors.EmptyScanError, match=why):
         scan(lambda carry, x: (carry, x if x.sum() > 0 else carry), init, draw(0, 3))
+    with pytest.raises(errors.EmptyScanError, match=f"{why}.*fails on data, too"):
+        scan(lambda carry, x: (carry, x @ torch.ones(7, 7)), init, draw(0, 3))
+    assert not caplog.records
 
 
 X, V = torch.zeros(5, 3), torch.zeros(3)
@@ -209,6 +303,21 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: scan(moving_average, {"a": [0.0]}, X),
         errors.NotATensorError,
         r"init\['a'\]\[0\] is a float; it must be a torch.Tensor or None: write torch.tensor\(0.0\)",
+    ),
+    "an array": (
+        lambda: scan(moving_average, V, X.numpy()),  # type: ignore[arg-type]
+        errors.NotATensorError,
+        "xs is a ndarray; it must be a torch.Tensor or None: write torch.as_tensor",
+    ),
+    "a dataclass that is not registered": (
+        lambda: scan(lambda c, x: (c, x), {"a": Unknown(V)}, X),
+        errors.NotATensorError,
+        r"init\['a'\] is a Unknown; .* known: torch.export.register_dataclass",
+    ),
+    "a nested tensor": (
+        lambda: scan(lambda c, x: (c, x), V, torch.nested.nested_tensor([V, V])),
+        errors.NotATensorError,
+        "xs is a nested tensor, whose steps may differ; .* torch.nested.to_padded_tensor",
     ),
     "a number in y": (
         lambda: scan(lambda c, x: (c, {"loss": 1}), V, X),
@@ -276,6 +385,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_named(mistake: str) -> None:
     call, kind, words = MISTAKES[mistake]

@@ -22,12 +22,12 @@ from scan_steps import (
     parameters_of,
     recurrence,
 )
-from test_hop_scan import MISTAKES
+from test_hop_scan import MISTAKES, Pair, Span, containers
 from torch import Tensor
 from torch._dynamo.testing import AotEagerAndRecordGraphs, CompileCounter
 from torch.func import grad, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map, tree_structure
 
 from flexsn_hop import errors, scan
 
@@ -82,6 +82,19 @@ def test_one_compilation_for_all_lengths() -> None:
         expected = looped(kalman, found.init, found.xs, reverse=True)
         torch.testing.assert_close(run(found.init, found.xs), expected)
     assert counter.frame_count == 1
+
+
+def test_length_that_depends_on_data() -> None:
+    def powers(how: Scan, x: Tensor, length: Any) -> Any:
+        torch._check(length >= 1)
+        return how(lambda power, _: (power * x, power), torch.ones_like(x), length=length)
+
+    x = draw(3).requires_grad_()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        run = torch.compile(lambda x, n: powers(scan, x, n.item()), fullgraph=True, backend="aot_eager")
+        results, expected = run(x, torch.tensor(4)), powers(looped, x, 4)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(torch.autograd.grad(loss(results), x), torch.autograd.grad(loss(expected), x))
 
 
 def test_length_is_a_size() -> None:
@@ -168,6 +181,28 @@ def test_no_steps() -> None:
     assert ys.shape == (0,)
 
 
+@pytest.mark.long(all_but=["int32"])
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16], ids=["bool", "int32", "float16"])
+def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:
+    init, x = torch.zeros(3, dtype=dtype), torch.zeros(3, 0, dtype=dtype)
+
+    def run(init: Tensor, x: Tensor) -> Any:
+        return scan(lambda c, x: (c.logical_or_(x).to(dtype), (x, x + c)), init, x, dim=1)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(init, x), run(init, x))
+
+
+@pytest.mark.long(all_but=["Span"])
+@pytest.mark.parametrize("kind", [Pair, Span])
+def test_containers_of_the_users_own(kind: Any) -> None:
+    for name, step, init, xs in containers(kind):
+        results = torch.compile(functools.partial(scan, step), fullgraph=True, backend="aot_eager")(init, xs)
+        expected = looped(step, init, xs)
+        assert tree_structure(results) == tree_structure(expected)
+        torch.testing.assert_close(tree_leaves(results), tree_leaves(expected), rtol=0, atol=0, msg=name)
+
+
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_transforms() -> None:
@@ -187,7 +222,7 @@ def test_transforms() -> None:
 
 
 # What only data can tell is not seen while a graph is made, or is a graph break.
-ONLY_EAGER = {"y of another shape", "y of another structure"}
+ONLY_EAGER = {"y of another shape", "y of another structure", "a nested tensor"}
 
 
 @pytest.mark.long(all_but=["structure", "shape", "lengths", "no length", "dim of ys", "arity", "no pair"])

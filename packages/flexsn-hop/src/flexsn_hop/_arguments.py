@@ -69,6 +69,9 @@ class ScanCall:
 
 def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
     """Refuse numbers of inputs, states and outputs that no scan can have."""
+    for name, value in (("num_inputs", num_inputs), ("num_states", num_states), ("num_outputs", num_outputs)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ScanCountError(f"{name} is {value!r}; it must be an int")
     if num_inputs < 1:
         raise ScanCountError(
             f"num_inputs is {num_inputs}; a scan needs at least 1 input sequence: "
@@ -200,7 +203,12 @@ def check_output_specs(
             "(shape, dtype, device), one per output, without the time dimension"
         )
     for index, spec in enumerate(specs):
-        if len(spec) not in (2, 3) or not isinstance(spec[1], torch.dtype):
+        if (
+            not isinstance(spec, (tuple, list))
+            or len(spec) not in (2, 3)
+            or not isinstance(spec[0], (tuple, list))
+            or not isinstance(spec[1], torch.dtype)
+        ):
             raise EmptyScanError(
                 f"output_template_specs[{index}] is {spec!r}; it must be (shape, dtype) or (shape, dtype, device)"
             )

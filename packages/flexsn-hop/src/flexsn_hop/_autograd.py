@@ -12,7 +12,7 @@ import torch
 from ._arguments import StepFunction
 from ._layout import BackwardLayout, ScanLayout
 from ._loop import backward_samples, forward_samples
-from ._lowering import find_lowerings
+from ._lowering import checkpoint_interval, find_lowerings
 from ._operator import flex_sn_scan, flex_sn_scan_backward
 from ._torch_private import below_autograd, outside_of_tracing, trace_step
 from ._vjp import Activity, find_activity, step_vjp
@@ -74,7 +74,7 @@ def _autograd(
         activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
     lowerings = find_lowerings(lowering, flat_args).lowerings
     if lowerings:
-        interval = lowerings[0].checkpoint_interval(core, flat_args[: num_inputs + num_states])
+        interval = checkpoint_interval(lowerings[0], core, flat_args[: num_inputs + num_states])
     else:
         interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
     spare = SPARE_CHECKPOINTS if interval and isinstance(flat_args[0].shape[0], torch.SymInt) else 0
@@ -107,7 +107,7 @@ class _Scan(torch.autograd.Function):
             )
         visible = layout.num_outputs + layout.num_states
         results, checkpoints = results[:visible], results[visible:]
-        flows = (*activity.outputs, *activity.states)
+        flows = (*activity.outputs, *activity.state_results)
         ctx.mark_non_differentiable(*(result for result, flow in zip(results, flows, strict=True) if not flow))
         ctx.set_materialize_grads(False)
         saved = checkpoints if interval else results[layout.num_outputs :]

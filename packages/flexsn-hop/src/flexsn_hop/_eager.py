@@ -250,17 +250,22 @@ def run_steps(
     inputs: Sequence[torch.Tensor],
     states: Sequence[torch.Tensor],
     kept: Container[int],
+    *,
+    backwards: bool = False,
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
     """Outputs of every step, and the states after each step in ``kept``.
 
-    ``take_step(slices, states, step)`` gives a step's outputs and new states.
+    ``take_step(slices, states, step)`` gives a step's outputs and new states. Steps are counted as they
+    are taken; ``backwards``, the first one takes the last slices.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
     # As sequences of one step, initial states have gradients in their own format, too.
-    states = [split_steps(state.unsqueeze(0))[0] if state.requires_grad else state for state in states]
-    slices_by_step = zip(*[split_steps(sequence) for sequence in inputs], strict=True)
+    states = [_first_state(state) for state in states]
+    slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
+    if backwards:
+        slices_by_step.reverse()
     for step, slices in enumerate(slices_by_step):
         outputs, new_states = take_step(slices, states, step)
         outputs_by_step.append(outputs)
@@ -268,6 +273,10 @@ def run_steps(
             states_after[step] = new_states
         states = new_states
     return outputs_by_step, states_after
+
+
+def _first_state(state: torch.Tensor) -> torch.Tensor:
+    return split_steps(state.unsqueeze(0))[0] if state.requires_grad and state.layout is torch.strided else state
 
 
 def alike(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -47,7 +47,7 @@ def memory_order(shape: Sequence[Any], operands: Sequence[Operand], also: Sequen
 
 def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
     rows = [
-        [0 if size == 1 and whole != 1 else stride for whole, size, stride in zip(shape, sizes, strides, strict=True)]
+        [_stride_in(*d) for d in zip(shape, sizes, strides, strict=True)]  # of whole, size, stride
         for sizes, strides in operands
     ]
     order = list(range(len(shape)))[::-1]  # the innermost first
@@ -61,6 +61,14 @@ def _sorted(shape: Sequence[Any], operands: Sequence[Operand]) -> Order:
                 order[before], order[place] = order[place], order[before]
                 place = before
     return tuple(order[::-1])
+
+
+def _stride_in(whole: Any, size: Any, stride: Any) -> Any:
+    """The stride of an operand in one dimension; 0 where it broadcasts."""
+    if type(stride) is int and stride == 0:
+        return 0
+    # In this order: what is as large as the whole is not asked whether it is 1, which may depend on data.
+    return 0 if size != whole and size == 1 else stride
 
 
 def _compare(shape: Sequence[Any], rows: Sequence[Sequence[Any]], inner: int, outer: int) -> int:
@@ -157,6 +165,8 @@ def _guarded_dims(dims: int) -> int:
 
 def split_steps(sequence: torch.Tensor) -> Sequence[torch.Tensor]:
     """``sequence.unbind(0)``, whose gradient has the format of the sequence."""
+    if sequence.layout is not torch.strided:
+        return [sequence.select(0, step) for step in range(sequence.shape[0])]  # sparse ones have no unbind
     order = order_like(sequence)
     dims = len(order)
     spare = _guarded_dims(dims) if sequence.requires_grad else 0
@@ -174,6 +184,8 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
     """``torch.stack(steps)``, without holes in memory and with its dimensions in this order."""
     dims = len(order)
     usual = order == tuple(range(dims))
+    if steps[0].layout is not torch.strided:
+        return torch.stack(list(steps))
     if usual and all(step.is_contiguous() for step in steps):
         return torch.stack(list(steps))
     within = [d - 1 for d in order if d > 0]
@@ -187,6 +199,8 @@ def stack_in_order(steps: Sequence[torch.Tensor], order: Order) -> torch.Tensor:
 
 def copy_in_order(tensor: torch.Tensor, order: Order) -> torch.Tensor:
     """A copy that shares memory with nothing, without holes in memory and with its dimensions in this order."""
+    if tensor.layout is not torch.strided:
+        return tensor.clone()
     in_memory = tensor.permute(order).clone(memory_format=torch.contiguous_format)
     return in_memory.permute(_inverse(order))
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from ._eager import describe
 from ._layout import BackwardLayout, ScanLayout
-from ._lowering import ScanLowering, find_lowerings, reasons, requested_lowering
+from ._lowering import ScanLowering, find_lowerings, naming, reasons, requested_lowering
 from ._opaque import encode_program, run_scan
 from ._torch_private import InductorCall
 from .errors import LoweringError
@@ -43,12 +44,39 @@ def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout |
             "the core makes a constant tensor, which only the loop can have: make it outside of the core."
         )
 
-    def run(*args: Any) -> Sequence[torch.Tensor]:
-        if isinstance(layout, BackwardLayout):
-            return tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
-        return tuple(lowering.forward(call.graphs[0], layout, args))
+    what = "backward" if isinstance(layout, BackwardLayout) else "forward"
+    who = f"{what} of the lowering {lowering.name!r}"
 
-    return call.inline(run, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
+    def run(*args: Any) -> Sequence[torch.Tensor]:
+        with naming(lowering, what):
+            if isinstance(layout, BackwardLayout):
+                results = tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
+            else:
+                results = tuple(lowering.forward(call.graphs[0], layout, args))
+        _check_results(who, results, call.results)
+        return results
+
+    return call.inline(run, who, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
+
+
+def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
+    """Refuse results that are not like those that the rest of the graph was made for.
+
+    Raises:
+        LoweringError.
+    """
+    if len(results) != len(wanted):
+        raise LoweringError(f"{who} gave {len(results)} results; the layout wants {len(wanted)}")
+    for index, (result, like) in enumerate(zip(results, wanted, strict=True)):
+        if not isinstance(result, torch.Tensor):
+            raise LoweringError(f"{who} gave a {type(result).__name__} as result {index}; it must be a torch.Tensor")
+        sizes = zip(result.shape, like.shape, strict=False)
+        if (
+            result.dim() != like.dim()
+            or any(type(size) is type(right) is int and size != right for size, right in sizes)
+            or (result.dtype, result.device) != (like.dtype, like.device)
+        ):
+            raise LoweringError(f"{who} gave {describe(result)} as result {index}; it must be {describe(like)}")
 
 
 def _makes_a_constant(call: InductorCall) -> bool:

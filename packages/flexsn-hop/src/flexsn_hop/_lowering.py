@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,8 +17,10 @@ __all__ = [
     "LOWERING_VARIABLE",
     "Candidates",
     "ScanLowering",
+    "checkpoint_interval",
     "code_version",
     "find_lowerings",
+    "naming",
     "reasons",
     "register_scan_lowering",
     "requested_lowering",
@@ -123,7 +126,9 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
         before: The name of a lowering, here or yet to come, that this one goes in front of.
 
     Raises:
-        LoweringError: There is a lowering of that name (a ``ValueError``).
+        LoweringError: There is a lowering of that name, or it is that of the kernels, and ``lowering`` is
+            not theirs (a ``ValueError``).
+        TypeError: ``lowering`` is no object with all that :class:`ScanLowering` has.
 
     Example:
         >>> from flexsn_hop import register_scan_lowering
@@ -138,9 +143,15 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
         >>> undo = register_scan_lowering(Nowhere())
         >>> undo()
     """
+    _check_lowering(lowering)
     if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered)):
         raise LoweringError(
             f"there is a lowering {lowering.name!r}: give yours another name, or undo the registration of the other"
+        )
+    if lowering.name == KERNELS and not _is_of_package(lowering, KERNELS):
+        raise LoweringError(
+            f"{KERNELS!r} is the name of the kernels of that package: give your lowering another name, and register it "
+            f"with before={KERNELS!r} if it is to be asked first"
         )
     entry = _Registration(lowering, before)
     _registered.append(entry)
@@ -150,6 +161,21 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
             _registered.remove(entry)
 
     return undo
+
+
+def _check_lowering(lowering: object) -> None:
+    if isinstance(lowering, type):
+        raise TypeError(f"a lowering is an object, and not a class: register {lowering.__name__}()")
+    wanted = ("name", "version", "checkpoint_interval", "why_unavailable", "forward", "backward")
+    missing = [name for name in wanted if not hasattr(lowering, name)]
+    if missing:
+        raise TypeError(
+            f"a {type(lowering).__name__} is no lowering: it has no {', no '.join(missing)}; see ScanLowering"
+        )
+
+
+def _is_of_package(lowering: object, package: str) -> bool:
+    return any(base.__module__.partition(".")[0] == package for base in type(lowering).__mro__)
 
 
 def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
@@ -169,8 +195,47 @@ def scan_lowerings(*flat_args: torch.Tensor) -> dict[str, str | None]:
         True
     """
     return {
-        lowering.name: lowering.why_unavailable(flat_args) if flat_args else None for lowering in _in_order()
+        lowering.name: _why_unavailable(lowering, flat_args) if flat_args else None for lowering in _in_order()
     }
+
+
+def _why_unavailable(lowering: ScanLowering, flat_args: Sequence[Any]) -> str | None:
+    with naming(lowering, "why_unavailable"):
+        return lowering.why_unavailable(flat_args)
+
+
+def checkpoint_interval(lowering: ScanLowering, core: torch.fx.GraphModule, primals: Sequence[Any]) -> int:
+    """The interval that a lowering asks for.
+
+    Raises:
+        LoweringError: It is no interval: without checkpoints, the gradient would be another one.
+    """
+    with naming(lowering, "checkpoint_interval"):
+        interval = lowering.checkpoint_interval(core, primals)
+    if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        raise LoweringError(
+            f"checkpoint_interval of the lowering {lowering.name!r} gave {interval!r}; it must give an int, "
+            "1 or more"
+        )
+    return interval
+
+
+@contextlib.contextmanager
+def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
+    """Let an error of a lowering's own say whose it is. That it cannot have a core is none.
+
+    Raises:
+        LoweringError: Anything but a ``NotImplementedError`` was raised.
+    """
+    try:
+        yield
+    except (NotImplementedError, LoweringError):
+        raise
+    except Exception as error:
+        raise LoweringError(
+            f"{what} of the lowering {lowering.name!r} failed with {type(error).__name__}: {error}; "
+            f"lowering='loop', or {LOWERING_VARIABLE}=loop, does without it"
+        ) from error
 
 
 def _in_order() -> list[ScanLowering]:
@@ -243,7 +308,7 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
     for lowering in _in_order():
         if name not in ("auto", "kernel", lowering.name):
             continue
-        why = lowering.why_unavailable(flat_args)
+        why = _why_unavailable(lowering, flat_args)
         if why is None:
             able.append(lowering)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -62,7 +62,8 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         final_state: Give the last states ``[*step]`` instead of the state sequences, as
             :func:`flex_sn_scan_final_state` does.
         lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
-            ``"while_loop"`` or ``"loop"``; None reads ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
+            ``"while_loop"``, ``"loop"`` or the name of a registered one; None reads
+            ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
         zero_states: For each initial state, whether the caller knows that it is zeros, so that
             kernels need not read it. Empty: of none.
         checkpoints, version: Written into graphs by this package; leave them alone.
@@ -112,6 +113,10 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
     @__name__.setter
     def __name__(self, name: str) -> None:
         assert name == self._name
+
+    def __reduce__(self) -> tuple[Callable[[], FlexSNScan], tuple[()]]:
+        """There is one: modules that hold it can be copied and pickled."""
+        return _the_operator, ()
 
     def __call__(
         self,
@@ -192,6 +197,10 @@ class FlexSNScanBackward(LowersItself, HigherOrderOperator):
 
 
 flex_sn_scan = FlexSNScan()
+
+
+def _the_operator() -> FlexSNScan:
+    return flex_sn_scan
 
 
 def flex_sn_scan_final_state(

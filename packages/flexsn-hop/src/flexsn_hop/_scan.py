@@ -43,7 +43,8 @@ def scan(
         xs: The sequences, a tree like that. ``step`` takes their slices along ``dim``. None, or a tree
             without tensors: ``step`` takes it as it is, ``length`` times.
         length: The number of steps T, an int or a symbolic size. Needed where ``xs`` has no tensor; else
-            it must agree.
+            it must agree. Of one that depends on data, compilers have to be told that it is not 0:
+            ``torch._check(length >= 1)``.
         reverse: Go from the last slice to the first. What step t returns as y is still at t.
         dim: The dimension of time, in all of ``xs`` and of what is returned as sequences. A negative one
             counts from the end of each tensor.
@@ -117,7 +118,7 @@ def _capture(call: TreeCall) -> tuple[Any, Any]:
     """Have Dynamo capture the call, for the tracer that is active."""
     num_states = len(call.states)
     # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
-    ticks = [] if call.inputs else [clock(call)]
+    ticks = [] if call.inputs else [clock(call.states, call.length)]
 
     def run(*tensors: torch.Tensor) -> Any:
         inputs = tensors[num_states : num_states + len(call.inputs)]

@@ -20,8 +20,8 @@ from ._torch_private import (
     tree_flatten,
     tree_unflatten,
 )
-from ._tree_loop import as_given, in_order, run_trees
-from ._trees import Tree, TreeCall, TreeSteps, check_sequence_dims, check_tree_call, fill, split_returned
+from ._tree_loop import as_given, clock, in_order, run_trees
+from ._trees import Tree, TreeCall, TreeSteps, check_sequence_dims, check_tree_call, fill
 
 __all__ = ["offer_trees_to_dynamo"]
 
@@ -56,9 +56,7 @@ def _open(
     inputs = [in_order(leaf, reverse, dim) for leaf in x_leaves if leaf is not None]
     num_x = len(inputs)
     if num_x == 0:
-        # A sequence of T numbers that nobody reads; see `clock`.
-        number = states[0].new_zeros(()) if states else torch.zeros(())
-        inputs = [number.expand(length)]
+        inputs = [clock(states, length)]
     num_inputs = len(inputs)
 
     def core(*values: Any) -> Any:
@@ -77,9 +75,15 @@ def _close(
     reverse: bool,
     dim: int,
 ) -> Any:
-    """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned."""
-    sequences = [None if place is None else as_given(results[place], reverse, dim) for place in places]
-    _, ys = tree_unflatten(sequences, spec)
+    """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned.
+
+    A container may check what it is made of: the carry of what was returned is put together with states, too.
+    """
+    leaves = [
+        None if place is None else results[place] if place >= num_outputs else as_given(results[place], reverse, dim)
+        for place in places
+    ]
+    _, ys = tree_unflatten(leaves, spec)
     return fill(carry_spec, [leaf is not None for leaf in carry_leaves], results[num_outputs:]), ys
 
 
@@ -90,11 +94,11 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: b
 def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
     """The results for ``T == 0``. The one step that is called leaves nothing in the graph that is used."""
     leaves, spec = tree_flatten(xs)
-    slices = [None if leaf is None else leaf.movedim(dim, 0).sum(0) for leaf in leaves]
+    slices = [None if leaf is None else leaf.new_zeros(leaf.movedim(dim, 0).shape[1:]) for leaf in leaves]
     carry_leaves, carry_spec = tree_flatten(init)
-    copies = [None if leaf is None else leaf.clone() for leaf in carry_leaves]
+    copies, samples = [[None if leaf is None else leaf.clone() for leaf in carry_leaves] for _ in range(2)]
     with torch.no_grad():
-        _, y = step(init, tree_unflatten(slices, spec))
+        _, y = step(tree_unflatten(samples, carry_spec), tree_unflatten(slices, spec))
     y_leaves, y_spec = tree_flatten(y)
     ys = [None if leaf is None else leaf.new_empty((0, *leaf.shape)).movedim(0, dim) for leaf in y_leaves]
     return tree_unflatten(copies, carry_spec), tree_unflatten(ys, y_spec)
@@ -124,17 +128,24 @@ def _after(captured: CapturedTreeCall, step: CapturedStep) -> tuple[list[int], l
     """Check what one step returned.
 
     Gives the order of a core's results among the tensors of the step's graph, for each leaf of what the
-    step returned which output it is (None: no output), and the number of outputs.
+    step returned which of the core's results it is (None: it is None), and the number of outputs.
     """
     call = _tree_call(captured)
     take_step = TreeSteps(call)
     num_inputs = max(1, len(call.inputs))
     states = step.samples[num_inputs : num_inputs + len(call.states)]
-    outputs, _ = take_step.check(step.returned, states, 0)
+    outputs, new_states = take_step.check(step.returned, states, 0)
     assert take_step.y is not None
-    check_sequence_dims(take_step.y.names("ys"), [o.expand(call.steps, *o.shape) for o in outputs], call.dim)
+    sequences = [output.expand(call.steps, *output.shape) for output in outputs]
+    check_sequence_dims(take_step.y, "ys", sequences, call.dim)
     inspect_step(step.graph, step.samples)
-    of_states, y = split_returned(step.positions, call.carry, 0)
-    of_outputs = [leaf for leaf in tree_flatten(y)[0] if leaf is not None]
-    places = [of_outputs.index(leaf) if leaf in of_outputs else None for leaf in tree_flatten(step.positions)[0]]
-    return [position.index for position in (*of_outputs, *of_states)], places, len(outputs)
+    position = {id(result): index for index, result in enumerate(step.results)}
+    of_states = [position[id(state)] for state in new_states]
+    # Of the core, outputs come first; of what a step returned, the carry.
+    in_carry = tree_flatten(step.returned[0])[0]
+    places: list[int | None] = [
+        None if leaf is None else len(outputs) + of_states.index(position[id(leaf)]) for leaf in in_carry
+    ]
+    numbers = iter(range(len(outputs)))
+    places += [next(numbers) if is_there else None for is_there in take_step.y.present]
+    return [*(position[id(output)] for output in outputs), *of_states], places, len(outputs)

@@ -8,17 +8,20 @@ from typing import Any
 import torch
 
 from ._eager import run_steps, stack_values, state_copies
-from ._torch_private import outside_of_tracing
+from ._torch_private import outside_of_tracing, unlogged
 from ._trees import TreeCall, TreeSteps, check_sequence_dims
 from .errors import EmptyScanError
 
 __all__ = ["as_given", "clock", "in_order", "run_trees"]
 
 
-def clock(call: TreeCall) -> torch.Tensor:
-    """A sequence of T numbers that nobody reads: the loop over time goes along its sequences."""
-    number = call.states[0].new_zeros(()) if call.states else torch.zeros(())
-    return number.expand(call.length)
+def clock(states: Sequence[torch.Tensor], length: Any) -> torch.Tensor:
+    """A sequence of T numbers that nobody reads: the loop over time goes along its sequences.
+
+    It has memory, because of what has none compilers ask whether T is 1, which is unknown where it depends on data.
+    """
+    like = states[0] if states else torch.zeros(())
+    return torch.zeros(length, dtype=like.dtype, device=like.device)
 
 
 def run_trees(call: TreeCall) -> tuple[Any, Any]:
@@ -28,13 +31,16 @@ def run_trees(call: TreeCall) -> tuple[Any, Any]:
         outputs = _outputs_of_no_step(call, take_step)
         finals = state_copies(call.states, call.states, call.states)
     else:
-        inputs = [in_order(sequence, call.reverse, call.dim) for sequence in call.inputs] or [clock(call)]
-        outputs_by_step, states_after = run_steps(take_step, inputs, call.states, [call.steps - 1])
+        inputs = [in_order(sequence, False, call.dim) for sequence in call.inputs] or [clock(call.states, call.length)]
+        last = [call.steps - 1]
+        outputs_by_step, states_after = run_steps(take_step, inputs, call.states, last, backwards=call.reverse)
+        if call.reverse:
+            outputs_by_step.reverse()
         outputs = stack_values(inputs, call.states, outputs_by_step)
         finals = state_copies(inputs, call.states, states_after[call.steps - 1])
     assert take_step.y is not None
-    check_sequence_dims(take_step.y.names("ys"), outputs, call.dim)
-    return call.carry.fill(finals), take_step.y.fill([as_given(output, call.reverse, call.dim) for output in outputs])
+    check_sequence_dims(take_step.y, "ys", outputs, call.dim)
+    return call.carry.fill(finals), take_step.y.fill([as_given(output, False, call.dim) for output in outputs])
 
 
 def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
@@ -54,12 +60,13 @@ def as_given(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:
 def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.Tensor]:
     """Empty sequences like those that a step would give."""
     slices = [sequence.movedim(call.dim, 0).new_empty(_without(sequence, call.dim)) for sequence in call.inputs]
-    with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad():
+    with outside_of_tracing([*slices, *call.states]) as fakes, torch.no_grad(), unlogged():
         try:
             outputs, _ = take_step(fakes[: len(slices)], fakes[len(slices) :], 0)
         except RuntimeError as error:
             raise EmptyScanError(
-                f"the scan is empty (T == 0), and step cannot tell what y looks like without data: {error}"
+                "the scan is empty (T == 0), and step, which was called on tensors without data to tell what y looks "
+                f"like, failed: {error}. Either it needs data, or it fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from .errors import (
     StateChangedError,
 )
 
-__all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill", "split_returned"]
+__all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill"]
 
 TreeStep = Callable[[Any, Any], tuple[Any, Any]]
 """``step(carry, x) -> (new_carry, y)``."""
@@ -59,18 +60,38 @@ class Tree:
         """The tree with these tensors."""
         return fill(self.spec, self.present, tensors)
 
-    def names(self, root: str) -> list[str]:
-        """How a user would write each tensor, ``root`` being the name of the tree: ``"carry['h'][0]"``."""
-        count = self.spec.num_leaves
+    def leaves_of(self, tree: Any) -> list[Any] | None:
+        """The leaves of ``tree`` that are not None, in the order of this one; None if its structure is another.
+
+        A key is a key, in whichever order a dict was written.
+        """
         try:
-            paths, _ = tree_flatten_with_path(tree_unflatten(list(range(count)), self.spec))
-            names = [f"{root}{keystr(path)}" for path, _ in paths]
+            leaves = self.spec.flatten_up_to(tree)
+        except ValueError:
+            return None
+        fits = all(
+            (leaf is not None) == is_there and tree_flatten(leaf)[1].is_leaf()
+            for leaf, is_there in zip(leaves, self.present, strict=True)
+        )
+        return [leaf for leaf in leaves if leaf is not None] if fits else None
+
+    def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
+        """How a user would write tensor ``index``, ``root`` being the name of the tree: ``"carry['h'][0]"``.
+
+        It takes the tensors, because a container may check what it is made of.
+        """
+        place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
+        try:
+            paths, _ = tree_flatten_with_path(self.fill(tensors))
+            return f"{root}{keystr(paths[place][0])}"
         except ValueError:  # a container that was registered without the names of its parts
-            names = [f"leaf {index} of {root}" for index in range(count)]
-        return [name for name, is_there in zip(names, self.present, strict=True) if is_there]
+            return f"leaf {place} of {root}"
 
     def __str__(self) -> str:
-        return repr(self.fill([_Star()] * sum(self.present)))
+        try:
+            return repr(self.fill([_Star()] * sum(self.present)))
+        except Exception:  # a container that takes tensors alone
+            return " ".join(str(self.spec).split())
 
 
 class _Star:
@@ -129,15 +150,15 @@ def check_tree_call(call: TreeCall) -> None:
         raise TypeError(f"dim is {call.dim!r}; it must be an int")
     _check_leaves(call.carry, "init", call.states)
     _check_leaves(call.x, "xs", call.inputs)
-    names = call.x.names("xs")
-    check_sequence_dims(names, call.inputs, call.dim)
-    for name, sequence in zip(names, call.inputs, strict=True):
+    check_sequence_dims(call.x, "xs", call.inputs, call.dim)
+    for index, sequence in enumerate(call.inputs):
         if sequence.shape[call.dim] != call.steps:
+            first, other = (call.x.name("xs", call.inputs, place) for place in (0, index))
             raise SequenceLengthError(
-                f"{names[0]} has {call.steps} steps in dimension {call.dim} and {name} has {sequence.shape[call.dim]}: "
+                f"{first} has {call.steps} steps in dimension {call.dim} and {other} has {sequence.shape[call.dim]}: "
                 "all sequences in xs must have the same number of steps"
             )
-    _check_length(call, names)
+    _check_length(call)
 
 
 def _check_step_arity(step: Any) -> None:
@@ -165,27 +186,43 @@ def _check_step_arity(step: Any) -> None:
 def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
     for index, leaf in enumerate(leaves):
         if not isinstance(leaf, torch.Tensor):
-            hint = f": write torch.tensor({leaf!r})" if isinstance(leaf, (bool, int, float, complex)) else ""
             raise NotATensorError(
-                f"{tree.names(root)[index]} is a {type(leaf).__name__}; it must be a torch.Tensor or None{hint}"
+                f"{tree.name(root, leaves, index)} is a {type(leaf).__name__}; it must be a torch.Tensor or None"
+                f"{_remedy(leaf)}"
+            )
+        if leaf.is_nested:
+            raise NotATensorError(
+                f"{tree.name(root, leaves, index)} is a nested tensor, whose steps may differ; it must be a plain "
+                "torch.Tensor: torch.nested.to_padded_tensor makes one"
             )
 
 
-def check_sequence_dims(names: Sequence[str], sequences: Sequence[torch.Tensor], dim: int) -> None:
-    """Refuse sequences that have no dimension ``dim``.
+def _remedy(leaf: object) -> str:
+    """What to do about a leaf that is no tensor."""
+    if isinstance(leaf, (bool, int, float, complex)):
+        return f": write torch.tensor({leaf!r})"
+    if hasattr(leaf, "__array__"):
+        return ": write torch.as_tensor"
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return ", or a container that is known: torch.export.register_dataclass"
+    return ""
+
+
+def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
+    """Refuse sequences that have no dimension ``dim``; they are the tensors of ``tree``.
 
     Raises:
         ScanDimError.
     """
-    for name, sequence in zip(names, sequences, strict=True):
+    for index, sequence in enumerate(sequences):
         if not -sequence.dim() <= dim < sequence.dim():
             raise ScanDimError(
-                f"dim is {dim}, and {name} has {sequence.dim()} dimensions, {list(sequence.shape)}: "
-                "dim is the dimension of time, in every sequence of xs and ys"
+                f"dim is {dim}, and {tree.name(root, sequences, index)} has {sequence.dim()} dimensions, "
+                f"{list(sequence.shape)}: dim is the dimension of time, in every sequence of xs and ys"
             )
 
 
-def _check_length(call: TreeCall, names: Sequence[str]) -> None:
+def _check_length(call: TreeCall) -> None:
     length = call.length
     if length is None:
         if not call.inputs:
@@ -197,12 +234,12 @@ def _check_length(call: TreeCall, names: Sequence[str]) -> None:
         raise ScanLengthError(f"length is {length}; it must be at least 0")
     if call.inputs and length != call.steps:
         raise ScanLengthError(
-            f"length is {length} and {names[0]} has {call.steps} steps in dimension {call.dim}: "
-            "leave length out, or make them equal"
+            f"length is {length} and {call.x.name('xs', call.inputs, 0)} has {call.steps} steps in dimension "
+            f"{call.dim}: leave length out, or make them equal"
         )
 
 
-def split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
+def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
     """The leaves of the new carry in the order of ``carry``, and y, of what a step returned.
 
     Raises:
@@ -213,21 +250,14 @@ def split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any],
         what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_kind(returned)}"
         raise CoreReturnCountError(f"step returned {what}; it must return 2, (new_carry, y), and y may be None")
     new_carry, y = returned
-    try:
-        leaves = carry.spec.flatten_up_to(new_carry)
-    except ValueError:
-        leaves = []
-    fits = len(leaves) == len(carry.present) and all(
-        (leaf is not None) == is_there and tree_flatten(leaf)[1].is_leaf()
-        for leaf, is_there in zip(leaves, carry.present, strict=True)
-    )
-    if not fits:
+    leaves = carry.leaves_of(new_carry)
+    if leaves is None:
         now = Tree.of(*tree_flatten(new_carry))
         raise CarryStructureError(
             f"the carry was {carry} before step {step} and {now} after it, {sum(carry.present)} tensors and "
             f"{sum(now.present)}: a carry keeps its structure"
         )
-    return [leaf for leaf in leaves if leaf is not None], y
+    return leaves, y
 
 
 def _kind(value: object) -> str:
@@ -256,27 +286,30 @@ class TreeSteps:
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states, of what the step that took ``states`` returned."""
         carry = self._call.carry
-        new_states, y = split_returned(returned, carry, step)
+        new_states, y = _split_returned(returned, carry, step)
         _check_leaves(carry, "carry", new_states)
         for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
             if not alike(old, new):
                 raise StateChangedError(
-                    f"{carry.names('carry')[index]} was {describe(old)} before step {step} and {describe(new)} after "
-                    "it; a carry keeps its shapes, dtypes and devices: expand or cast the one in init or what step "
-                    "returns"
+                    f"{carry.name('carry', states, index)} was {describe(old)} before step {step} and "
+                    f"{describe(new)} after it; a carry keeps its shapes, dtypes and devices: expand or cast the "
+                    "one in init or what step returns"
                 )
-        leaves, spec = tree_flatten(y)
-        tree = Tree.of(leaves, spec)
-        outputs = tuple(leaf for leaf in leaves if leaf is not None)
-        _check_leaves(tree, "y", outputs)
         if self.y is None:
-            self.y, self._first = tree, outputs
-        elif tree != self.y:
-            raise OutputChangedError(f"y was {self.y} at step 0 and {tree} at step {step}; y keeps its structure")
-        for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
-            if not alike(first, now):
+            leaves, spec = tree_flatten(y)
+            self.y = Tree.of(leaves, spec)
+            outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
+        else:
+            found = self.y.leaves_of(y)
+            if found is None:
+                now = Tree.of(*tree_flatten(y))
+                raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
+            outputs = tuple(found)
+        _check_leaves(self.y, "y", outputs)
+        for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, value):
                 raise OutputChangedError(
-                    f"{tree.names('y')[index]} was {describe(first)} at step 0 and {describe(now)} at step {step}; "
-                    "y keeps its shapes, dtypes and devices"
+                    f"{self.y.name('y', outputs, index)} was {describe(first)} at step 0 and {describe(value)} at "
+                    f"step {step}; y keeps its shapes, dtypes and devices"
                 )
         return outputs, tuple(new_states)

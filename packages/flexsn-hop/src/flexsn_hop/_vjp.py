@@ -17,10 +17,18 @@ __all__ = ["Activity", "find_activity", "step_vjp"]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """Which outputs and states a gradient flows through."""
+    """Which outputs and states a gradient flows through.
+
+    Attributes:
+        outputs: For each output, whether it depends differentiably on what needs a gradient.
+        states: For each state, whether one of its values does: before the first step, or after some step.
+        state_results: For each state, whether those after a step do. One that is set to a constant at every step
+            does not.
+    """
 
     outputs: tuple[bool, ...]
     states: tuple[bool, ...]
+    state_results: tuple[bool, ...]
 
 
 def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
@@ -35,9 +43,10 @@ def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any]
         inputs, _, lifted = layout.split(needs)
         values = _differentiable_step(core, layout, samples, (*inputs, *active, *lifted))[1]
         flags = tuple(value.requires_grad for value in values)
-        grown = tuple(old or new for old, new in zip(active, flags[layout.num_outputs :], strict=True))
+        outputs, after = flags[: layout.num_outputs], flags[layout.num_outputs :]
+        grown = tuple(old or new for old, new in zip(active, after, strict=True))
         if grown == active:
-            return Activity(outputs=flags[: layout.num_outputs], states=active)
+            return Activity(outputs, states=active, state_results=after)
         active = grown
 
 

@@ -85,7 +85,7 @@ class MutationError(RuntimeError):
 
 
 class LoweringError(ValueError):
-    """The lowering that was asked for is unknown, or cannot be had here."""
+    """The lowering that was asked for is unknown, or cannot be had here; or one has made a mistake."""
 
 
 class LoweringGradientError(RuntimeError):

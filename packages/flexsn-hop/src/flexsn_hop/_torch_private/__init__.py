@@ -27,6 +27,7 @@ from ._tracing import (
     is_transforming,
     outside_of_tracing,
     trace_step,
+    unlogged,
     watch_operators,
 )
 
@@ -57,6 +58,7 @@ __all__ = [
     "tree_flatten",
     "tree_flatten_with_path",
     "tree_unflatten",
+    "unlogged",
     "watch_operators",
     "why_dynamo_cannot_capture",
 ]

@@ -14,7 +14,9 @@ import torch
 
 from ..versions import expect, lacking, private
 
-_tree_unflatten = private("torch.utils._pytree", "tree_unflatten", "`torch.compile` cannot capture `flex_sn_scan`")
+_NO_CAPTURE = "`torch.compile` cannot capture `flex_sn_scan`"
+_tree_flatten = private("torch.utils._pytree", "tree_flatten", _NO_CAPTURE)
+_tree_unflatten = private("torch.utils._pytree", "tree_unflatten", _NO_CAPTURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +60,14 @@ class CapturedStep:
     Attributes:
         graph: The graph; its results are the tensors among the leaves of what the step returned.
         samples: Values (fake) for its arguments.
-        returned: What the step returned; tensors are fake.
-        positions: The same with a :class:`Position` for each tensor.
+        results: Values (fake) of its results. Where two are one object, they are the same tensor.
+        returned: What the step returned, with these in it.
     """
 
     graph: torch.fx.GraphModule
     samples: Sequence[Any]
+    results: Sequence[Any]
     returned: Any
-    positions: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The place of a tensor among the results of a graph."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +99,7 @@ class TreeParts:
         flatten: ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
         open: These four with the step before them, and length, reverse and dim behind them, to the core,
             the input sequences and the states.
-        close: The operator's results, carry leaves and carry spec, which output each leaf is of what a
+        close: The operator's results, carry leaves and carry spec, which result is for each leaf of what a
             step returned, and that structure, the number of outputs, reverse and dim, to what the caller gets.
     """
 
@@ -121,7 +116,7 @@ class TreeCaptureHooks:
         before: Checks a call. Gives the keyword arguments of the operator's node, or a function of the
             same arguments that is to be traced in its stead.
         after: Checks the captured step. Gives the order in which the graph's results become those of a
-            core, for each leaf of what it returned which output it is, and the number of outputs.
+            core, for each leaf of what it returned which of the core's results it is, and the number of outputs.
         parts: What is traced around the operator.
         operator: What a node of the graph calls.
     """
@@ -144,6 +139,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
         "discard_graph_changes",
         "make_attr",
         "speculate_subgraph",
+        "speculate_subgraph.restore_side_effects",
         "speculate_subgraph.set_subgraph_inputs",
         "speculate_subgraph.should_flatten_outputs",
         "speculate_subgraph.source_target",
@@ -160,7 +156,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
         "UserFunctionVariable",
         "UserMethodVariable",
     ),
-    "torch._dynamo.variables.base": ("VariableTracker.maybe_fx_node",),
+    "torch._dynamo.variables.base": ("VariableTracker.call_function", "VariableTracker.maybe_fx_node"),
     "torch._dynamo.variables.builder": ("SourcelessBuilder", "wrap_fx_proxy"),
     "torch._dynamo.variables.functions": ("FunctoolsPartialVariable",),
     "torch._dynamo.variables.lazy": ("LazyVariableTracker.realize_all",),
@@ -195,6 +191,7 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     """The class by which Dynamo traces a call of the operator."""
     from torch._dynamo import config
     from torch._dynamo.exc import UncapturedHigherOrderOpError
+    from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builder import SourcelessBuilder, wrap_fx_proxy
     from torch._dynamo.variables.higher_order_ops import (
         TorchHigherOrderOperatorVariable,
@@ -221,15 +218,50 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
             raise both(str(error)) from error
 
     def example(variable: Any) -> Any:
-        """The value that a variable stands for: a fake tensor, a symbolic size or a constant."""
-        node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
-        if node is not None:
-            return node.meta["example_value"]
-        return variable.as_python_constant()
+        """The value that a variable stands for: a fake tensor, a symbolic size or a constant.
+
+        Of anything else, something with the name of its class.
+        """
+        if _is_number_or_tensor(variable):
+            return variable.maybe_fx_node().meta["example_value"]
+        try:
+            return variable.as_python_constant()
+        except NotImplementedError:
+            return _likeness(variable.python_type())
 
     def inline(tx: Any, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Trace a call of ``function`` with variables."""
         return SourcelessBuilder.create(tx, function).call_function(tx, list(args), kwargs)
+
+    class TakenApart(VariableTracker):
+        """A core that gives the leaves of what another one returns.
+
+        After a call, ``spec`` is their structure (a variable), and ``odd`` has a likeness of those that no graph can
+        give, by their place.
+        """
+
+        def __init__(self, core: Any) -> None:
+            super().__init__()
+            self.core = core
+            self.spec: Any = None
+            self.odd: dict[int, Any] = {}
+
+        def returned(self, values: list[Any]) -> Any:
+            """What the core returned, ``values`` being the leaves."""
+            leaves = [self.odd.get(index, value) for index, value in enumerate(values)]
+            return _tree_unflatten(leaves, self.spec.as_python_constant())
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            # Dynamo does so itself where it restores side effects.
+            with getattr(tx.output.side_effects, "defer_side_effect_checks", contextlib.nullcontext)():
+                returned = self.core.call_function(tx, args, kwargs)
+            leaves, self.spec = LazyVariableTracker.realize_all(inline(tx, _tree_flatten, returned).items)
+            items = list(leaves.items)
+            for index, leaf in enumerate(items):
+                if not (_is_number_or_tensor(leaf) or leaf.is_python_constant()):
+                    self.odd[index] = _likeness(leaf.python_type())
+                    items[index] = SourcelessBuilder.create(tx, None)
+            return inline(tx, tuple, SourcelessBuilder.create(tx, items))
 
     def capture(tx: Any, core: Any, num_inputs: int, tensors: Sequence[Any], op: Any) -> Any:
         """The graph of one step, from the input sequences, states and lifted tensors; see `CapturedStep`.
@@ -252,27 +284,31 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
 
         with discard_graph_changes(tx):
             samples = [sample(variable, index < num_inputs) for index, variable in enumerate(tensors)]
+        taken_apart = TakenApart(core)
         with config.patch(specialize_float=True):
             (result, spec), graph, freevars = speculate_subgraph(
                 tx,
-                core,
+                taken_apart,
                 samples,
                 {},
                 f"torch.ops.higher_order.{name}",
                 source_target=op,
                 set_subgraph_inputs="flatten_manual",
                 should_flatten_outputs=True,
+                # Else Dynamo forgets what objects consist of that the step made.
+                restore_side_effects=False,
                 supports_input_mutation=False,
                 supports_aliasing=True,
             )
         items: Any = result
+        results = [example(variable) for variable in items.items]
         step = CapturedStep(
             torch.fx.GraphModule(dict(tx.output.nn_modules), graph),
             [node.meta["example_value"] for node in graph.find_nodes(op="placeholder")],
-            _returned(spec, [example(variable) for variable in items.items]),
-            _returned(spec, [Position(index) for index in range(len(items.items))]),
+            results,
+            taken_apart.returned(_leaves(spec, results)),
         )
-        return step, spec.treespec, freevars
+        return step, taken_apart.spec, freevars
 
     def node(tx: Any, graph: torch.fx.GraphModule, op: Any, args: Sequence[Any], options: dict[str, Any]) -> Any:
         """The operator's node in the graph that is being made."""
@@ -347,16 +383,29 @@ def _dynamo_variable(name: str, hooks: CaptureHooks | TreeCaptureHooks) -> type:
     return FlexSNScanVariable if isinstance(hooks, CaptureHooks) else TreeScanVariable
 
 
-def _returned(spec: Any, tensors: Sequence[Any]) -> Any:
-    """What the core returned, put together from the tensors that Dynamo took out of it."""
-    values: list[Any] = list(tensors)
-    if spec.masks_to_filter_const_values is not None:
-        came = iter(tensors)
-        values = [
-            constant if is_constant else next(came)
-            for is_constant, constant in zip(spec.masks_to_filter_const_values, spec.const_values, strict=True)
-        ]
-    return _tree_unflatten(values, spec.treespec.as_python_constant())
+def _is_number_or_tensor(variable: Any) -> bool:
+    """Whether Dynamo's ``variable`` is computed in the graph; an array of NumPy, which it emulates, is not."""
+    node = variable.maybe_fx_node() if hasattr(variable, "maybe_fx_node") else None
+    if node is None:
+        return False
+    return not isinstance(node.meta["example_value"], torch.Tensor) or issubclass(variable.python_type(), torch.Tensor)
+
+
+def _likeness(kind: type) -> Any:
+    """Something for messages in the place of an object of this class."""
+    telling = {name: None for name in ("__array__", "__dataclass_fields__") if hasattr(kind, name)}
+    return type(kind.__name__, (), telling)()
+
+
+def _leaves(spec: Any, tensors: Sequence[Any]) -> list[Any]:
+    """The tensors that Dynamo took out of what was captured, and the constants that it took out of them."""
+    if spec.masks_to_filter_const_values is None:
+        return list(tensors)
+    came = iter(tensors)
+    return [
+        constant if is_constant else next(came)
+        for is_constant, constant in zip(spec.masks_to_filter_const_values, spec.const_values, strict=True)
+    ]
 
 
 def _callable_behind(tx: Any, core: Any) -> Callable[..., Any] | None:

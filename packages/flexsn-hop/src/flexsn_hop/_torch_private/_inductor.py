@@ -35,15 +35,17 @@ class InductorCall:
         graphs: The ATen graphs that the operator was called with.
         args: The values after them, as Inductor has them; sizes may be among them.
         examples: The same as fake tensors and sizes.
+        results: Fake tensors like the results.
     """
 
     graphs: tuple[torch.fx.GraphModule, ...]
     args: tuple[Any, ...]
     examples: tuple[Any, ...]
+    results: tuple[torch.Tensor, ...]
 
     def without(self, count: int) -> InductorCall:
         """The same without the first ``count`` arguments after the graphs."""
-        return InductorCall(self.graphs, self.args[count:], self.examples[count:])
+        return InductorCall(self.graphs, self.args[count:], self.examples[count:], self.results)
 
     @property
     def is_ahead_of_time(self) -> bool:
@@ -51,11 +53,14 @@ class InductorCall:
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
         return bool(V.graph.aot_mode)
 
-    def inline(self, function: Callable[..., Any], unread: Collection[int] = ()) -> Sequence[Any]:
-        """Make what ``function(*args)`` does part of Inductor's graph; it may hold no constants.
+    def inline(self, function: Callable[..., Any], who: str, unread: Collection[int] = ()) -> Sequence[Any]:
+        """Make what ``function(*args)`` does part of Inductor's graph; ``who`` names it in errors.
 
         Of the arguments at the positions ``unread`` it may look at shape and dtype alone: what nobody
         reads, Inductor does not write.
+
+        Raises:
+            ValueError: It made a constant, which Inductor would look for in the graph that it is lowering.
         """
         config = needed("torch._inductor", "config", _NO_KERNELS)
         select_decomp_table = needed("torch._inductor.decomposition", "select_decomp_table", _NO_KERNELS)
@@ -74,8 +79,8 @@ class InductorCall:
 
         with V.fake_mode:
             traced = make_fx(run, decomposition_table=select_decomp_table())(*(alike for _, alike in settled))
-        # Inductor would look for it in the graph that it is lowering.
-        assert not traced.graph.find_nodes(op="get_attr"), "a lowering made a constant tensor"
+        if traced.graph.find_nodes(op="get_attr"):
+            raise ValueError(f"{who} made a constant tensor, with torch.tensor maybe: torch.full makes none")
         # To watch over layouts, Inductor compiles each kernel once more, and sees what it writes to.
         free = {"triton_kernel_default_layout_constraint": "flexible_layout"}
         patch = free if hasattr(config, next(iter(free))) and _layouts_are_settled(traced.graph) else {}
@@ -149,7 +154,8 @@ class LowersItself:
         if type(graphs[0]).__module__ != "torch._inductor.ir":
             return None
         V = needed("torch._inductor.virtualized", "V", _NO_LOWERING)
-        nodes = V.graph.current_node.args[len(graphs) :]
+        call = V.graph.current_node
+        nodes = call.args[len(graphs) :]
         examples = tuple(node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in nodes)
         modules = tuple(subgraph.graph_module for subgraph in graphs)
-        return InductorCall(modules, tuple(args), examples)
+        return InductorCall(modules, tuple(args), examples, tuple(call.meta["val"]))

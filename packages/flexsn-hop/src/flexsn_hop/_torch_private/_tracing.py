@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -97,6 +98,17 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         with disable_proxy_modes_tracing():
             fakes = [fake(value) for value in values]
         yield fakes
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """What fails on fake tensors raises, and is not logged with a traceback before."""
+    logger = logging.getLogger(FakeTensorMode.__module__)
+    was, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = was
 
 
 @contextlib.contextmanager
