@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from ._eager import describe
 from ._layout import BackwardLayout, ScanLayout
 from ._lowering import ScanLowering, find_lowerings, naming, reasons, requested_lowering
 from ._opaque import encode_program, run_scan
+from ._padding import without_padding
 from ._torch_private import InductorCall
 from .errors import LoweringError
 
@@ -22,6 +24,7 @@ def lower(
     call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
 ) -> Sequence[Any]:
     """Lower one call of an operator; ``name`` is the lowering that was asked for."""
+    call = replace(call, graphs=tuple(map(without_padding, call.graphs)))
     found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
     refused = dict(found.refused)
     for lowering in found.lowerings:

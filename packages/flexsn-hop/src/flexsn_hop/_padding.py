@@ -1,0 +1,84 @@
+"""Steps without the padding that Inductor gives to matrix products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["without_padding"]
+
+_aten = torch.ops.aten
+# By the product: where its matrices are among its arguments.
+_PRODUCTS: dict[Any, tuple[int, int]] = {_aten.mm.default: (0, 1), _aten.bmm.default: (0, 1), _aten.addmm.default: (1, 2)}
+_ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
+
+
+def without_padding(module: fx.GraphModule) -> fx.GraphModule:
+    """A step's graph as it was before Inductor padded the matrices of its products, on a GPU, for their alignment.
+
+    Whether it does is decided by timing both, before any lowering is asked; to a lowering that has products of its
+    own, the padding would be one more operation that mixes elements. The same graph if nothing is padded.
+
+    Args:
+        module: of ATen operations, with examples of their results in `meta["val"]`.
+    """
+    if not any(_is_padding(node) for node in module.graph.nodes):
+        return module
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    for node in list(graph.nodes):
+        if node.target in _PRODUCTS:
+            _unpad(graph, node)
+    graph.eliminate_dead_code()
+    return fx.GraphModule(module, graph)
+
+
+def _unpad(graph: fx.Graph, product: fx.Node) -> None:
+    one, other = _PRODUCTS[product.target]
+    args = [_within(arg) for arg in product.args]
+    sizes = [*_shape(args[one])[:-1], _shape(args[other])[-1]]
+    last = product
+    while _shape(last) != sizes and len(last.users) == 1 and _is_beginning(user := next(iter(last.users))):
+        last = user
+    if args == list(product.args) or _shape(last) != sizes or _shape(args[one])[-1] != _shape(args[other])[-2]:
+        return
+    with graph.inserting_before(product):
+        new = graph.call_function(product.target, tuple(args), dict(product.kwargs))  # type: ignore[arg-type]
+    new.meta = dict(last.meta)
+    last.replace_all_uses_with(new)
+
+
+def _within(value: Any) -> Any:
+    """What is padded with zeros, each dimension at its end; or the value itself."""
+    if not isinstance(value, fx.Node) or not _is_padding(value):
+        return value
+    padded = value.args[0]
+    return padded[0] if isinstance(padded, list | tuple) else padded
+
+
+def _is_padding(node: fx.Node) -> bool:
+    if node.target is _aten.constant_pad_nd.default:
+        _, pads, *number = node.args
+        assert isinstance(pads, list | tuple)
+        return not any(pads[::2]) and not any(number)
+    if node.target is not _aten.cat.default or not isinstance(node.args[0], list | tuple):
+        return False
+    parts = node.args[0]
+    return len(parts) == 2 and isinstance(parts[1], fx.Node) and _is_zeros(parts[1])
+
+
+def _is_zeros(node: fx.Node) -> bool:
+    return node.target in _ZEROS and (node.target is not _aten.full.default or bool(node.args[1] == 0))
+
+
+def _is_beginning(node: fx.Node) -> bool:
+    """Whether a node is the first elements along a dimension."""
+    start, step = (*node.args, *(None,) * 5)[2], (*node.args, *(None,) * 5)[4]
+    return node.target is _aten.slice.Tensor and start in (0, None) and step in (1, None)
+
+
+def _shape(node: Any) -> list[str]:
+    """Sizes, comparable without a guard."""
+    return [str(size) for size in node.meta["val"].shape]

@@ -1,0 +1,90 @@
+"""Steps whose products Inductor has padded are what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import pad
+
+from flexsn_hop._padding import without_padding
+
+PADDED = (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.cat.default, torch.ops.aten.slice.Tensor)
+
+
+def longer(x: Tensor, dim: int, by: int) -> Tensor:
+    return torch.cat([x, x.new_zeros(*x.shape[:dim], by, *x.shape[dim + 1 :])], dim)
+
+
+def product(m: int, k: int, n: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """`a @ b`, whose sizes are padded by so many, as Inductor does it."""
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        multiply = torch.mm if a.dim() == 2 else torch.bmm
+        result = multiply(pad(a, [0, k, 0, m]) if k or m else a, pad(b, [0, n, 0, k]) if k or n else b)
+        result = result[..., :-m, :] if m else result
+        return torch.tanh(result[..., :-n] if n else result)
+
+    return run
+
+
+def sum_and_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    bias = longer(bias, bias.dim() - 1, 3)
+    return torch.addmm(bias, a, pad(b, [0, 3, 0, 0]), alpha=2)[:, :-3]
+
+
+def traced(function: Callable[..., Tensor], *args: Tensor) -> Any:
+    return make_fx(function, tracing_mode="fake")(*args)
+
+
+def is_padded(graph: Any) -> bool:
+    return any(node.target in PADDED for node in graph.graph.nodes)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("sizes", [(2, 0, 0), (0, 1, 0), (0, 0, 3), (1, 2, 3), (0, 2, 3)])
+def test_products(sizes: tuple[int, int, int], batch: tuple[int, ...]) -> None:
+    a, b = torch.randn(*batch, 6, 7), torch.randn(*batch, 7, 5)
+    graph = traced(product(*sizes), a, b)
+    assert is_padded(graph)
+    found = without_padding(graph)
+    assert not is_padded(found)
+    torch.testing.assert_close(found(a, b), torch.tanh(a @ b))
+    torch.testing.assert_close(graph(a, b), torch.tanh(a @ b))  # which is as it was
+
+
+@pytest.mark.parametrize("shape", [(5,), (6, 5)])
+def test_with_a_bias(shape: tuple[int, ...]) -> None:
+    args = torch.randn(shape), torch.randn(6, 7), torch.randn(7, 5)
+    graph = traced(sum_and_product, *args)
+    found = without_padding(graph)
+    assert is_padded(graph)
+    assert not is_padded(found)
+    torch.testing.assert_close(found(*args), torch.addmm(*args, alpha=2))
+
+
+OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "no product": lambda a, b: pad(a, [0, 1]) * 2,
+    "with ones": lambda a, b: pad(a, [0, 0, 0, 1], value=1.0) @ b,
+    "at the beginning": lambda a, b: pad(a, [0, 0, 1, 0]) @ b,
+    "and read as a whole": lambda a, b: pad(a, [0, 0, 0, 1]) @ b,
+    "and cut otherwise": lambda a, b: (pad(a, [0, 0, 0, 1]) @ b)[1:],
+    "two readers": lambda a, b: torch.cat([(r := pad(a, [0, 0, 0, 1]) @ b)[:-1], r]),
+    "something else behind": lambda a, b: torch.cat([a, a]) @ b,
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_padding_of_the_users_own(case: str) -> None:
+    args = torch.randn(6, 7), torch.randn(7, 5)
+    graph = traced(OTHERS[case], *args)
+    torch.testing.assert_close(without_padding(graph)(*args), OTHERS[case](*args))
+
+
+def test_a_step_without_padding_is_itself() -> None:
+    graph = traced(lambda a, b: torch.tanh(a @ b), torch.randn(6, 7), torch.randn(7, 5))
+    assert without_padding(graph) is graph
