@@ -6,8 +6,8 @@
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
 their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
-afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter without and with bits
-(`PackingBackend`). SpikingJelly's LIFNode (Triton) runs where it is installed. In each memory format (of the
+afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter without and with norms and
+residual additions in the neurons' steps (`AbsorbingBackend`) and bits (`PackingBackend`). SpikingJelly's LIFNode (Triton) runs where it is installed. In each memory format (of the
 convolutions' weights and of the input), eager and as a CUDA graph.
 Rows are printed as they are found. What fails has its error in its row, and `--seconds` is when no other row is begun.
 """
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
-from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.fusion import AbsorbingBackend, fuse_norms
 from flexsn_nn.memory import PackedSpikes, PackingBackend
 
 
@@ -97,6 +97,7 @@ class Variant:
         packed: whether spikes are kept as bits.
         by_kernels: whether kernels write the bits.
         compiled: whether by `torch.compile`, and with `packed`, by `PackingBackend`.
+        absorbed: whether by `AbsorbingBackend`.
     """
 
     activation: Activation
@@ -104,6 +105,7 @@ class Variant:
     packed: bool = False
     by_kernels: bool = True
     compiled: bool = False
+    absorbed: bool = False
 
 
 def variants(case: Case) -> dict[str, Variant]:
@@ -115,7 +117,9 @@ def variants(case: Case) -> dict[str, Variant]:
     found["the same, bits packed afterwards"] = Variant(LIF, fused=fused, packed=True, by_kernels=False)
     found["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
     found["compiled"] = Variant(LIF, compiled=True)
+    found["compiled, absorbing"] = Variant(LIF, compiled=True, absorbed=True)
     found["compiled, spikes as bits"] = Variant(LIF, compiled=True, packed=True)
+    found["compiled, absorbing, spikes as bits"] = Variant(LIF, compiled=True, packed=True, absorbed=True)
     if importlib.util.find_spec("spikingjelly") is not None:
         found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
     return found
@@ -144,7 +148,8 @@ def training_step(
     run: Callable[[Tensor], Tensor] = net
     if variant.compiled:
         torch.compiler.reset()
-        run = torch.compile(net, backend=PackingBackend() if variant.packed else "inductor")
+        backend = PackingBackend() if variant.packed else "inductor"
+        run = torch.compile(net, backend=AbsorbingBackend(backend) if variant.absorbed else backend)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
