@@ -6,9 +6,10 @@
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
 their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
-afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter without and with norms and
-residual additions in the neurons' steps (`AbsorbingBackend`) and bits (`PackingBackend`). SpikingJelly's LIFNode (Triton) runs where it is installed. In each memory format (of the
-convolutions' weights and of the input), eager and as a CUDA graph.
+afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter with norms and residual
+additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's
+LIFNode (Triton) runs where it is installed. In each memory format (of the convolutions' weights and of the input),
+eager and as a CUDA graph.
 Rows are printed as they are found. What fails has its error in its row, and `--seconds` is when no other row is begun.
 """
 
