@@ -171,7 +171,8 @@ class _Writer:
         groups = "tl.cdiv(B, BLOCK)"
         self._line("rows_in_all = tl.cast(B, tl.int64)")
         self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
-        first, step = f"tl.program_id(0) // {tiles.count}", f"tl.num_programs(0) // {tiles.count}"
+        # Rounded up: with fewer programs than share a row, it would be 0, and the loop would have no end.
+        first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
         self._depth += 1
         self._group()
