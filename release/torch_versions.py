@@ -49,8 +49,9 @@ SHORT = (
     "tests/test_compiled_interpreted.py",
     "tests/test_torch_probes.py",
 )
-# What a version of torch does not get along with: the interpreter of Triton 3.6 fails with newer numpy.
-BOUNDS = {"2.11": ["numpy<2.4"]}
+# What a version of torch does not get along with: the interpreter of Triton 3.6 fails with newer numpy. And a build for
+# CPUs alone, which comes without Triton, and which pip prefers where an index has it.
+BOUNDS = {"2.11": ["numpy<2.4"], "2.13": ["torch!=2.13.0+cpu"]}
 _OF_GPUS = re.compile("needs (a CUDA|two) GPU")
 
 

@@ -26,11 +26,7 @@ from flexsn_runtime import KernelLowering, UnsupportedScanError
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 
-pytestmark = [
-    pytest.mark.usefixtures("interpreted"),
-    # Dynamo itself makes an instance of an autograd.Function that it traces.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.usefixtures("interpreted")
 
 Run = Callable[..., tuple[Tensor, ...]]
 PAIRS: dict[str, tuple[Run, Run]] = {

@@ -15,10 +15,7 @@ from torch._inductor.utils import run_fw_bw_and_get_code
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn import FlexSN
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 LIF = CASES[1].make(hard_spike, [])
 

@@ -19,11 +19,6 @@ from flexsn_hop._loop import backward_loop
 from flexsn_nn import LIF, Recurrent
 from flexsn_runtime import KernelLowering, ScanProgram, TargetName, prepare, scan
 
-pytestmark = [
-    # Dynamo itself makes an instance of an autograd.Function that it traces.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
-]
-
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BATCH, SIZE = 3, 9
 Run = Callable[..., tuple[Tensor, ...]]

@@ -21,7 +21,6 @@ pytestmark = [
     pytest.mark.gpu,
     # Of what Dynamo and Inductor do themselves.
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:.*TensorFloat32:UserWarning"),
 ]
 

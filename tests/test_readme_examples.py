@@ -71,8 +71,7 @@ def run_blocks(path: Path, module: ModuleType) -> None:
         exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
 
 
-# PyTorch's own: Dynamo's, while it looks at an `autograd.Function`; torch 2.11's, while it loads an exported program.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+# torch 2.11's own, while it loads an exported program.
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -99,7 +99,6 @@ CORES: dict[str, tuple[Callable[[], Callable[..., Any]], int]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize("name", CORES)
 def test_kind(name: str) -> None:
     make, captured = CORES[name]

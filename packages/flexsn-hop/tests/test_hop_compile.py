@@ -30,8 +30,6 @@ from flexsn_hop import (
 )
 
 pytestmark = [
-    # Dynamo itself makes an instance of an autograd.Function that it traces.
-    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),
     # The recording backend of torch's own tests.
     pytest.mark.filterwarnings("ignore:.*doesn't take boxed arguments:UserWarning"),
 ]

@@ -173,7 +173,9 @@ def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         assert _placements(outputs[0]) == _placements(given[0])
         loss = sum((out * (i + 1)).sum() for i, out in enumerate(outputs)) + neuron.states[1].square().sum()
         loss.backward()
-        assert all(_placements(x.grad) == _placements(x) for x in given)
+        # torch 2.11 makes gradients whole where the processes have parts of different sizes.
+        whole = [(Replicate(),)] if torch.__version__.startswith("2.11") else []
+        assert all(_placements(x.grad) in (_placements(x), *whole) for x in given)
         results.append(
             [*map(_full, (t.detach() for t in outputs)), *map(_full, (t.detach() for t in neuron.states))]
             + [_full(x.grad) for x in given]

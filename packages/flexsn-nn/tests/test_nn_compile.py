@@ -62,7 +62,6 @@ def test_a_compiled_network_gives_what_the_plain_one_gives(backend: str, fullgra
         torch.testing.assert_close(grad, other)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize(("backend", "lowering"), [("hop", "auto"), ("hop", "while_loop"), ("torch", "auto")])
 def test_a_compiled_neuron_goes_on_from_its_state(
     backend: str, lowering: str, monkeypatch: pytest.MonkeyPatch
@@ -84,7 +83,6 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
         network(torch.randn(4, 7, 6))
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
 def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
     """With `dynamic=True`, Dynamo makes symbols of a neuron's numbers, too."""
@@ -107,7 +105,6 @@ KINDS = list({type(case.make()): case for case in CASES}.values())
 @pytest.mark.long(
     all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"]
 )
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_every_neuron_with_symbols(case: Case) -> None:
     neuron = case.make(backend="hop")

@@ -58,7 +58,6 @@ def test_the_choice_of_auto(compiler: None) -> None:
 
 
 @pytest.mark.skipif(HAS_GPU, reason="there, kernels need no compiler on the path")
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_without_a_compiler_auto_is_the_loop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With a path on which there is none: sequences, gradients, single steps, and inside of torch.compile."""
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -108,8 +107,6 @@ def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatc
     assert "mean" in other.explain()
 
 
-# Dynamo makes one of each autograd.Function that it traces.
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.skipif(HAS_GPU, reason="on a GPU, kernels are chosen inside of torch.compile, too")
 def test_the_choice_of_auto_inside_torch_compile(compiler: None) -> None:
     torch._dynamo.reset()

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from flexsn_nn import LIF, ExportError
 
-# Dynamo makes one of each autograd.Function that it traces.
-pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 backends = pytest.mark.parametrize("backend", ["torch", "hop"])
 strictness = pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
 

@@ -173,7 +173,6 @@ def test_a_dropout_drops_the_same_at_every_step(channels: bool) -> None:
         SharedDropout(1.0)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 @pytest.mark.parametrize(
     "make",
     [

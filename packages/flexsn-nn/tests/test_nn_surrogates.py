@@ -216,7 +216,6 @@ def test_it_is_traced_and_compiled(name: str, chosen: Surrogate, formula: Formul
         torch.testing.assert_close(found_gradient, gradient, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo's own
 def test_under_torch_compile_and_functional_transforms() -> None:
     chosen = surrogate.Sigmoid()
     x = torch.linspace(-1, 1, 8, dtype=torch.float64, requires_grad=True)

@@ -11,7 +11,11 @@ __all__ = ["without_padding"]
 
 _aten = torch.ops.aten
 # By the product: where its matrices are among its arguments.
-_PRODUCTS: dict[Any, tuple[int, int]] = {_aten.mm.default: (0, 1), _aten.bmm.default: (0, 1), _aten.addmm.default: (1, 2)}
+_PRODUCTS: dict[Any, tuple[int, int]] = {
+    _aten.mm.default: (0, 1),
+    _aten.bmm.default: (0, 1),
+    _aten.addmm.default: (1, 2),
+}
 _ZEROS = (_aten.new_zeros.default, _aten.zeros.default, _aten.full.default)
 
 
