@@ -75,6 +75,8 @@ OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "and cut otherwise": lambda a, b: (pad(a, [0, 0, 0, 1]) @ b)[1:],
     "two readers": lambda a, b: torch.cat([(r := pad(a, [0, 0, 0, 1]) @ b)[:-1], r]),
     "something else behind": lambda a, b: torch.cat([a, a]) @ b,
+    "of what is added": lambda a, b: torch.addmm(longer(a[0, :1], 0, 4), a, b),
+    "of what is added, and of the product": lambda a, b: torch.addmm(longer(a[0, :1], 0, 5), a, pad(b, [0, 1]))[:, :-1],
 }
 
 

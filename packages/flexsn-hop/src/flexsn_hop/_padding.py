@@ -48,6 +48,9 @@ def _unpad(graph: fx.Graph, product: fx.Node) -> None:
         last = user
     if args == list(product.args) or _shape(last) != sizes or _shape(args[one])[-1] != _shape(args[other])[-2]:
         return
+    for i, arg in enumerate(args[:one]):  # what is added
+        if arg is not product.args[i] and _shape(arg) != sizes[-len(_shape(arg)) :]:
+            return  # zeros behind it that are not the padding's
     with graph.inserting_before(product):
         new = graph.call_function(product.target, tuple(args), dict(product.kwargs))  # type: ignore[arg-type]
     new.meta = dict(last.meta)
