@@ -304,7 +304,7 @@ def test_a_dead_module_leaves_nothing_behind() -> None:
     compiled, _ = neurons()
     x = data().requires_grad_()
     spikes = compiled(x)
-    program = weakref.ref(compiled._program)
+    program = weakref.ref(compiled._get_program())
     input_memory = weakref.ref(x)
     del compiled, spikes, x, _
     gc.collect()

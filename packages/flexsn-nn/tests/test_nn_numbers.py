@@ -34,8 +34,7 @@ def numbers_of(made: Neuron) -> dict[str, float]:
 
 
 def kernels_of(made: Neuron, direction: str) -> set[str]:
-    assert made._program is not None
-    names = {kernel.function.__name__ for kernel in made._program._kernels.values()}
+    names = {kernel.function.__name__ for kernel in made._get_program()._kernels.values()}
     return {name for name in names if f"_{direction}_" in name}
 
 
