@@ -88,7 +88,9 @@ CASES: dict[str, tuple[Before, int]] = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.long(all_but=["False-*"])
+@pytest.mark.long(
+    all_but=["False-residual, activated", "False-per channel", "False-of one step, with time", "False-folded, two"]
+)
 def test_what_is_absorbed(case: str, dynamic: bool) -> None:
     before, count = CASES[case]
     net, (x, y) = Behind(before), of_sequence(B, C, 4)
@@ -342,6 +344,7 @@ def test_what_a_norm_in_front_keeps_is_not_kept() -> None:
 
 
 @pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.long(all_but=["True"])
 def test_what_a_norm_reads(residual: bool) -> None:
     """One function of the convolution's output is computed in the step, too; a sum is not read twice."""
 
@@ -403,6 +406,7 @@ def test_statistics_move_once(reader: str) -> None:
     assert buffers[2] == 1
 
 
+@pytest.mark.long
 def test_in_inductor() -> None:
     net, x = nn.Sequential(OverTime(nn.Linear(3, 4), nn.BatchNorm1d(4)), FlexSN(smooth, 1, 1, 1)), torch.randn(T, 6, 3)
     alone = copy.deepcopy(net)
