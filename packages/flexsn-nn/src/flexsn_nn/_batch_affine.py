@@ -259,9 +259,7 @@ def _moments(
     if frames.device.type not in ("cpu", "cuda"):
         var, mean = torch.var_mean(frames.to(dtype), _over(frames), correction=0)
         if running is not None:
-            count = frames.numel() // frames.shape[1]
-            running[0].lerp_(mean, momentum)
-            running[1].lerp_(var * (count / (count - 1)), momentum)
+            _move(*running, mean, var, frames.numel() // frames.shape[1], momentum)
         return mean, var
     if running is None:  # of half precision, its results would be half, too
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))

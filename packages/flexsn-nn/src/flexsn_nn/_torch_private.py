@@ -53,11 +53,13 @@ def constant(function: _Function) -> _Function:
     return function
 
 
-def backend_named(name: str) -> Callable[..., Any]:
-    """What `torch.compile` calls for a backend of this name; looked up when one is compiled for."""
+def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
+    """What `torch.compile` calls for a backend: a function, or one of this name, looked up when it is compiled for."""
+    if not isinstance(backend, str):
+        return backend
     lacking = "`memory.PackingBackend` and `fusion.AbsorbingBackend` take functions only, and no names"
     find = private("torch._dynamo", "lookup_backend", lacking)
-    found: Callable[..., Any] = find(name)
+    found: Callable[..., Any] = find(backend)
     return found
 
 

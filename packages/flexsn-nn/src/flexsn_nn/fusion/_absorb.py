@@ -10,7 +10,8 @@ from torch import Tensor, fx
 
 from flexsn_nn._affine import Affine
 from flexsn_nn._batch_affine import graph_affine
-from flexsn_nn.fusion._pointwise import described, example, is_of_form
+from flexsn_nn._dynamo_graphs import example, is_scan
+from flexsn_nn.fusion._pointwise import described, is_of_form
 from flexsn_nn.fusion._producers import Call, Constant, Expression, Norm, Producers, Sequence, parts
 from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
@@ -37,11 +38,6 @@ def absorb_producers(module: fx.GraphModule) -> tuple[list[Absorbed], list[LeftP
     return absorbed, [LeftProducer(described(node), why) for node, why in left.items()]
 
 
-def is_scan(node: fx.Node) -> bool:
-    """Whether a node is a scan over time."""
-    return node.op == "call_function" and getattr(node.target, "__name__", "") == "flex_sn_scan"
-
-
 def _normalised(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     return Affine(mean, scale, shift).of(x)
 
@@ -62,7 +58,7 @@ class _Scan:
         self.step: fx.GraphModule = getattr(module, str(core.target))
         self.num_inputs = num_inputs
         self.rest: list[Any] = tensors[num_inputs:]
-        producers = Producers(node, is_scan)
+        producers = Producers(node)
         self.expressions = [producers.of(given) for given in tensors[:num_inputs] if isinstance(given, fx.Node)]
         assert len(self.expressions) == num_inputs
         self.left = producers.left

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from flexsn_nn._torch_private import backend_named
+from flexsn_nn._torch_private import compiler_of
 from flexsn_nn.fusion._absorb import absorb_producers
 from flexsn_nn.fusion._report import Absorbed, LeftProducer
 
@@ -51,8 +51,7 @@ class AbsorbingBackend:
         absorbed, left = absorb_producers(graph)
         self.absorbed += absorbed
         self.left += left
-        compiler = backend_named(self._backend) if isinstance(self._backend, str) else self._backend
-        return compiler(graph, examples, **options)
+        return compiler_of(self._backend)(graph, examples, **options)
 
     def __str__(self) -> str:
         lines = [f"neurons compute {len(self.absorbed)} of their inputs", *(f"  {one}" for one in self.absorbed)]

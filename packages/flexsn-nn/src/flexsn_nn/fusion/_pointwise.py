@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
+
+from flexsn_nn._dynamo_graphs import example
 
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "exp", "square", "sqrt")
 _BINARY = ("add", "sub", "mul", "div", "true_divide", "maximum", "minimum")
@@ -32,12 +34,6 @@ _KNOWN: frozenset[Any] = frozenset(
 _OF_ITS_FORM = frozenset(["new_zeros", "new_ones", "new_empty", "new_full", "size", "dim"])
 
 
-def example(node: object) -> Tensor | None:
-    """The tensor without values that a node stands for."""
-    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
-    return value if isinstance(value, Tensor) else None
-
-
 def is_pointwise(node: fx.Node) -> bool:
     """Whether each element of the result is a function of one element of each operand, also on a kernel."""
     if node.op == "call_function":
@@ -56,12 +52,6 @@ def _is_plain(value: Any) -> bool:
 def is_of_form(node: fx.Node) -> bool:
     """Whether a node reads no values of its first argument."""
     return node.op == "call_method" and node.target in _OF_ITS_FORM
-
-
-def is_written(node: fx.Node) -> bool:
-    """Whether something in the graph writes to the memory of a node's tensor."""
-    tensor = example(node)
-    return tensor is None or tensor._version != 0
 
 
 def separates(node: fx.Node) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from flexsn_nn.fusion._pointwise import example, forgets_versions, is_of_form, is_pointwise, is_written, separates
+from flexsn_nn._dynamo_graphs import example, is_scan, is_written
+from flexsn_nn.fusion._pointwise import forgets_versions, is_of_form, is_pointwise, separates
 
 _VIEWS = ("reshape", "view", "unflatten")
 
@@ -86,14 +87,12 @@ class Producers:
 
     Args:
         scan: its node.
-        is_scan: of any node of the graph.
 
     Attributes:
         left: nodes that the step could compute, and why they stay.
     """
 
     scan: fx.Node
-    is_scan: Callable[[fx.Node], bool]
     left: dict[fx.Node, str] = field(default_factory=dict)
     # What may be something else where the scan is.
     _ahead: frozenset[fx.Node] = frozenset()
@@ -104,7 +103,7 @@ class Producers:
         if any(map(forgets_versions, nodes)):
             self._ahead = frozenset(nodes)
             return
-        last = max((i for i, node in enumerate(nodes[:end]) if not self.is_scan(node) and separates(node)), default=-1)
+        last = max((i for i, node in enumerate(nodes[:end]) if not is_scan(node) and separates(node)), default=-1)
         self._ahead = frozenset(nodes[: last + 1])
 
     def of(self, node: fx.Node) -> Expression:
@@ -169,7 +168,7 @@ class Producers:
 
     def _is_read_by(self, node: fx.Node, reader: fx.Node) -> bool:
         """Whether nobody reads the values of a node but `reader`, or scans."""
-        return all(user is reader or self.is_scan(user) or is_of_form(user) for user in node.users)
+        return all(user is reader or is_scan(user) or is_of_form(user) for user in node.users)
 
     def _leave(self, leaf: Sequence, why: str) -> Sequence:
         self.left[leaf.node] = why

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from flexsn_nn._torch_private import backend_named
+from flexsn_nn._dynamo_graphs import example, is_scan, is_written
+from flexsn_nn._torch_private import compiler_of
 
 _aten = torch.ops.aten
 Compiler = Callable[..., Any]
@@ -41,8 +42,7 @@ class PackingBackend:
 
     def __call__(self, graph: fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
         self.layers += pack_layers(graph)
-        compiler = backend_named(self._backend) if isinstance(self._backend, str) else self._backend
-        return compiler(graph, examples, **options)
+        return compiler_of(self._backend)(graph, examples, **options)
 
 
 def pack_layers(graph: fx.GraphModule) -> int:
@@ -90,7 +90,7 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
     if dtype is None or not isinstance(value, fx.Node) or value.target is not operator.getitem:
         return False
     scan, index = value.args
-    if not isinstance(scan, fx.Node) or getattr(scan.target, "__name__", "") != "flex_sn_scan":
+    if not isinstance(scan, fx.Node) or not is_scan(scan):
         return False
     core, _, _, num_outputs = scan.args[:4]
     if not isinstance(index, int) or not isinstance(num_outputs, int) or index >= num_outputs:
@@ -101,8 +101,8 @@ def _is_spikes(graph: fx.GraphModule, value: Any) -> bool:
 
 def _unwritten(value: Any) -> torch.dtype | None:
     """The dtype of a tensor that nothing in the graph writes to; `None`: something does, or nobody knows."""
-    example = value.meta.get("example_value") if isinstance(value, fx.Node) else None
-    return example.dtype if isinstance(example, Tensor) and example._version == 0 else None
+    tensor = example(value)
+    return None if tensor is None or is_written(value) else tensor.dtype
 
 
 def _is_move(node: fx.Node) -> bool:
@@ -123,7 +123,7 @@ def _result(graph: fx.GraphModule, path: Sequence[int]) -> Any:
 def _is_zero_one(graph: fx.GraphModule, value: Any) -> bool:
     """Whether a value of a step is 0 or 1: what a comparison gives, converted, also within an `autograd.Function`."""
     while isinstance(value, fx.Node):
-        if isinstance(value.meta.get("example_value"), Tensor) and _unwritten(value) is None:
+        if example(value) is not None and is_written(value):
             return False
         if value.target in _COMPARISONS or (value.op == "call_method" and value.target in _COMPARED):
             return True
@@ -155,8 +155,8 @@ def _convolution(node: fx.Node) -> Given | None:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     x, weight, bias, *sizes, groups = _by_name(node, names, (None, None, None, 1, 0, 1, 1))
     dims = _DIMS[node.target]
-    example = x.meta.get("example_value")
-    if any(isinstance(size, str) for size in sizes) or not isinstance(example, Tensor) or example.dim() != dims + 2:
+    tensor = example(x)
+    if any(isinstance(size, str) for size in sizes) or tensor is None or tensor.dim() != dims + 2:
         return None
     lists = [[size] * dims if isinstance(size, int) else list(size) * (dims // len(size)) for size in sizes]
     return convolution_of_spikes, (x, weight, bias, *lists, groups)

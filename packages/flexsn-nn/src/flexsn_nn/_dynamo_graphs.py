@@ -1,0 +1,24 @@
+"""What the nodes of a graph of Dynamo's stand for."""
+
+from __future__ import annotations
+
+from torch import Tensor, fx
+
+
+def example(node: object) -> Tensor | None:
+    """The tensor without values that a node stands for."""
+    value = node.meta.get("example_value") if isinstance(node, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def is_written(node: object) -> bool:
+    """Whether something in the graph writes to the memory of a node's tensor, or nobody knows."""
+    tensor = example(node)
+    return tensor is None or tensor._version != 0
+
+
+def is_scan(node: object) -> bool:
+    """Whether a node is a scan over time."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return False
+    return getattr(node.target, "__name__", "") == "flex_sn_scan"
