@@ -104,6 +104,18 @@ def test_what_is_absorbed(case: str, dynamic: bool) -> None:
     torch.testing.assert_close(got[1:], wanted[1:])
 
 
+def test_names_are_of_the_users_lines() -> None:
+    """Also where torch has frames of its own below them."""
+    before, count = CASES["per channel"]
+    net, (x, y) = Behind(before), of_sequence(B, C, 4)
+    backend = AbsorbingBackend(EAGER)
+    with torch.device("cpu"):
+        results(net, x, y, backend, dynamic=False)
+    (names,) = {one.producers for one in backend.absorbed}
+    assert len(names) == count
+    assert all("test_nn_absorbing_backend.py:" in name for name in names)
+
+
 def written_after(x: Tensor, y: Tensor) -> Tensor:
     before = x * 2
     before.add_(y)

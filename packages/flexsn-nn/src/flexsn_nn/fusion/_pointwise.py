@@ -6,6 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Hashable
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import fx, nn
 
 from flexsn_nn._dynamo_graphs import example
 
+_OF_TORCH = str(Path(torch.__file__).parent)
 _UNARY = ("neg", "abs", "relu", "sigmoid", "tanh", "exp", "square", "sqrt")
 _BINARY = ("add", "sub", "mul", "div", "true_divide", "maximum", "minimum")
 _OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv, operator.neg)
@@ -73,7 +75,9 @@ def forgets_versions(node: fx.Node) -> bool:
 
 
 def described(node: fx.Node) -> str:
-    """What a node is, for people, and the line that it comes from."""
+    """What a node is, for people, and the user's line that it comes from."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    lines = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
-    return f"{name} ({lines[-1][0]}:{lines[-1][1]})" if lines else str(name)
+    frames = re.findall(r'File "([^"]*)", line (\d+)', node.stack_trace or "")
+    # Below the user's line may be what his modes run, as that of a default device does.
+    lines = [f"{file}:{line}" for file, line in frames if not file.startswith(_OF_TORCH)]
+    return f"{name} ({lines[-1]})" if lines else str(name)
