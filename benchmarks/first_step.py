@@ -3,7 +3,8 @@
     python benchmarks/first_step.py [--output FILE] [--steps 8 64 1024]
 
 Each T is measured in a process of its own with empty caches: `import` of this project and Triton, torch being there;
-then the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, the backward
+`Dynamo`, importing torch's, which its fake tensors do when the first of them is made, otherwise in the first step; then
+the first training step of LIF, in seconds: tracing it, writing the kernels' source, compiling them, the backward
 one beside the forward one, and the rest: allocation, Triton's first launch, autograd. After it, the same module is
 called with another T and with other sizes of the step; the table says how many kernels each of these calls compiled.
 """
@@ -11,6 +12,7 @@ called with another T and with other sizes of the step; the table says how many 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
@@ -29,7 +31,7 @@ from measure import publish, table, where
 LIMIT = 2.5
 NCL = 100_000
 LARGEST = 2**30  # elements of a sequence
-HEADER = ["T", "import", "trace", "write", "compile", "rest", "first step", "at most", "kernels"]
+HEADER = ["T", "import", "Dynamo", "trace", "write", "compile", "rest", "first step", "at most", "kernels"]
 
 
 class Clock:
@@ -90,6 +92,9 @@ def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
     from flexsn_nn import FlexSN
 
     imported = time.perf_counter() - begun
+    begun = time.perf_counter()
+    importlib.import_module("torch._dynamo")
+    dynamo = time.perf_counter() - begun
     neuron = FlexSN(lif, 1, 1, 1, backend="triton")
 
     def train(num_steps: int, size: int) -> tuple[float, int]:
@@ -107,7 +112,7 @@ def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
     others = [(t, ncl) for t in (1, 7, 512) if t != steps]
     others += [(steps, size) for size in (ncl - 16, ncl // 2 + 1, ncl // 50, 8 * ncl, 64 * ncl)]
     later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]
-    return {"import": imported, "total": total, "kernels": kernels, "parts": parts, "later": later}
+    return {"import": imported, "Dynamo": dynamo, "total": total, "kernels": kernels, "parts": parts, "later": later}
 
 
 def _synchronize(device: torch.device) -> None:
@@ -133,7 +138,7 @@ def measure(steps: int, chosen: argparse.Namespace) -> dict[str, Any]:
 def cells(steps: int, found: dict[str, Any]) -> list[str]:
     parts = [found["parts"][what] for what in ("trace", "write", "compile")]
     rest = found["total"] - sum(parts)
-    seconds = [found["import"], *parts, rest, found["total"]]
+    seconds = [found["import"], found["Dynamo"], *parts, rest, found["total"]]
     return [str(steps), *(f"{value:.2f}" for value in seconds), str(LIMIT), str(found["kernels"])]
 
 
