@@ -1,11 +1,13 @@
 """Recurrent LIF: one launch for all steps, against loops over time and cuDNN.
 
-    python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 180]
+    python benchmarks/recurrence.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--only NAME ...]
+        [--seconds 180]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix. The loop is also captured in a CUDA graph, as it is and with its step compiled by Inductor. nn.RNN, Norse
-and SpikingJelly's container multiply the input by a matrix, too. What is not installed is named. A figure is the median
-of a few calls in a row by the clock; measurements that would begin after `--seconds` are left out.
+the matrix. Ours and the loop are also captured in a CUDA graph, the loop also with its step compiled by Inductor.
+nn.RNN, Norse and SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless
+it is told not to. What is not installed is named. A figure is the median of a few calls in a row by the clock;
+measurements that would begin after `--seconds` are left out.
 """
 
 from __future__ import annotations
@@ -152,7 +154,9 @@ class Gates(nn.Module):
 # In the order in which they are measured. A graph captures what is named behind it.
 PEERS: dict[str, Callable[[int], nn.Module]] = {
     "ours": lambda hidden: Layer(hidden, "auto"),
+    "ours in a CUDA graph": lambda hidden: Layer(hidden, "auto"),
     "nn.RNN": lambda hidden: nn.RNN(hidden, hidden, bias=False),
+    "nn.RNN without TF32": lambda hidden: nn.RNN(hidden, hidden, bias=False),
     "loop": lambda hidden: Layer(hidden, "torch"),
     "loop in a CUDA graph": lambda hidden: Layer(hidden, "torch"),
     "snnTorch RLeaky": snntorch,
@@ -161,8 +165,10 @@ PEERS: dict[str, Callable[[int], nn.Module]] = {
     "compiled step in a CUDA graph": Compiled,
     "ours, GRU": lambda hidden: Gates(hidden, GRUCell(hidden), 3, 1),
     "nn.GRU": lambda hidden: nn.GRU(hidden, hidden, bias=False),
+    "nn.GRU without TF32": lambda hidden: nn.GRU(hidden, hidden, bias=False),
     "ours, LSTM": lambda hidden: Gates(hidden, LSTMCell(hidden), 4, 2),
     "nn.LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
+    "nn.LSTM without TF32": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
 }
 
 
@@ -244,22 +250,26 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
     return Times(seconds_of(forward, device), seconds_of(both, device), kernel, first)
 
 
-def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
+def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    importlib.import_module("torch._dynamo")  # fake tensors do, in seconds: no part of a layer's first step
     shapes = shapes or list(GPU_SHAPES if device.type == "cuda" else CPU_SHAPES)
     dtypes = dtypes or (["bfloat16", "float32"] if device.type == "cuda" else ["float32"])
     begun, missing = time.perf_counter(), list[str]()
     found: dict[tuple[str, str, str], Times] = {}
     for name in PEERS:
-        if "CUDA graph" in name and device.type != "cuda":
+        if ("CUDA graph" in name and device.type != "cuda") or (only and name not in ("ours", *only)):
             continue
         for dtype in dtypes:
+            if dtype != "float32" and "TF32" in name:
+                continue
             for shape in shapes:
                 if time.perf_counter() - begun > seconds:
                     missing.append(f"{name}, {shape}, {dtype}: no time was left")
                     continue
                 try:
-                    found[shape, dtype, name] = measured(name, shape, getattr(torch, dtype), device)
+                    with torch.backends.cudnn.flags(enabled=True, allow_tf32="TF32" not in name):
+                        found[shape, dtype, name] = measured(name, shape, getattr(torch, dtype), device)
                     print(shape, dtype, name, found[shape, dtype, name], flush=True)
                 except ImportError as error:
                     missing.append(f"{name}: {error}")
@@ -285,7 +295,7 @@ def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> No
         f"Threads of torch's: {torch.get_num_threads()}; load {os.getloadavg()[0]:.1f} at the end.",
         "",
         "`ours`: on a GPU one launch for all steps, forward and backward. `first`: seconds of the first training step, "
-        "in which kernels are compiled.",
+        "in which kernels are compiled, with Dynamo imported before.",
         "",
         *table(("T x B x H", "dtype", "layer", *times), rows),
         "",
@@ -299,6 +309,7 @@ if __name__ == "__main__":
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence.md")
     parser.add_argument("--shapes", nargs="*", default=[])
     parser.add_argument("--dtypes", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], choices=list(PEERS), help="these, besides ours")
     parser.add_argument("--seconds", type=float, default=180.0)
     options = parser.parse_args()
-    main(options.shapes, options.dtypes, options.seconds, options.output)
+    main(options.shapes, options.dtypes, options.only, options.seconds, options.output)

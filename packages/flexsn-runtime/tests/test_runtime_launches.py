@@ -26,7 +26,7 @@ from flexsn_runtime import (
 )
 from flexsn_runtime._triton_private import launcher
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
-from flexsn_runtime.kernels._forward import checkpoint_rows
+from flexsn_runtime.kernels._forward import ForwardScan, checkpoint_rows
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
 from flexsn_runtime.program import _arguments as arguments_module
 
@@ -181,6 +181,15 @@ def test_one_chunk_holds_a_short_sequence_unless_its_ops_are_many(steps: int, op
     config = LaunchConfig(chunk=4, block=64, num_warps=2, stages=3)
     expected = LaunchConfig(chunk=steps, block=64, num_warps=2) if is_one else None
     assert one_chunk(config, steps, ops) == expected
+
+
+@pytest.mark.parametrize(("steps", "rows"), [(4, 0), (5, 0), (8, 0), (9, 2)])
+def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -> None:
+    """The interpreter's segments have 4 steps."""
+    step, arguments = prepare(PointwiseProgram(soft_lif, 1, 1, 1), (random(steps, *STEP), random(*STEP, seed=1)))
+    assert isinstance(step, Specialization)
+    (states,) = ForwardScan(step, arguments, state_seqs=False, training=True)(arguments).checkpoints
+    assert states.shape == (rows, *STEP)
 
 
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])

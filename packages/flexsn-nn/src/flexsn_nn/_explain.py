@@ -98,7 +98,7 @@ def traffic(
     values = (*trace.inputs, *trace.states, *trace.lifted_values)
     residuals = step.residuals(tuple(value.dtype.is_floating_point for value in values))
     if residuals is None:
-        segment = step.plan(size).backward.chunk
+        segment = step.segment(step.plan(size), num_steps)
         checkpoints = sum(carried) * max(0, -(-num_steps // segment) - 1)
         writes = f"a checkpoint of each state every {segment} steps ({_human(checkpoints)})"
         reads, moved = "them, the inputs again", sum(read.values()) + 2 * checkpoints

@@ -33,7 +33,7 @@ from flexsn_runtime.graphs._symbols import Size
 from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.operands._operands import Arguments
-from flexsn_runtime.plans._buckets import StepCost
+from flexsn_runtime.plans._buckets import StepCost, one_chunk
 from flexsn_runtime.plans._plans import PLANNERS
 
 
@@ -107,7 +107,7 @@ class KernelLowering:
         return why_unavailable(device, target_on(device, self._on_cpu))
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
-        """The distance of the checkpoints, by the size of the step and the number of its operators."""
+        """The distance of the checkpoints, by T, the size of the step and the number of its operators."""
         hints = [size_hint(value.numel()) for value in primals]
         largest = max((hint for hint in hints if hint is not None), default=0)
         num_ops = sum(node.op == "call_function" for node in core.graph.nodes)
@@ -115,7 +115,11 @@ class KernelLowering:
         if _may_have_products(core):
             return _NO_CHECKPOINTS
         planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
-        return planner.plan(largest, cost, carried=0).backward.chunk
+        backward = planner.plan(largest, cost, carried=0).backward
+        num_steps = primals[0].shape[0]
+        short = one_chunk(backward, num_steps, cost.backward_ops)
+        # Launch plans have powers of two. From such a one on, there is no second segment to keep the states of.
+        return max(backward.chunk, 0 if short is None else 1 << (num_steps - 1).bit_length())
 
     def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.

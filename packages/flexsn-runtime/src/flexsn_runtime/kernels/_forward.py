@@ -76,6 +76,8 @@ class ForwardScan:
             *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape, form.step),
         ]
         checkpoints = training and residuals is None
+        # With `padding`, the number of rows is the same function of T where T is a symbol.
+        segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
         ncl = math.prod(shape)
         row = -(-ncl // WORD) * (WORD // 8)
         bits = step.bits if _same_memory(sequence, form.sequence, (ncl, *form.step)) else ()
@@ -83,7 +85,7 @@ class ForwardScan:
         self._written += _described(written_bits, (num_steps if bits else 0, row), (row, 1))
         kept_strides = (ncl, *form.step)
         if checkpoints:
-            rows = checkpoint_rows(num_steps, plan.backward.chunk) + spare_rows
+            rows = checkpoint_rows(num_steps, segment) + spare_rows
             kept_shape = (rows, *shape)
             if padding is not None:
                 kept_shape, kept_strides = (rows * ncl + padding,), (1,)
@@ -109,7 +111,7 @@ class ForwardScan:
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),
             saved=len(residuals.dtypes) if residuals else 0,
-            segment=plan.backward.chunk if checkpoints else 0,
+            segment=segment if checkpoints else 0,
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,
@@ -205,9 +207,9 @@ class ForwardScan:
         return written
 
 
-def checkpoint_rows(num_steps: int, chunk: int) -> int:
-    """States are kept before each chunk but the first."""
-    return (num_steps - 1) // chunk if num_steps > 0 else 0
+def checkpoint_rows(num_steps: int, segment: int) -> int:
+    """States are kept before each segment but the first."""
+    return (num_steps - 1) // segment if num_steps > 0 else 0
 
 
 def _same_memory(shape: Sequence[int], strides: Sequence[int], others: Sequence[int]) -> bool:

@@ -96,6 +96,11 @@ class Specialization(CoreSpecialization):
         short = one_chunk(config, num_steps, ops_per_step)
         return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
 
+    def segment(self, plan: LaunchPlan, num_steps: int) -> int:
+        """How many steps lie between two checkpoints. A backward of one chunk begins where the forward did."""
+        config, _ = self.chunks(plan.backward, num_steps, self.cost.backward_ops)
+        return max(plan.backward.chunk, config.chunk)
+
     def has_rest(self, num_steps: int, chunk: int) -> bool:
         """Whether kernels with chunks of so many steps have a part for what is left of T."""
         return True  # one binary serves every T
