@@ -25,7 +25,7 @@ if DEVICE == "cpu":
     # Before triton is imported.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "packages/flexsn-codegen/tests")]
 
 from measure import where  # noqa: E402
 from step_zoo import (  # noqa: E402

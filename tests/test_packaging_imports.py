@@ -1,6 +1,7 @@
 """What a package imports, it declares itself: that a sibling brings it along today is no promise.
 
-The isolated wheels cannot see this, because there the sibling brings it along too.
+The isolated wheels cannot see this, because there the sibling brings it along too. And its tests import helpers of its
+own alone: its sdist has no others.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from distributions import Distribution, distributions, with_siblings
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -67,3 +69,29 @@ def test_an_undeclared_import_is_seen() -> None:
     assert undeclared(modules, {"torch"}, DISTRIBUTIONS) == {"numpy"}
     assert undeclared(modules, {"torch", "numpy"}, DISTRIBUTIONS) == set()
     assert undeclared({"no_such_module"}, {"torch"}, DISTRIBUTIONS) == {"no_such_module"}
+
+
+# What is importable by name in the repository, and not beside the installed wheel.
+FOLDERS = ("release", "tests", "examples/datasets", "packages/*/tests")
+HELPERS = {path.stem for folder in FOLDERS for path in ROOT.glob(f"{folder}/*.py")}
+
+
+def not_beside_the_wheel(modules: set[str], distribution: Distribution) -> set[str]:
+    """Return those of `modules` that the tests of `distribution` find in the repository alone."""
+    own = {path.stem for path in (distribution.folder / "tests").glob("*.py")}
+    strangers = {other.module for other in distributions() if other not in with_siblings(distribution)}
+    return modules & ((HELPERS - own) | strangers)
+
+
+@pytest.mark.parametrize("distribution", distributions(), ids=lambda distribution: distribution.name)
+def test_tests_import_what_stands_beside_them(distribution: Distribution) -> None:
+    files = list((distribution.folder / "tests").rglob("*.py"))
+    assert files
+    modules = set().union(*(imported_by(path.read_text(encoding="utf-8")) for path in files))
+    assert not_beside_the_wheel(modules, distribution) == set()
+
+
+def test_a_helper_of_others_is_seen() -> None:
+    modules = {"torch", "graph_cores", "codegen_cores", "scripts", "flexsn_graph", "flexsn_nn"}
+    codegen = Distribution("flexsn-codegen")
+    assert not_beside_the_wheel(modules, codegen) == {"graph_cores", "scripts", "flexsn_nn"}
