@@ -341,7 +341,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("-n", default="2", help="test: processes (default: 2)")
     parser.add_argument("--table", type=Path, default=TABLE, help="test: where the rows are kept")
     parser.add_argument("--pytest", default="", help='test: more options for pytest, one string: --pytest="-k lif"')
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     if (chosen.command == "install") == bool(chosen.versions):
         parser.error("test, kernels and make want versions of torch, install takes the newest")
     environments = chosen.environments.resolve()

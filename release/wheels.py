@@ -210,7 +210,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--output", type=Path, help="write the table of a test here, too")
     parser.add_argument("--long", action="store_true", help="test: those marked long, too, as before a release")
     parser.add_argument("--pytest", default="", help='options for pytest, one string: --pytest="-n 2"')
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_intermixed_args(arguments)
     known = {distribution.name for distribution in distributions()}
     if unknown := set(chosen.names) - known:
         parser.error(f"there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
 import identity
 import pytest
 import tag
+import wheels
 from distributions import ROOT, Distribution, distributions, in_order
 from trove_classifiers import classifiers
 
@@ -122,3 +125,24 @@ def test_workflows_run_what_is_there() -> None:
     assert [call for call in called if call[1] not in environments[call[0]]["scripts"]] == []
     scripts = {name for text in texts for name in re.findall(r"python ([\w/]+\.py)", text)}
     assert [name for name in scripts if not (ROOT / name).is_file()] == []
+
+
+@pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
+def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(
+    document: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One by its name, behind an option, or all."""
+    asked: list[tuple[str, list[str]]] = []
+
+    def run_tests(distribution: Distribution, folder: Path, options: Sequence[str] = ()) -> wheels.Outcome:
+        asked.append((distribution.name, list(options)))
+        return wheels.Outcome(distribution, 1, 0, 0, 1.0, "")
+
+    monkeypatch.setattr(wheels, "run_tests", run_tests)
+    monkeypatch.setattr(wheels, "table", lambda *_: "")
+    commands = re.findall(r"python release/wheels.py (test.*)", document.read_text(encoding="utf-8"))
+    assert len(commands) == (document.name in ("release.yml", "RELEASING.md"))
+    for command in commands:
+        assert wheels.main(shlex.split(command.replace("$NAME", "flexsn-hop"))) == 0
+        names = ["flexsn-hop"] if "$NAME" in command else [distribution.name for distribution in in_order()]
+        assert asked == [(name, ["--long"]) for name in names]
