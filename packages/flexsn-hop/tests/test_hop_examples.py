@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import flexsn_hop
 
@@ -24,7 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 def test_readme_with_this_package_alone() -> None:
     """Its blocks run one after the other in a new process that can import nothing of FlexSN but this package."""
-    folders = [str(Path(flexsn_hop.__path__[0]).parent), *site.getsitepackages()]
+    # torch need not be in site-packages itself: a `.pth` file there may lead to it.
+    places = [Path(flexsn_hop.__path__[0]).parent, *site.getsitepackages(), Path(torch.__path__[0]).parent]
+    folders = list(dict.fromkeys(map(str, places)))
     result = subprocess.run(
         [sys.executable, "-I", "-S", str(ALONE), str(README), *folders], capture_output=True, text=True, check=False
     )
