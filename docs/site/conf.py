@@ -79,6 +79,10 @@ html_theme_options = {"navigation_with_keys": True}
 copybutton_prompt_text = r">>> |\.\.\. "
 copybutton_prompt_is_regexp = True
 
+# Joins names that share a description while docstrings are parsed: "x, y" would be a type and a name.
+JOINED = "\N{ZERO WIDTH SPACE}"
+FIELDS = re.compile(r"(\s*)(?:Args|Attributes):")
+NAMES = re.compile(r"\s*\w+(?:, \w+)+(?=: )")
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)\)")
 
 
@@ -134,6 +138,32 @@ def plurals(app: Sphinx, what: str, name: str, value: object, options: object, l
     lines[:] = [re.sub(r"(?<=\w`)(?=s\b)", r"\\ ", line) for line in lines]
 
 
+def names_of_one_description(
+    app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]
+) -> None:
+    """ "`mean, scale, shift: of one shape`" describes three."""
+    within: int | None = None  # the indentation of a heading, "Args:"
+    for number, line in enumerate(lines):
+        if within is not None and line.strip() and len(line) - len(line.lstrip()) <= within:
+            within = None
+        if found := FIELDS.fullmatch(line):
+            within = len(found[1])
+        elif within is not None:
+            lines[number] = NAMES.sub(lambda match: match[0].replace(", ", JOINED), line)
+
+
+def separate_names(app: Sphinx, doctree: nodes.document) -> None:
+    """For readers, what joined them is a comma and a space."""
+    for text in list(doctree.findall(nodes.Text)):
+        if JOINED in text:
+            text.parent.replace(text, nodes.Text(text.replace(JOINED, ", ")))
+
+
+def skip_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
+    """A named tuple's docstring describes its fields; each by itself is an "Alias for field number 0"."""
+    return True if (getattr(value, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
 def name_errors_in_full(app: Sphinx, doctree: nodes.document) -> None:
     """Two packages have errors of one name: what a docstring mentions is the one of its own package."""
     for reference in doctree.findall(pending_xref):
@@ -155,5 +185,8 @@ def setup(app: Sphinx) -> None:
     write_reference(Path(app.confdir) / "reference")
     app.connect("source-read", prepare_page)
     app.connect("autodoc-process-docstring", plurals)
+    app.connect("autodoc-process-docstring", names_of_one_description, priority=400)  # before napoleon, whose is 500
+    app.connect("autodoc-skip-member", skip_fields)
+    app.connect("doctree-read", separate_names)
     app.connect("doctree-read", name_errors_in_full)
     app.connect("build-finished", front_page)

@@ -86,7 +86,7 @@ def page(name: str) -> str:
     lines = [*heading(name, "="), f".. automodule:: {name}", "   :no-members:", ""]
     if moved := [export for export, where in elsewhere.items() if where != name]:
         links = ", ".join(f":py:obj:`{export} <{elsewhere[export]}.{export}>`" for export in moved)
-        lines += [f"Also here: {links}.", ""]
+        lines += [f"Also imported from here, and described on other pages: {links}.", ""]
     own = {export: value for export, value in exports.items() if elsewhere.get(export) == name}
     for title, chosen in {
         "Classes": {export: value for export, value in own.items() if is_class(value)},

@@ -117,6 +117,13 @@ def test_every_public_name_is_described(snapshot: Path) -> None:
     assert missing == []
 
 
+def test_names_that_share_a_description_are_not_taken_for_types() -> None:
+    """ "`Args: x, y: what they are`" describes two arguments, not a `y` of the type `x,`."""
+    texts = [path.read_text(encoding="utf-8") for path in SITE.glob("docs/site/reference/*.html")]
+    assert any(re.search(r"<strong>\w+(, \w+)+</strong>", text) for text in texts)
+    assert not any("<em>,</em>)" in text or "Alias for field number" in text for text in texts)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The site as a server on this machine gives it; a page from a file could not be searched."""
@@ -137,6 +144,8 @@ def browse(url: str, profile: Path, *options: str) -> tuple[str, list[str]]:
     """What the browser prints, and the errors that the page's own scripts and files gave rise to."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    # A browser that has just been installed looks for news, and waits where there is no internet.
+    flags += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
     # Virtual time: scripts that wait are not waited for, and the page is complete when it is looked at.
     command = [BROWSER, *flags, f"--user-data-dir={profile}", "--virtual-time-budget=20000", *options, url]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
