@@ -152,11 +152,23 @@ def names_of_one_description(
             lines[number] = NAMES.sub(lambda match: match[0].replace(", ", JOINED), line)
 
 
-def separate_names(app: Sphinx, doctree: nodes.document) -> None:
-    """For readers, what joined them is a comma and a space."""
+def words_of_fields(app: Sphinx, doctree: nodes.document) -> None:
+    """For readers, what joined them is a comma and a space, and a class has attributes, not variables."""
     for text in list(doctree.findall(nodes.Text)):
         if JOINED in text:
             text.parent.replace(text, nodes.Text(text.replace(JOINED, ", ")))
+        elif text == "Variables" and isinstance(text.parent, nodes.field_name):
+            text.parent.replace(text, nodes.Text("Attributes"))
+
+
+def readable_signature(
+    app: Sphinx, what: str, name: str, value: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str, str | None] | None:
+    """Without them, no signature can be read that has `<factory>`, as dataclasses, `<class 'a.B'>` or `~typing.~P`."""
+    if signature is None:
+        return None
+    signature = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", signature)
+    return signature.replace("<factory>", "...").replace("~typing.~", ""), returns
 
 
 def skip_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool | None:
@@ -187,6 +199,7 @@ def setup(app: Sphinx) -> None:
     app.connect("autodoc-process-docstring", plurals)
     app.connect("autodoc-process-docstring", names_of_one_description, priority=400)  # before napoleon, whose is 500
     app.connect("autodoc-skip-member", skip_fields)
-    app.connect("doctree-read", separate_names)
+    app.connect("autodoc-process-signature", readable_signature)
+    app.connect("doctree-read", words_of_fields)
     app.connect("doctree-read", name_errors_in_full)
     app.connect("build-finished", front_page)
