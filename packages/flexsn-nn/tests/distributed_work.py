@@ -118,11 +118,16 @@ def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     return train(DistributedDataParallel(network()), half(batch(), rank))
 
 
-def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
     net = network()
     for layer in net:
         fully_shard(layer, mesh=mesh)
     fully_shard(net, mesh=mesh)
+    return net
+
+
+def fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    net = fully_sharded(mesh)
     found = train(net, half(batch(), rank))
     # A checkpoint of all, written together, and read into a network that is not sharded.
     save(get_model_state_dict(net), checkpoint_id=folder / "checkpoint")
@@ -144,7 +149,7 @@ def fsdp_from_an_old_checkpoint(rank: int, mesh: DeviceMesh, folder: Path) -> An
     return parameters(net), parameters(other), list(full.values())
 
 
-def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+def parallel_linears(mesh: DeviceMesh) -> nn.Sequential:
     """The neuron between the linear layers has a DTensor, sharded along its features."""
     net = network()
     plan = {
@@ -153,11 +158,35 @@ def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         "4": ColwiseParallel(use_local_output=False, output_layouts=Replicate()),
     }
     parallelize_module(net, mesh, plan)
-    x = batch()
+    return net
+
+
+def run_once(net: nn.Module) -> tuple[Tensor, list[Tensor]]:
     reset_net(net)
-    out = net(x)
+    out = net(batch())
     out.sum((0, 2)).mean().backward()
-    return out.full_tensor().detach(), gradients(net)
+    return _full(out).detach(), gradients(net)
+
+
+def tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    return run_once(parallel_linears(mesh))
+
+
+def compiled_ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    return train(compiled(DistributedDataParallel(network())), half(batch(), rank))
+
+
+def compiled_fsdp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    return train(compiled(fully_sharded(mesh)), half(batch(), rank))
+
+
+def compiled_tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    return run_once(compiled(parallel_linears(mesh)))
+
+
+def compiled(net: nn.Module) -> Any:
+    torch._dynamo.reset()
+    return torch.compile(net, backend="inductor" if torch.get_default_device().type == "cuda" else "aot_eager")
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
@@ -288,20 +317,22 @@ SCENARIOS = (
     time_shards_without_a_way_back,
     pipeline,
 )
+COMPILED = (compiled_ddp, compiled_fsdp, compiled_tensor_parallel)
 
 
-def main(rank: int, folder: Path, kind: str) -> None:
-    """One of two processes."""
+def main(rank: int, folder: Path, kind: str, names: list[str]) -> None:
+    """One of two processes, which go through the scenarios of these names."""
     if kind == "cuda":
         torch.cuda.set_device(rank)
         torch.set_default_device(torch.device(kind, rank))
     backend = "nccl" if kind == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     mesh = init_device_mesh(kind, (2,))
-    results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in SCENARIOS}
+    chosen = [scenario for scenario in (*SCENARIOS, *COMPILED) if scenario.__name__ in names]
+    results = {scenario.__name__: scenario(rank, mesh, folder) for scenario in chosen}
     torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,15 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
     torch.set_default_device(None)  # not "cpu": that is a mode, and compilers trace through it
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory, device: str) -> list[dict[str, Any]]:
+def found_by_two(folder: Path, device: str, scenarios: Sequence[Callable[..., Any]]) -> list[dict[str, Any]]:
     """What each process found, by scenario."""
-    folder = tmp_path_factory.mktemp(f"distributed_{device}")
+    names = [scenario.__name__ for scenario in scenarios]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with ExitStack() as stack:
         said = [stack.enter_context((folder / f"{rank}.txt").open("w+")) for rank in range(2)]
         processes = [
             subprocess.Popen(
-                [sys.executable, work.__file__, str(rank), str(folder), device], env=environment, stderr=file
+                [sys.executable, work.__file__, str(rank), str(folder), device, *names], env=environment, stderr=file
             )
             for rank, file in enumerate(said)
         ]
@@ -55,6 +54,11 @@ def results(tmp_path_factory: pytest.TempPathFactory, device: str) -> list[dict[
         for process, file in zip(processes, said, strict=True):
             assert process.wait() == 0, Path(file.name).read_text()
     return [torch.load(folder / f"{rank}.pt", map_location=device) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory, device: str) -> list[dict[str, Any]]:
+    return found_by_two(tmp_path_factory.mktemp(f"distributed_{device}"), device, work.SCENARIOS)
 
 
 def assert_close(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> None:
@@ -105,6 +109,19 @@ def test_between_tensor_parallel_layers(results: list[dict[str, Any]]) -> None:
         spikes, gradients = found["tensor_parallel"]
         assert torch.equal(spikes, out)
         assert_close(gradients, work.gradients(net))
+
+
+@pytest.mark.long
+def test_under_torch_compile(tmp_path: Path, device: str) -> None:
+    """Data parallel, fully sharded, and between tensor-parallel layers."""
+    trained = work.train(work.network(), work.batch())
+    spikes, gradients = work.run_once(work.network())
+    assert spikes.sum() > 0
+    for found in found_by_two(tmp_path, device, work.COMPILED):
+        assert_close(found["compiled_ddp"], trained)
+        assert_close(found["compiled_fsdp"], trained)
+        assert torch.equal(found["compiled_tensor_parallel"][0], spikes)
+        assert_close(found["compiled_tensor_parallel"][1], gradients)
 
 
 def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
