@@ -186,7 +186,7 @@ def compiled_tensor_parallel(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 
 def compiled(net: nn.Module) -> Any:
     torch._dynamo.reset()
-    return torch.compile(net, backend="inductor" if torch.get_default_device().type == "cuda" else "aot_eager")
+    return torch.compile(net, backend="aot_eager")
 
 
 def sharded(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
