@@ -4,10 +4,11 @@
         [--seconds 180]
 
 A shape is T x batch x neurons. A training step is the forward and the backward of a random gradient, to the input and
-the matrix. Ours and the loop are also captured in a CUDA graph, the loop also with its step compiled by Inductor.
-nn.RNN, Norse and SpikingJelly's container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless
-it is told not to. What is not installed is named. A figure is the median of a few calls in a row by the clock;
-measurements that would begin after `--seconds` are left out.
+the matrix: as usual, with the backward in a thread of autograd's, and with all of it in one thread. Ours and the loop
+are also captured in a CUDA graph, the loop also with its step compiled by Inductor. nn.RNN, Norse and SpikingJelly's
+container multiply the input by a matrix, too. cuDNN rounds float32 to TF32, unless it is told not to. What is not
+installed is named. A figure is the median of a few calls in a row by the clock; measurements that would begin after
+`--seconds` are left out.
 """
 
 from __future__ import annotations
@@ -222,12 +223,19 @@ def of_kernel(run: Run, num_steps: int) -> str:
 
 
 class Times(NamedTuple):
-    """Seconds of a forward and of a training step; µs of the kernel in a step; seconds of the first training step."""
+    """Seconds of a forward, of a training step, and of one in one thread; µs of the kernel in a step; seconds of the
+    first training step.
+    """
 
     forward: float
     training: float
+    one_thread: float
     kernel: str = ""
     first: str = ""
+
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        return self.forward, self.training, self.one_thread
 
 
 def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) -> Times:
@@ -238,7 +246,8 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
     forward, both = inference(layer, x), training(layer, x, torch.randn_like(x))
     kernel = first = ""
     if "CUDA graph" in name:
-        return Times(seconds_of(graphed(forward), device), seconds_of(graphed(both), device))
+        replayed = seconds_of(graphed(both), device)
+        return Times(seconds_of(graphed(forward), device), replayed, replayed)
     begun = time.perf_counter()
     both()
     if device.type == "cuda":
@@ -247,7 +256,9 @@ def measured(name: str, shape: str, dtype: torch.dtype, device: torch.device) ->
         first = f"{time.perf_counter() - begun:.1f}"
         forward()
         kernel = of_kernel(forward, steps) if device.type == "cuda" else ""
-    return Times(seconds_of(forward, device), seconds_of(both, device), kernel, first)
+    training_time = seconds_of(both, device)
+    with torch.autograd.set_multithreading_enabled(False):
+        return Times(seconds_of(forward, device), training_time, seconds_of(both, device), kernel, first)
 
 
 def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, path: Path) -> None:
@@ -282,12 +293,15 @@ def main(shapes: list[str], dtypes: list[str], only: list[str], seconds: float, 
             for name in PEERS:
                 one = found.get((shape, dtype, name))
                 if one is not None and base is not None:
-                    ratios = one.forward / base.forward, one.training / base.training
-                    forward, both = f"{1e3 * one.forward:.2f}", f"{1e3 * one.training:.2f}"
-                    rows.append(
-                        [shape, dtype, name, forward, one.kernel, both, *(f"{r:.2f}" for r in ratios), one.first]
-                    )
-    times = ("forward, ms", "kernel, µs a step", "training, ms", "forward / ours", "training / ours", "first, s")
+                    forward, *both = (f"{1e3 * seconds:.2f}" for seconds in one.seconds)
+                    ratios = [f"{its / ours:.2f}" for its, ours in zip(one.seconds, base.seconds, strict=True)]
+                    rows.append([shape, dtype, name, forward, one.kernel, *both, *ratios, one.first])
+    compared = ("forward", "training", "in one thread")
+    times = (
+        *("forward, ms", "kernel, µs a step", "training, ms", "in one thread, ms"),
+        *(f"{what} / ours" for what in compared),
+        "first, s",
+    )
     lines = [
         "# Recurrent LIF",
         "",

@@ -194,6 +194,7 @@ def row(case: Case, memory_format: torch.memory_format, name: str, limit: Sequen
         return [f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}", *[""] * 3], ()
     finally:
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # of the streams of a capture: 32 MiB each, and no part of the next row
         torch.cuda.empty_cache()
     beside = limit or found
     ratios = [f" ({value / least:.2f})" for value, least in zip(found, beside, strict=True)]

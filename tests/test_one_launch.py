@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 import torch
 from recurrent_cores import GRU, LSTM, RLIF, Cell, Dense, Hidden, LowRank, Powers
 from test_recurrent import DEVICE, differentiated, made, run, sequences
 from torch import Tensor
 
-from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
-from flexsn_runtime.launches._cooperative_launch import MARKS
+from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent import _one_launch, _staged
 from flexsn_runtime.recurrent._over_time import OverTime
 
@@ -82,6 +84,37 @@ def test_float32_is_float32(launched: list[str]) -> None:
     assert launched == ["one launch"]
     for a, b, c in zip(got, loop, exact, strict=True):
         assert (a - c).abs().max() <= 2 * (b - c).abs().max() + 1e-6
+
+
+def test_a_sum_of_chunks_has_less_than_a_chunk_of_padding() -> None:
+    tiles = Tiles(16, 64, 128, 4, ahead=1)
+    assert tiles.chunks(3 * 1024) == [128] * 24
+    assert tiles.chunks(1100) == [128] * 9
+    assert tiles.chunks(100) == [128]
+    assert tiles.chunks(3) == [16]
+
+
+def test_where_programs_have_no_room_the_next_tiles_are_tried(
+    monkeypatch: pytest.MonkeyPatch, launched: list[str]
+) -> None:
+    tried: list[Tiles] = []
+
+    def two(*_: object, **__: object) -> Iterator[Tiles]:
+        for chunk in (32, 16):
+            tried.append(Tiles(16, 1, chunk, 4, ahead=1))
+            yield tried[-1]
+
+    class Crowded(CooperativeKernel):
+        """Has no room for the first tiles."""
+
+        def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+            return len(tried) - 1
+
+    monkeypatch.setattr(_one_launch, "tiles_for", two)
+    monkeypatch.setattr(_one_launch, "CooperativeKernel", Crowded)
+    check(RLIF, 3, 5, 37, torch.float32)
+    assert launched == ["one launch"] * 2
+    assert [tiles.chunk for tiles in tried] == [32, 16] * 2
 
 
 def test_infinity_and_nan_come_through(launched: list[str]) -> None:
@@ -197,8 +230,8 @@ def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch) -> 
         expected = run(core, (x, s, v), "triton")
         original = CooperativeLaunch.__call__
 
-        def without_one(self: CooperativeLaunch, t: list[Tensor], n: list[int], programs: int) -> None:
-            original(self, t, n, programs - 1)
+        def without_one(self: CooperativeLaunch, tensors: list[Tensor], programs: int) -> None:
+            original(self, tensors, programs - 1)
 
         with monkeypatch.context() as patch:
             patch.setattr(CooperativeLaunch, "__call__", without_one)

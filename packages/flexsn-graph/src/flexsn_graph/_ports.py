@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 
 
 class Role(StrEnum):
@@ -52,6 +53,7 @@ class Port:
         return f"{self.role.value}_{self.index}"
 
 
+@cache
 def ports(role: Role, count: int) -> tuple[Port, ...]:
     """All of one role."""
     return tuple(Port(role, i) for i in range(count))

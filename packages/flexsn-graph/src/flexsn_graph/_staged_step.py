@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ class Term:
     calls: tuple[Call, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StagedStep:
     """A step, or its VJP, as stages and products.
 
@@ -145,3 +146,13 @@ class StagedStep:
     @property
     def stages(self) -> tuple[Stage, ...]:
         return tuple(part for part in self.parts if isinstance(part, Stage))
+
+    @cached_property
+    def sequences(self) -> frozenset[Port]:
+        """The values of which each step needs memory of its own, because they are read when the loop is over."""
+        found = {view.source for term in self.terms for view in term.values}
+        for part in self.parts:
+            if part.phase is not Phase.LOOP:
+                writes = part.writes if isinstance(part, Stage) else (part.result,)
+                found |= {view.source for view in (*part.reads, *writes)}
+        return frozenset(found)

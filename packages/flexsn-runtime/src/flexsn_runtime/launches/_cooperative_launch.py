@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,8 @@ _WARP = 32
 _REGISTER_UNIT = 256
 
 
-class CooperativeLaunch:
-    """Runs a kernel, as often as it is called.
+class CooperativeKernel:
+    """A kernel whose programs wait for each other.
 
     Args:
         rows: of one program.
@@ -36,22 +36,25 @@ class CooperativeLaunch:
         self._function = kernel.function
         self._rows, self._num_warps, self._device = rows, num_warps, device
         self._options = {**kernel.options, "num_warps": num_warps, "launch_cooperative_grid": True}
-        self._resident: dict[object, int] = {}
-        self._again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
+        self._launches: Recent[CooperativeLaunch] = Recent()
 
-    def resident(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
-        """How many programs the device has room for at a time. Compiles."""
-        if triton_interpreted():
-            return 1
-        key = _key(tensors, numbers)
-        found = self._resident.get(key)
+    def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
+        """What runs it on tensors like these, and with these numbers. Compiles."""
+        # Triton compiles for the alignment of addresses.
+        key = (*[t.data_ptr() % 16 == 0 for t in tensors], *numbers)
+        found = self._launches.get(key)
         if found is None:
-            with on_device(self._device):
-                compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
-                found = self._resident[key] = self._room(compiled)
+            room = self._room(tensors, numbers)
+            found = CooperativeLaunch(self._function, (*numbers, self._rows), room, self._options, self._device)
+            self._launches[key] = found
         return found
 
-    def _room(self, compiled: Any) -> int:
+    def _room(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+        """How many programs the device has room for at a time."""
+        if triton_interpreted():
+            return 1
+        with on_device(self._device):
+            compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
         device = torch.cuda.get_device_properties(self._device)
         used = resources(compiled, device.shared_memory_per_block_optin)
         if used is None:
@@ -65,29 +68,41 @@ class CooperativeLaunch:
         )
         return min(each) * int(device.multi_processor_count)
 
-    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int], programs: int) -> None:
+
+class CooperativeLaunch:
+    """Runs a kernel on tensors of one alignment, as often as it is called.
+
+    Args:
+        function: Triton's.
+        numbers: what it takes behind the tensors.
+        room: how many programs the device has room for at a time.
+        options: what it is compiled with.
+    """
+
+    def __init__(
+        self, function: Any, numbers: tuple[int, ...], room: int, options: Mapping[str, Any], device: torch.device
+    ) -> None:
+        self.room = room
+        self._function, self._numbers, self._options, self._device = function, numbers, options, device
+        self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
+
+    def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
         """Launches so many programs, at most as many as there is room for."""
         if triton_interpreted():
             with INTERPRETER, warnings.catch_warnings():
                 # What is outside of the step is computed with, and not stored.
                 warnings.simplefilter("ignore", RuntimeWarning)
-                self._function[(programs, 1, 1)](*tensors, *numbers, BLOCK=self._rows)
+                self._function[(programs, 1, 1)](*tensors, *self._numbers)
             return
-        key = (programs, *numbers, *_key(tensors, numbers))
-        again = self._again.get(key)
+        again = self._again.get(programs)
         with on_device(self._device):
             if again is not None:
                 again(tensors)
                 return
             grid = (programs, 1, 1)
-            compiled = self._function[grid](*tensors, *numbers, BLOCK=self._rows, **self._options)
+            compiled = self._function[grid](*tensors, *self._numbers, **self._options)
         if compiled is not None:
-            self._again[key] = launcher(compiled, grid, (*numbers, self._rows), self._device)
-
-
-def _key(tensors: Sequence[Tensor], numbers: Sequence[int]) -> tuple[object, ...]:
-    """What Triton compiles for."""
-    return (*[t.data_ptr() % 16 == 0 for t in tensors], *[n.bit_length() > 31 for n in numbers])
+            self._again[programs] = launcher(compiled, grid, self._numbers, self._device)
 
 
 class Marks:

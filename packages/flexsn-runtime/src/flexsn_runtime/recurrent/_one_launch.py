@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +31,7 @@ from flexsn_codegen.recurrent import (
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeLaunch
+from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import tiles_for
 
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 # More arrivals at one counter than that would reach the mark of programs that gave up.
 _MOST_ARRIVALS = 1 << 29
+_Source = Callable[[OverTime], Tensor]
 
 
 class Loops:
@@ -51,7 +53,7 @@ class Loops:
 
     def __init__(self) -> None:
         self._loops: dict[object, tuple[StagedStep, Loop | str]] = {}
-        self._kernels: dict[object, tuple[LoopKernel, CooperativeLaunch]] = {}
+        self._kernels: dict[object, tuple[LoopKernel, CooperativeKernel]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
         self.prepared: Recent[_Prepared | str] = Recent()
         self.told: dict[str, str] = {}
@@ -84,8 +86,8 @@ class Loops:
 
     def kernel(
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
-    ) -> tuple[LoopKernel, CooperativeLaunch]:
-        """The kernel of a loop, and what launches it."""
+    ) -> tuple[LoopKernel, CooperativeKernel]:
+        """The kernel of a loop, as written and as compiled."""
         strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
         places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
         key = (id(over.staged), loop.lasting, places, tuple(strides.items()), tiles, over.backwards, over.from_zero)
@@ -105,8 +107,8 @@ class Loops:
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
-            launch = CooperativeLaunch(compiled, tiles.rows, tiles.num_warps, step.device)
-            found = self._kernels[key] = (kernel, launch)
+            programs = CooperativeKernel(compiled, tiles.rows, tiles.num_warps, step.device)
+            found = self._kernels[key] = (kernel, programs)
         return found
 
 
@@ -140,33 +142,19 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     device = step.device
     if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
-    num_steps, reads, writes = over.num_steps, over.reads, over.writes
-    if num_steps < 2:
+    if over.num_steps < 2:
         raise NotOneLaunchError("there is one step")
     if torch.version.hip or (device.type != "cuda" and not triton_interpreted()):
         raise NotOneLaunchError("only CUDA launches programs that wait for each other")
     prepared = _prepared(step, over)
-    tensors = prepared.tensors(reads, writes)
-    for i, port in enumerate(prepared.loop.carried):
-        before, behind = reads[port], writes[port]
-        start, end = (num_steps - 1, 0) if over.backwards else (0, num_steps - 1)
-        tensors[Port(Role.STATE, i)] = before.memory[(before.first + start) % before.memory.shape[0]]
-        tensors[Port(Role.FINAL_STATE, i)] = behind.memory[(behind.first + end) % behind.memory.shape[0]]
-    for number in prepared.matrices:
-        tensors[Port(Role.MATRIX, number)] = over.matrices[number]
-    for i, (dtype, parts, columns) in enumerate(prepared.kernel.slots):
-        shape = (2, parts, prepared.groups * prepared.tiles.rows, columns)
-        tensors[Port(Role.OPERAND, i)] = torch.empty(shape, dtype=dtype, device=device)
-    tensors |= _lifted(prepared.loop, over.lifted, device)
-    tensors[Port(Role.COUNTER, 0)] = torch.zeros(prepared.groups * COUNTER_DISTANCE, dtype=torch.int32, device=device)
-    tensors[Port(Role.COUNTER, 1)] = MARKS.on(device)
-    passed = [tensors[port] for port in prepared.kernel.source.params]
-    room = prepared.launch.resident(passed, prepared.numbers)
-    at_once = min(prepared.groups, room // prepared.tiles.count)
+    passed = [give(over) for give in prepared.sources]
+    launch = prepared.kernel.launch(passed, prepared.numbers)
+    at_once = min(prepared.groups, launch.room // prepared.tiles.count)
     if at_once == 0:
-        raise NotOneLaunchError(f"there is room for {room} programs at a time, and {prepared.tiles.count} share a row")
+        room, count = launch.room, prepared.tiles.count
+        raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
     MARKS.check(device)
-    prepared.launch(passed, prepared.numbers, at_once * prepared.tiles.count)
+    launch(passed, at_once * prepared.tiles.count)
     return prepared.in_words(at_once)
 
 
@@ -177,29 +165,16 @@ class _Prepared:
     Attributes:
         groups: of rows.
         numbers: the kernel's integers.
-        matrices: the numbers of those that it takes.
-        places: for each tensor that is loaded or stored at each step: its name in the kernel, the value that it is a
-            view of, and where in memory it begins, counted from that of the value.
+        sources: what gives each of the kernel's tensors.
     """
 
     loop: Loop
     tiles: Tiles
-    kernel: LoopKernel
-    launch: CooperativeLaunch
+    kernel: CooperativeKernel
     groups: int
     numbers: tuple[int, ...]
-    matrices: tuple[int, ...]
-    places: tuple[tuple[Port, Port, int], ...]
+    sources: tuple[_Source, ...]
     _said: dict[int, str] = field(default_factory=dict)
-
-    def tensors(self, reads: Mapping[Port, Rows], writes: Mapping[Port, Rows]) -> dict[Port, Tensor]:
-        """Those that are loaded or stored at each step: where they begin counts."""
-        found = {}
-        for name, port, offset in self.places:
-            memory = (reads if name.role is Role.INPUT else writes)[port].memory
-            found[name] = memory.as_strided((1,), (1,), memory.storage_offset() + offset)
-        return found
-
 
     def in_words(self, at_once: int) -> str:
         """What a launch of so many groups at a time is."""
@@ -237,24 +212,90 @@ def _prepared(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
 
 
 def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared:
+    """With the first tiles whose programs have room on the device, or else the last ones."""
     loops = step.loops
-    tiles = tiles_for(loop, step.device, from_zero=over.from_zero)
-    if over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
-        raise NotOneLaunchError("there are too many steps for one counter")
     memory = _memory(loop, over)
-    kernel, launch = loops.kernel(step, over, loop, memory, tiles)
-    groups = -(-loop.num_rows // tiles.rows)
-    named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
-    numbers = tuple(named[size] for size in kernel.source.sizes)
+    for tiles in tiles_for(loop, step.device, from_zero=over.from_zero):
+        if over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
+            raise NotOneLaunchError("there are too many steps for one counter")
+        written, kernel = loops.kernel(step, over, loop, memory, tiles)
+        groups = -(-loop.num_rows // tiles.rows)
+        named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+        numbers = tuple(named[size] for size in written.source.sizes)
+        sources = tuple(_sources(loops, over, memory, written, groups, tiles.rows, step.device))
+        prepared = _Prepared(loop, tiles, kernel, groups, numbers, sources)
+        if kernel.launch([give(over) for give in sources], numbers).room >= tiles.count:
+            break
+    return prepared
+
+
+def _sources(
+    loops: Loops,
+    over: OverTime,
+    memory: Memory,
+    kernel: LoopKernel,
+    groups: int,
+    rows: int,
+    device: torch.device,
+) -> Iterator[_Source]:
+    """What gives each of a kernel's tensors, in its order: of what has steps, only where it begins counts.
+
+    Args:
+        groups: of so many rows.
+    """
+    loop = loops.loop(over.staged, over.lasting)
     to_load, to_store = loops.memory(over.staged, over.lasting)
     values = [(view.source, over.reads[view.source]) for view, _ in to_load]
     values += [(view.source, over.writes[view.source]) for view in to_store]
-    places = []
-    for (name, tensor), (port, rows) in zip(memory.tensors.items(), values, strict=True):
-        if tensor.untyped_storage().data_ptr() != rows.memory.untyped_storage().data_ptr():
+    found: dict[Port, _Source] = {}
+    for (name, tensor), (port, seen) in zip(memory.tensors.items(), values, strict=True):
+        if tensor.untyped_storage().data_ptr() != seen.memory.untyped_storage().data_ptr():
             raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
-        places.append((name, port, int(tensor.storage_offset() - rows.memory.storage_offset())))
-    return _Prepared(loop, tiles, kernel, launch, groups, numbers, tuple(memory.matrices), tuple(places))
+        offset = int(tensor.storage_offset() - seen.memory.storage_offset())
+        found[name] = partial(_beginning, port=port, written=name.role is Role.OUTPUT, offset=offset)
+    first, last = (over.num_steps - 1, 0) if over.backwards else (0, over.num_steps - 1)
+    for i, port in enumerate(loop.carried):
+        found[Port(Role.STATE, i)] = partial(_row, port=port, written=False, t=first)
+        found[Port(Role.FINAL_STATE, i)] = partial(_row, port=port, written=True, t=last)
+    for number in memory.matrices:
+        found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
+    for i, (dtype, parts, columns) in enumerate(kernel.slots):
+        shape = (2, parts, groups * rows, columns)
+        found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
+    for part in loop.parts:
+        if isinstance(part, Call):
+            for i, layout in part.stage.graph.layouts.items():
+                found[Port(Role.LIFTED, i)] = partial(_lifted, i=i, offset=layout.offset, device=device)
+    count = groups * COUNTER_DISTANCE
+    found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
+    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
+    for port in kernel.source.params:
+        yield found[port]
+
+
+def _beginning(over: OverTime, *, port: Port, written: bool, offset: int) -> Tensor:
+    """Where in memory what a kernel sees of a value begins, `offset` elements behind the value itself."""
+    memory = (over.writes if written else over.reads)[port].memory
+    return memory.as_strided((1,), (1,), memory.storage_offset() + offset) if offset else memory
+
+
+def _row(over: OverTime, *, port: Port, written: bool, t: int) -> Tensor:
+    """A value at step `t`."""
+    rows = (over.writes if written else over.reads)[port]
+    return rows.memory[(rows.first + t) % rows.memory.shape[0]]
+
+
+def _matrix(over: OverTime, *, number: int) -> Tensor:
+    return over.matrices[number]
+
+
+def _slot(over: OverTime, *, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory through which programs exchange a value."""
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _lifted(over: OverTime, *, i: int, offset: int, device: torch.device) -> Tensor:
+    return over.lifted[i].to(device).contiguous().resolve_neg().view(-1)[offset:]
 
 
 def _memory(loop: Loop, over: OverTime) -> Memory:
@@ -291,14 +332,3 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
     used = {number for part in loop.parts if isinstance(part, Multiply) for number in (part.matrix, part.added)}
     found = {number: over.matrices[number] for number in sorted(n for n in used if n is not None)}
     return Memory(tuple(loads), tuple(stores), tensors, numbers, found)
-
-
-def _lifted(loop: Loop, lifted: Sequence[Tensor], device: torch.device) -> dict[Port, Tensor]:
-    found = {}
-    for part in loop.parts:
-        if isinstance(part, Call):
-            for i, layout in part.stage.graph.layouts.items():
-                tensor = lifted[i].to(device).contiguous().resolve_neg()
-                found[Port(Role.LIFTED, i)] = tensor.view(-1)[layout.offset :]
-    return found
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,15 +46,15 @@ class OverTime:
         reads: Mapping[Port, Rows],
         writes: Mapping[Port, Rows],
         lifted: Sequence[Tensor],
-        lasting: Iterable[Port],
+        lasting: frozenset[Port],
         *,
         backwards: bool = False,
         from_zero: bool = False,
     ) -> OverTime:
         """With the matrices that the lifted tensors give."""
         fixed = tuple(tensor.detach() for tensor in lifted)
-        matrices = tuple(staged.matrices(*fixed)) if staged.num_matrices else ()
-        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, frozenset(lasting), from_zero)
+        matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
+        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero)
 
     @property
     def direction(self) -> str:
@@ -62,8 +62,7 @@ class OverTime:
         return "backward" if self.backwards else "forward"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """A value at each step: as it is before the step, or as the step writes it.
 
     Attributes:
@@ -107,6 +106,8 @@ class Rows:
     def sequence(self) -> Tensor:
         """`[T, *shape]`."""
         assert self.is_sequence
+        if self.memory.shape[0] == self.num_steps:
+            return self.memory
         return self.memory[self.first : self.first + self.num_steps]
 
     def tensors(self) -> list[Tensor]:

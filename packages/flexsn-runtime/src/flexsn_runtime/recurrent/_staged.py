@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization, changed_between
+
+if TYPE_CHECKING:
+    from flexsn_runtime.recurrent._backward_plan import BackwardPlan
 
 _aten = torch.ops.aten
 Act = Callable[[int], object]
@@ -51,7 +54,11 @@ class RecurrentSpecialization(CoreSpecialization):
         super().__init__(trace, name, device, numerics, target, kernels)
         self._cores: dict[int, tuple[Stage, CoreSource]] = {}
         self._vjps: dict[Any, StagedStep] = {}
+        self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
         self.loops = Loops()
+        # By kind of call: the values that last in a forward, and what a backward needs.
+        self.lasting: Recent[frozenset[Port]] = Recent()
+        self.backward_plans: Recent[BackwardPlan] = Recent()
         # By layout: what calls have in common. Their keys have the numbers of stages and views that live as long.
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
@@ -89,6 +96,13 @@ class RecurrentSpecialization(CoreSpecialization):
         read |= {view.source for term in vjp.terms for view in term.values}
         ports = {port for port in read if port.role is Role.STATE} | set(vjp.saved)
         return {port: self.trace.forward.values[port] for port in ports}
+
+    def kept_ports(self, wanted: tuple[bool, ...]) -> frozenset[Port]:
+        """What the forward keeps, as `kept` says."""
+        found = self._kept.get(wanted)
+        if found is None:
+            found = self._kept[wanted] = frozenset(self.kept(wanted))
+        return found
 
     def check(self, *, training: bool) -> None:
         """Raises what the kernels' makers raise of the step, and compiles nothing."""

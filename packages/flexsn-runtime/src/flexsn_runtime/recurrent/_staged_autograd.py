@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep
+from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, refuse_double_backward, scan_pointwise, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
+from flexsn_runtime.recurrent._backward_plan import backward_plan
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization, StagedScan
 from flexsn_runtime.step._pointwise_step import Specialization
@@ -49,7 +50,7 @@ class _StagedScan(SingleLevelFunction):
         ctx: Any, step: RecurrentSpecialization, state_seqs: bool, arguments: Arguments, *tensors: Tensor | None
     ) -> tuple[Tensor, ...]:
         wanted = step.carrying(ctx.needs_input_grad[3:])
-        kept = frozenset(step.kept(wanted))
+        kept = step.kept_ports(wanted)
         with without_autocast(arguments.device):
             returned, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=kept)
         ctx.ports = tuple(memory)
@@ -85,22 +86,8 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
-def _sequences(staged: StagedStep) -> set[Port]:
-    """The values of which each step needs memory of its own, because they are read when the loop is over."""
-    found = {view.source for term in staged.terms for view in term.values}
-    for part in staged.parts:
-        if part.phase is not Phase.LOOP:
-            found |= {view.source for view in part.reads}
-            found |= {view.source for view in _writes_of(part)}
-    return found
-
-
-def _writes_of(part: Stage | Product) -> Sequence[Any]:
-    return part.writes if isinstance(part, Stage) else (part.result,)
-
-
 def _intermediates(
-    staged: StagedStep, num_steps: int, sequences: set[Port] | frozenset[Port], device: torch.device
+    staged: StagedStep, num_steps: int, sequences: frozenset[Port], device: torch.device
 ) -> dict[Port, Rows]:
     """Memory for operands and products."""
     found = {}
@@ -122,31 +109,31 @@ def forward_staged(
     outputs = [
         torch.empty_strided((num_steps, *shape), form.sequence, dtype=v.dtype, device=device) for v in trace.outputs
     ]
-    sequences = _sequences(staged) | kept
+    state_ports = ports(Role.STATE, trace.num_states)
+    lasting = step.lasting.get((state_seqs, kept))
+    if lasting is None:
+        returned = frozenset(state_ports if state_seqs else ())
+        lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned
     states: list[Tensor] = []
-    for i, (initial, value) in enumerate(zip(arguments.states, trace.states, strict=True)):
-        whole = state_seqs or Port(Role.STATE, i) in sequences
+    for port, initial, value in zip(state_ports, arguments.states, trace.states, strict=True):
+        whole = port in lasting
         memory = torch.empty((num_steps + 1 if whole else 2, *shape), dtype=value.dtype, device=device)
         if initial is None:
             memory[0].zero_()
         else:
             memory[0].copy_(initial)
         states.append(memory)
-    between = _intermediates(staged, num_steps, sequences, device)
+    between = _intermediates(staged, num_steps, lasting, device)
     if num_steps and 0 not in shape:
-        inputs = {Port(Role.INPUT, i): Rows(x.detach(), 0, num_steps) for i, x in enumerate(arguments.inputs)}
-        before = {Port(Role.STATE, i): Rows(m, 0, num_steps) for i, m in enumerate(states)}
-        behind = {Port(Role.STATE, i): Rows(m, 1, num_steps) for i, m in enumerate(states)}
-        written = {Port(Role.OUTPUT, i): Rows(y, 0, num_steps) for i, y in enumerate(outputs)}
-        over = OverTime.of(
-            staged,
-            num_steps,
-            reads={**inputs, **before, **between},
-            writes={**written, **behind, **between},
-            lifted=arguments.lifted,
-            lasting=sequences | {Port(Role.STATE, i) for i in range(len(states)) if state_seqs},
-            from_zero=all(initial is None for initial in arguments.states),
-        )
+        reads, writes = dict(between), dict(between)
+        for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
+            reads[port] = Rows(x.detach(), 0, num_steps)
+        for port, memory in zip(state_ports, states, strict=True):
+            reads[port], writes[port] = Rows(memory, 0, num_steps), Rows(memory, 1, num_steps)
+        for port, y in zip(ports(Role.OUTPUT, trace.num_outputs), outputs, strict=True):
+            writes[port] = Rows(y, 0, num_steps)
+        from_zero = all(initial is None for initial in arguments.states)
+        over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
         StagedScan(step, over).run()
     keeping = {port: between[port].memory for port in kept if port in between}
     keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
@@ -180,53 +167,51 @@ def backward_staged(
     if num_steps == 0 or 0 in shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
     of_outputs, of_states = grads[:num_outputs], grads[num_outputs:]
-    segments = _segments(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
-    results = {port for segment in segments for port in segment.staged.results}
-    sequences = {port for segment in segments for port in _sequences(segment.staged)}
+    plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
     carried: dict[int, Tensor] = {}
     for i, value in enumerate(trace.states):
         port = Port(Role.GRAD_STATE, i)
         g = of_states[i]
-        if g is None and port not in results:
+        if g is None and port not in plan.results:
             continue
         # The gradient after step t is in row t + 1, that before it in row t.
-        rows = num_steps + 1 if state_seqs or port in sequences else 2
+        rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
         carried[i] = gradient = torch.zeros((rows, *shape), dtype=value.dtype, device=device)
         if g is not None and not state_seqs:
             gradient[num_steps % rows].copy_(g)
     gradients: list[Tensor | None] = [None] * len(needed)
-    for i, x in enumerate(arguments.inputs):
-        port = Port(Role.GRAD_INPUT, i)
-        if port in results:
-            like, dtype = next(s.staged.values[port] for s in segments if port in s.staged.results)
+    grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
+    for i, (port, x) in enumerate(zip(grad_inputs, arguments.inputs, strict=True)):
+        if port in plan.of_inputs:
+            like, dtype = plan.of_inputs[port]
             full = (num_steps, *like)
             strides = strides_like(x) if x.shape == full else contiguous_strides(full)
             gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
-    for segment in segments:
-        start, count, staged = segment.start, segment.num_steps, segment.staged
-        between = _intermediates(staged, count, _sequences(staged), device)
-        reads: dict[Port, Rows] = dict(between)
-        writes: dict[Port, Rows] = dict(between)
-        reads |= {Port(Role.INPUT, i): Rows(x.detach(), start, count) for i, x in enumerate(arguments.inputs)}
-        reads |= {port: Rows(rows, start, count) for port, rows in memory.items() if port.role is Role.STATE}
-        reads |= {Port(Role.SAVED, i): Rows(memory[port], start, count) for i, port in enumerate(staged.saved)}
-        for i, g in enumerate(of_outputs):
+    for start, count, staged in plan.segments:
+        reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, device)
+        writes = dict(reads)
+        for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
+            reads[port] = Rows(x.detach(), start, count)
+        for port, rows_of in memory.items():
+            if port.role is Role.STATE:
+                reads[port] = Rows(rows_of, start, count)
+        for i, port in enumerate(staged.saved):
+            reads[Port(Role.SAVED, i)] = Rows(memory[port], start, count)
+        for port, g in zip(ports(Role.GRAD_OUTPUT, num_outputs), of_outputs, strict=True):
             if g is not None:
-                reads[Port(Role.GRAD_OUTPUT, i)] = Rows(g.resolve_neg(), start, count)
+                reads[port] = Rows(g.resolve_neg(), start, count)
         for i, gradient in carried.items():
-            reads[Port(Role.GRAD_STATE, i)] = Rows(gradient, start + 1, count)
-            writes[Port(Role.GRAD_STATE, i)] = Rows(gradient, start, count)
-        for i in range(trace.num_inputs):
-            of_input = gradients[i]
-            if of_input is not None and Port(Role.GRAD_INPUT, i) in staged.results:
-                writes[Port(Role.GRAD_INPUT, i)] = Rows(of_input, start, count)
+            port = Port(Role.GRAD_STATE, i)
+            reads[port], writes[port] = Rows(gradient, start + 1, count), Rows(gradient, start, count)
+        for port, of_input in zip(grad_inputs, gradients, strict=False):
+            if of_input is not None and port in staged.results:
+                writes[port] = Rows(of_input, start, count)
             elif of_input is not None:
                 of_input[start : start + count].zero_()
         arriving = [
             (carried[i][start:], g[start:]) for i, g in enumerate(of_states) if state_seqs and g is not None
         ]
-        lasting = _sequences(staged)
-        over = OverTime.of(staged, count, reads, writes, arguments.lifted, lasting, backwards=True)
+        over = OverTime.of(staged, count, reads, writes, arguments.lifted, staged.sequences, backwards=True)
         scan = StagedScan(step, over)
         scan.run(arriving)
         for term in staged.terms:
@@ -240,7 +225,7 @@ def backward_staged(
             gradients[i] = input_gradient(gradient_of, x, by_program=False)
     for i, gradient in carried.items():
         initial = arguments.states[i]
-        flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
+        flows = Port(Role.GRAD_STATE, i) in plan.segments[-1].staged.results
         if flows and needed[trace.num_inputs + i] and initial is not None:
             gradients[trace.num_inputs + i] = _copied(gradient[0], strides_like(initial))
     for place, tensor in enumerate(arguments.lifted, first_lifted):
@@ -248,51 +233,6 @@ def backward_staged(
         if gradient_of is not None:
             gradients[place] = gradient_of.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
     return gradients
-
-
-class _Segment(NamedTuple):
-    """Steps that have the same VJP."""
-
-    start: int
-    num_steps: int
-    staged: StagedStep
-
-
-def _segments(
-    step: RecurrentSpecialization,
-    num_steps: int,
-    kept: frozenset[Port],
-    grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
-    *,
-    state_seqs: bool,
-) -> list[_Segment]:
-    """The steps, the last ones first, by which gradients come to them.
-
-    To the last step comes no gradient of a state that is in no loss; nor, where that leads to none, to those before.
-    Zeros in their place would be wrong where they meet an infinite derivative.
-    """
-    trace = step.trace
-    differentiable = trace.differentiable
-    count = trace.num_outputs
-    present = tuple(g is not None and d for g, d in zip(grads[:count], differentiable, strict=False))
-    came = tuple(g is not None for g in grads[count:])
-    segments: list[_Segment] = []
-    end = num_steps
-    while end > 0:
-        flows = tuple(c and d for c, d in zip(came, differentiable[count:], strict=True))
-        staged = step.vjp((*present, *flows), step.carrying(needed), kept)
-        found = {port.index for port in staged.results if port.role is Role.GRAD_STATE}
-        after = tuple(
-            i in found or (state_seqs and grads[count + i] is not None) for i in range(trace.num_states)
-        )
-        if len(segments) > trace.num_states:  # which come goes in a circle, as between states that change places
-            after = came = (True,) * trace.num_states
-            staged = step.vjp((*present, *differentiable[count:]), step.carrying(needed), kept)
-        start = 0 if after == came else end - 1
-        segments.append(_Segment(start, end - start, staged))
-        came, end = after, start
-    return segments
 
 
 def _without_steps(

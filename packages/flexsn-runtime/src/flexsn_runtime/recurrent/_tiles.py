@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,32 +13,45 @@ from flexsn_runtime._availability import triton_interpreted
 
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
+_OPERAND_BYTES = 512  # of a thread: half of its registers
 
 
-def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Tiles:
-    """The tiles of a loop on a device.
+def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+    """The tiles of a loop on a device, the best ones first; the next ones need fewer registers.
 
     Raises:
         NotOneLaunchError: no program has room for its part of the matrices.
     """
     if triton_interpreted():
-        return Tiles(16, 1, 32, 4)  # one program after the other: none may wait
+        yield Tiles(16, 1, 32, 4, ahead=2)  # one program after the other: none may wait
+        return
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     tiles = _best(loop.num_rows, loop.width, _weights(loop, from_zero), properties.multi_processor_count, shared)
     if tiles is None:
         raise NotOneLaunchError(f"columns of its matrices do not fit into the {shared >> 10} KiB of a program")
-    return tiles
+    yield tiles
+    for chunk in (tiles.chunk // 2, tiles.chunk // 4):
+        yield replace(tiles, chunk=chunk, ahead=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Weight:
-    """A piece of a product: padded terms of its sums, its columns, and bytes of a number of matrix and operand."""
+    """A piece of a product: the terms of its sums, its columns, and bytes of a number of matrix and operand."""
 
     terms: int
     columns: int
     matrix: int
     operand: int
+
+    def shared_bytes(self, tiles: Tiles) -> int:
+        """Of the matrix."""
+        return sum(tiles.chunks(self.terms)) * tiles.columns(self.columns) * self.matrix
+
+    def operand_bytes(self, tiles: Tiles) -> int:
+        """Of what is there of the operand at a time."""
+        ahead = tiles.ahead if self.operand == 2 else 1
+        return tiles.rows * sum(tiles.chunks(self.terms)[: ahead + 1]) * self.operand
 
 
 def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
@@ -46,10 +60,9 @@ def _weights(loop: Loop, from_zero: bool) -> tuple[_Weight, ...]:
     for part in loop.parts:
         if isinstance(part, Multiply):
             exchange = exchanges[part.operand.port]
-            terms = max(16, 1 << (part.operand.width - 1).bit_length())
             matrix = 6 if exchange.dtype == torch.float32 else 2
             operand = 2 * exchange.parts(from_zero=from_zero)
-            found += [_Weight(terms, count, matrix, operand) for _, count in part.pieces]
+            found += [_Weight(part.operand.width, count, matrix, operand) for _, count in part.pieces]
     return tuple(found)
 
 
@@ -60,24 +73,30 @@ def _best(rows: int, width: int, weights: tuple[_Weight, ...], processors: int, 
     largest = max(weight.terms for weight in weights)
     # As measured on an H200 (benchmarks/results/recurrence.md).
     chunk = 128 if largest > 512 or (float32 and largest > 256) else 512
+    if float32 and len(weights) > 1 and largest > 128:
+        chunk = 64  # each piece has sums of its own, six of them
     num_warps = 8 if float32 and largest > 256 else 4
-    found: list[tuple[int, int, int, Tiles]] = []
-    # More rows of operands in three parts do not fit into registers.
-    for height in _ROWS if not float32 or largest <= 256 else _ROWS[:1]:
-        for columns in _COLUMNS:
-            if columns > 16 and columns >= 2 * width:
-                continue
-            count = -(-width // columns)
-            tiles = Tiles(height, count, chunk, num_warps)
-            bytes_ = sum(weight.terms * tiles.columns(weight.columns) * weight.matrix for weight in weights)
-            # Of an operand in three parts, two chunks are there at a time, of others all.
-            bytes_ += max(
-                height * (weight.terms if weight.operand == 2 else min(weight.terms, 2 * chunk)) * weight.operand
-                for weight in weights
-            )
-            if bytes_ > shared or count > processors:
-                continue
-            groups = -(-rows // height)
-            turns = -(-groups // (processors // count))
-            found.append((turns, height, columns, tiles))
-    return min(found, key=lambda one: one[:3])[-1] if found else None
+    # Whole operands are read the soonest. More rows of operands in parts do not fit into registers.
+    heights = _ROWS if not float32 or largest <= 256 else _ROWS[:1]
+    whole = -(-largest // chunk)
+    for ahead, some_heights, some_columns in ((whole, heights, _COLUMNS), (1, _ROWS[:1], _COLUMNS[:1])):
+        found: list[tuple[int, int, int, Tiles]] = []
+        for height in some_heights:
+            for columns in some_columns:
+                if columns > 16 and columns >= 2 * width:
+                    continue
+                tiles = Tiles(height, -(-width // columns), chunk, num_warps, ahead)
+                if tiles.count <= processors and _fits(tiles, weights, shared):
+                    groups = -(-rows // height)
+                    found.append((-(-groups // (processors // tiles.count)), height, columns, tiles))
+        if found:
+            return min(found, key=lambda one: one[:3])[-1]
+    return None
+
+
+def _fits(tiles: Tiles, weights: tuple[_Weight, ...], shared: int) -> bool:
+    """Whether a program's matrices and operands have room."""
+    matrices = sum(weight.shared_bytes(tiles) for weight in weights)
+    operand = max(weight.operand_bytes(tiles) for weight in weights)
+    in_one_part = max((weight.operand_bytes(tiles) for weight in weights if weight.operand == 2), default=0)
+    return matrices + operand <= shared and in_one_part <= _OPERAND_BYTES * 32 * tiles.num_warps

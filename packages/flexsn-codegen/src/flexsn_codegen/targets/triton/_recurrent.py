@@ -48,16 +48,23 @@ class Tiles:
         count: programs that have the same rows and share the columns.
         chunk: terms of a sum that are multiplied at a time.
         num_warps: of one program.
+        ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
     """
 
     rows: int
     count: int
     chunk: int
     num_warps: int
+    ahead: int
 
     def columns(self, width: int) -> int:
         """How many columns of a value of this width one program has."""
         return max(_LEAST, _power(-(-width // self.count)))
+
+    def chunks(self, width: int) -> list[int]:
+        """The terms of a sum over so many, by chunks: with padding."""
+        chunk = min(_padded(width), self.chunk)
+        return [chunk] * -(-width // chunk)
 
 
 class Load(NamedTuple):
@@ -165,7 +172,7 @@ class _Writer:
         self._line(f"tile = tl.program_id(0) % {tiles.count}")
         for width in sorted(self._widths()):
             self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
-        for chunk in sorted({size for e in self._loop.exchanges for size in self._chunks(e.width)}):
+        for chunk in sorted({size for e in self._loop.exchanges for size in self._spec.tiles.chunks(e.width)}):
             self._line(f"terms_{chunk} = tl.arange(0, {chunk})")
         self._load_matrices()
         groups = "tl.cdiv(B, BLOCK)"
@@ -205,11 +212,6 @@ class _Writer:
 
     # -- before the rows -----------------------------------------------------------------------------------------
 
-    def _chunks(self, width: int) -> list[int]:
-        size = _padded(width)
-        chunk = min(size, self._spec.tiles.chunk)
-        return [chunk] * (size // chunk)
-
     def _load_matrices(self) -> None:
         for i, part in enumerate(self._loop.parts):
             if not isinstance(part, Multiply):
@@ -220,7 +222,7 @@ class _Writer:
             for first, count in part.pieces:
                 own = f"own_{count}[None, :]"
                 start = 0
-                for j, chunk in enumerate(self._chunks(height)):
+                for j, chunk in enumerate(self._spec.tiles.chunks(height)):
                     terms = f"({start} + terms_{chunk}[:, None])"
                     mask = f"({terms} < {height}) & ({own} < {count})"
                     place = f"{pointer} + {terms} * {down} + ({first} + {own}) * {across}"
@@ -379,7 +381,7 @@ class _Writer:
 
     def _multiply(self, i: int, part: Multiply) -> None:
         exchange = self._exchange(part.operand.port)
-        operand, chunks = self._name(part.operand), range(len(self._chunks(part.operand.width)))
+        operand, chunks = self._name(part.operand), range(len(self._spec.tiles.chunks(part.operand.width)))
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
@@ -457,7 +459,7 @@ class _Writer:
 
     def _ahead(self, exchange: Exchange) -> int:
         """How many chunks of an operand are loaded before the first one is multiplied."""
-        return len(self._chunks(exchange.width)) if self._parts(exchange) == 1 else 1
+        return self._spec.tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
         """What the chunks and parts of an operand are called, without their numbers."""
@@ -466,7 +468,7 @@ class _Writer:
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
         """Loads some chunks of an operand, all of the group's rows, unless they are there."""
         exchange, name = self._exchange(operand.port), self._name(operand)
-        sizes = self._chunks(operand.width)
+        sizes = self._spec.tiles.chunks(operand.width)
         for j in range(begin, min(begin + count, len(sizes))):
             if (operand, j) in self._fetched:
                 continue
