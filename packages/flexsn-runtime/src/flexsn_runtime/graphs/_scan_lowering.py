@@ -33,7 +33,7 @@ from flexsn_runtime.graphs._symbols import Size
 from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.operands._operands import Arguments
-from flexsn_runtime.plans._buckets import StepCost, one_chunk
+from flexsn_runtime.plans._buckets import StepCost, checkpoint_distance
 from flexsn_runtime.plans._plans import PLANNERS
 
 
@@ -116,10 +116,7 @@ class KernelLowering:
             return _NO_CHECKPOINTS
         planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
         backward = planner.plan(largest, cost, carried=0).backward
-        num_steps = primals[0].shape[0]
-        short = one_chunk(backward, num_steps, cost.backward_ops)
-        # Launch plans have powers of two. From such a one on, there is no second segment to keep the states of.
-        return max(backward.chunk, 0 if short is None else 1 << (num_steps - 1).bit_length())
+        return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
     def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.

@@ -76,8 +76,10 @@ class ForwardScan:
             *_described(_values(Role.FINAL_STATE, () if state_seqs else trace.states), shape, form.step),
         ]
         checkpoints = training and residuals is None
-        # With `padding`, the number of rows is the same function of T where T is a symbol.
-        segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
+        segment = 0
+        if checkpoints:
+            # With `padding`, the number of rows is the same function of T where T is a symbol.
+            segment = plan.backward.chunk if padding is not None else step.segment(plan, num_steps)
         ncl = math.prod(shape)
         row = -(-ncl // WORD) * (WORD // 8)
         bits = step.bits if _same_memory(sequence, form.sequence, (ncl, *form.step)) else ()
@@ -111,7 +113,7 @@ class ForwardScan:
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),
             saved=len(residuals.dtypes) if residuals else 0,
-            segment=segment if checkpoints else 0,
+            segment=segment,
             chunk=config.chunk,
             stages=config.stages,
             rest=rest,

@@ -220,6 +220,15 @@ def one_chunk(config: LaunchConfig, num_steps: int, ops_per_step: int) -> Launch
     return replace(config, chunk=num_steps, stages=1)
 
 
+def checkpoint_distance(backward: LaunchConfig, num_steps: int, ops_per_step: int) -> int:
+    """How many steps lie between two checkpoints, a power of two.
+
+    A backward of one chunk begins where the forward did: there is no second segment to keep the states of.
+    """
+    short = one_chunk(backward, num_steps, ops_per_step)
+    return backward.chunk if short is None else max(backward.chunk, 1 << (num_steps - 1).bit_length())
+
+
 def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
     """`config` with as many elements as registers allow and loads need, and stages as memory does.
 

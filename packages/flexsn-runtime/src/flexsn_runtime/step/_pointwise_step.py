@@ -15,7 +15,7 @@ from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.errors import CapturedTensorError
 from flexsn_runtime.plans import _tuned as tuned
-from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, one_chunk
+from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk
 from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
@@ -97,9 +97,8 @@ class Specialization(CoreSpecialization):
         return (config, self.has_rest(num_steps, config.chunk)) if short is None else (short, False)
 
     def segment(self, plan: LaunchPlan, num_steps: int) -> int:
-        """How many steps lie between two checkpoints. A backward of one chunk begins where the forward did."""
-        config, _ = self.chunks(plan.backward, num_steps, self.cost.backward_ops)
-        return max(plan.backward.chunk, config.chunk)
+        """How many steps lie between two checkpoints."""
+        return checkpoint_distance(plan.backward, num_steps, self.cost.backward_ops)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
         """Whether kernels with chunks of so many steps have a part for what is left of T."""
