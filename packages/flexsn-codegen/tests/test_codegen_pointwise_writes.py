@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from flexsn_codegen import ArgumentError, AutogradError, WriteError, pointwise
+from flexsn_codegen import ArgumentError, AutogradError, TransformError, WriteError, pointwise
+from flexsn_codegen._prepared import NOT_PREPARED, PreparedCalls
 
 
 @pytest.fixture(autouse=True)
@@ -112,6 +114,53 @@ def test_into_tensors_that_are_there() -> None:
         kernel.into(out, x, 0.5)
     with pytest.raises(WriteError, match="tensor 0 of out="):
         pointwise(torch.neg).into(x[:, 1:], x[:, :3])
+
+
+def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared: list[bool] = []
+    call = PreparedCalls.call
+
+    def counted(calls: PreparedCalls, *given: Any) -> Any:
+        found = call(calls, *given)
+        prepared.append(found is not NOT_PREPARED)
+        return found
+
+    monkeypatch.setattr(PreparedCalls, "call", counted)
+    offset = torch.rand(8, 3)
+    kernel = pointwise(lambda x, a: x * a + offset)
+    memory = torch.rand(16, 6)
+    x, other, above, below = memory[:8, ::2], torch.rand(8, 3), memory[:8, 1::2], memory[8:, ::2]
+    for out, a, again in (
+        (above, 0.5, False),
+        (above, 2.0, True),
+        (below, 0.5, False),  # of the same kind, elsewhere in the input's memory
+        (below, 0.25, True),
+        (torch.empty(8, 6)[:, ::2], 0.5, False),  # in none of it
+        (torch.empty(8, 6)[:, ::2], 0.75, True),
+        (x, 0.5, False),  # the input itself
+        (x, 1.5, True),
+        (offset, 0.5, False),  # what the function reads besides
+    ):
+        expected, version = x * a + offset, out._version
+        result = kernel.into(out, x, a)
+        assert torch.equal(out, expected)
+        assert result is out
+        assert out._version > version
+        assert prepared.pop() is again
+    with pytest.raises(WriteError, match="tensor 0 of out="):
+        kernel.into(memory[1:9, ::2], x, 0.5)
+    with pytest.raises(WriteError, match="tensor 0 of out="):
+        kernel.into(torch.empty(3).expand(8, 3), other, 0.5)
+    assert not any(prepared)
+
+
+def test_into_stand_ins_is_refused() -> None:
+    kernel, x = pointwise(torch.neg), torch.rand(3)
+    kernel.into(torch.empty(3), x)
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.empty(3))
+    with pytest.raises(TransformError, match="into cannot be recorded"):
+        kernel.into(fake, x)
 
 
 def test_writes_under_inference_mode_and_by_a_copy() -> None:

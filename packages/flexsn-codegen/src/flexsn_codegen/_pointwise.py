@@ -200,9 +200,9 @@ class Pointwise(Generic[P, R]):
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor] | None) -> Any:
         structure, parts = take_apart(self._name, args, kwargs)
-        plain = is_plain(parts.tensors)
-        if plain and outs is None:
-            found = self._prepared.call(structure, parts)
+        plain = is_plain(parts.tensors if outs is None else [*parts.tensors, *outs])
+        if plain:
+            found = self._prepared.call(structure, parts, outs)
             if found is not NOT_PREPARED:
                 return found
         check_tensors(self._name, parts.tensors)

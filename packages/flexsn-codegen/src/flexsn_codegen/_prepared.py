@@ -1,7 +1,8 @@
-"""Calls like an earlier one, by the shortest road: without gradients, writes, or anything else to be found out again.
+"""Calls like an earlier one, by the shortest road: without gradients, or anything else to be found out again.
 
 What a call was prepared for is compared with the next one: the structure and the constants in it, each tensor's dtype,
-shape, strides and device, what the function reads besides its arguments, and what its numbers decide.
+shape, strides and device, what the function reads besides its arguments, and what its numbers decide; of results that
+are written to memory that is there, also what they have in common with the other tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._calls import Parts, Structure, results_together
-from flexsn_codegen._checks import wants_gradients
+from flexsn_codegen._checks import tell_written, wants_gradients
 from flexsn_codegen._kernel import Kernel, Planned, Variant
 from flexsn_codegen._launch import CPP_BLOCK, interpreted, launch
 from flexsn_codegen._torch_private_modes import is_forward_mode
@@ -33,7 +34,8 @@ class _Call:
 
     Attributes:
         captured: the kinds of the captured tensors.
-        outputs: shape, strides, dtype and device of each result.
+        outputs: shape, strides, dtype and device of each result; empty where they are written to what is there.
+        sharing: which of the tensors share memory, if results are written to what is there.
         direct: the compiled function, where it is launched by a list of numbers; else `None`.
         interpreted: whether it was prepared for Triton's interpreter.
     """
@@ -45,6 +47,7 @@ class _Call:
     planned: Planned
     target: Target
     outputs: list[tuple[Any, ...]]
+    sharing: list[tuple[int, int]]
     direct: Any
     interpreted: bool
 
@@ -55,10 +58,14 @@ class PreparedCalls:
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], _Call] = {}
 
-    def call(self, structure: Structure, parts: Parts) -> Any:
-        """What the function returns, or `NOT_PREPARED`: nothing was launched."""
+    def call(self, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
+        """What the function returns, or `NOT_PREPARED`: nothing was launched.
+
+        Args:
+            outs: what the results are written to; `None`: new memory.
+        """
         tensors = parts.tensors
-        found = self._known.get((structure, *_kinds(tensors))) if self._known else None
+        found = self._known.get(_key(structure, tensors, outs)) if self._known else None
         if found is None or is_forward_mode() or found.interpreted != interpreted():
             return NOT_PREPARED
         captured = found.reads.fetch()
@@ -71,10 +78,15 @@ class PreparedCalls:
         numbers = parts.numbers
         if wants_gradients(tensors) or not found.variant.fits(numbers):
             return NOT_PREPARED
-        results = [
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype, device in found.outputs
-        ]
+        if outs is None:
+            results = [
+                torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                for shape, strides, dtype, device in found.outputs
+            ]
+        elif _sharing([*tensors, *outs]) == found.sharing:
+            results = outs
+        else:
+            return NOT_PREPARED
         planned = found.planned
         every = [*tensors, *results]
         operands = [every[i] for i in planned.operands]
@@ -84,6 +96,8 @@ class PreparedCalls:
         else:
             kernel, fast_math = planned.built.compiled(), found.kernel.numerics.fast_math
             launch(found.target, kernel, operands, integers, planned.plan.numel, fast_math=fast_math)
+        if outs is not None:
+            tell_written(outs)
         return results_together(found.kernel.result, results, ())
 
     def add(
@@ -95,13 +109,14 @@ class PreparedCalls:
         kernel: Kernel,
         reads: Reads,
         target: Target,
+        outs: list[Tensor] | None,
     ) -> None:
         """Prepares a call that has been made, if there are more to come that could be made so."""
         every = [*tensors, *captured]
         if kernel.written or any(t.is_neg() for t in every):
             return
         variant = kernel.variant(every, numbers, [False] * len(every), target)
-        planned = kernel.planned(every, variant)
+        planned = kernel.planned(every, variant, outs or ())
         plan, device = planned.plan, every[0].device
         if plan.numel == 0:
             return
@@ -114,9 +129,22 @@ class PreparedCalls:
             direct = compiled.compiled(kinds, CPP_BLOCK, fast_math=kernel.numerics.fast_math)
         if len(self._known) >= _MAX_CALLS:
             self._known.clear()
-        self._known[structure, *_kinds(tensors)] = _Call(
-            kernel, reads, _kinds(captured), variant, planned, target, outputs, direct, interpreted()
+        sharing = [] if outs is None else _sharing([*every, *outs])
+        self._known[_key(structure, tensors, outs)] = _Call(
+            kernel, reads, _kinds(captured), variant, planned, target, outputs, sharing, direct, interpreted()
         )
+
+
+def _key(structure: Structure, tensors: Sequence[Tensor], outs: list[Tensor] | None) -> tuple[Any, ...]:
+    if outs is None:
+        return structure, *_kinds(tensors)
+    return structure, len(outs), *_kinds([*tensors, *outs])
+
+
+def _sharing(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """For each tensor, the first one that lies in the same memory, and how far from its beginning it does."""
+    memory = [t.untyped_storage().data_ptr() for t in tensors]
+    return [(memory.index(place), int(t.storage_offset())) for place, t in zip(memory, tensors, strict=True)]
 
 
 def _kinds(tensors: Sequence[Tensor]) -> list[Any]:

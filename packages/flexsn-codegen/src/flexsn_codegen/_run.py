@@ -55,16 +55,14 @@ def run(
             raise written_forward(kernels.name)
     if wants:
         results = WithGradients.apply(kernel, numbers, *tensors)
-    elif outs is None:
-        results = kernel.run(tensors, numbers, [False] * len(tensors))[0]
-        if prepared is not None:
-            target = target_on(tensors[0].device, kernels.name)
-            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernels.reads_of(kernel), target)
     else:
         target = target_on(tensors[0].device, kernels.name)
-        dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes
-        check_into(kernel, tensors, dtypes, outs)
-        results = kernel.run(tensors, numbers, [False] * len(tensors), outs)[0]
+        if outs is not None:
+            dtypes = kernel.variant(tensors, numbers, [False] * len(tensors), target).traced.dtypes
+            check_into(kernel, tensors, dtypes, outs)
+        results = kernel.run(tensors, numbers, [False] * len(tensors), outs or ())[0]
+        if prepared is not None:
+            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernels.reads_of(kernel), target, outs)
     if kernel.written or outs:
         tell_written([*[tensors[i] for i in kernel.written], *(outs or ())])
     return results_together(kernel.result, results, tensors)

@@ -259,8 +259,8 @@ class FlexSN(nn.Module):
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
-            if affine is None and not packing:
-                repeated = self._repeat(inputs)
+            if affine is None:
+                repeated = self._repeat(inputs, packing)
                 if repeated is not None:
                     return repeated
         exporting = compiling and is_exporting()
@@ -478,8 +478,7 @@ class FlexSN(nn.Module):
                     results = run(program, (*inputs, *states), keep, absorbed)
                 else:
                     results = run_again(program, inputs, states, absorbed)
-                    if not count and absorbed is None and self._widening is None:
-                        self.__dict__["_repeats"] = program
+                    self._remember(program, absorbed, count)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -512,18 +511,29 @@ class FlexSN(nn.Module):
                 *results, bits = run_kernels(program, (*inputs, *states), True, affine)
             else:
                 *results, bits = run_again(program, inputs, states, affine)
+                self._remember(program, affine, count)
         except SpikeBitsError as error:
             self._bits.refuse(self.core, str(error))
             return None
-        if len(bits) == len(results[0]):
-            self._bits.note(results[0], bits)
+        self._bits.note(results[0], bits)
         return tuple(results)
 
-    def _repeat(self, inputs: tuple[Tensor, ...]) -> Tensor | list[Tensor] | None:
-        """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none."""
+    def _remember(self, program: ScanProgram, affine: Affine | None, count: bool) -> None:
+        """Lets `_repeat` make calls of this program, if it can."""
+        if not count and affine is None and self._widening is None:
+            self.__dict__["_repeats"] = program
+
+    def _repeat(self, inputs: tuple[Tensor, ...], packing: bool) -> Tensor | list[Tensor] | None:
+        """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none.
+
+        Args:
+            packing: whether kernels are to write the bits of the first output.
+        """
         own = self.__dict__  # a module's attributes take five times as long
         program: ScanProgram | None = own["_repeats"]
         if program is None or own["_handover"] is not None or own["count_spikes"]:
+            return None
+        if packing is not bool(program.bits):
             return None
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
             return None  # one that was registered, and not assigned
@@ -537,6 +547,9 @@ class FlexSN(nn.Module):
         if results is None:
             return None
         end = own["num_outputs"]
+        if packing:
+            *results, bits = results
+            self._bits.note(results[0], bits)
         own["states"], own["state_seqs"] = list(results[end:]), []
         return results[0] if end == 1 else list(results[:end])
 

@@ -31,8 +31,10 @@ class SpikeBits:
         return self._refused[1] if self._refused is not None and self._refused[0] is core else None
 
     def note(self, output: Tensor, bits: Tensor) -> None:
-        """Keeps what was written, until somebody takes it or the next call begins."""
-        self._written = output, output._version, bits
+        """Keeps what was written, until somebody takes it or the next call begins; nothing, if there is no row of bits
+        for each step."""
+        if bits.shape[0] == output.shape[0]:
+            self._written = output, output._version, bits
 
     def take(self, output: Tensor) -> Tensor | None:
         """The bits of `output`, as long as it is what was written; and forgets them."""

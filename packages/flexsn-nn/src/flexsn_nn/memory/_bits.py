@@ -65,9 +65,11 @@ class Bits:
             # All numbers of a byte at once, from a table of what each byte says.
             table = _kept("numbers", self.bits, self.low, dtype, self.packed.device)
             numbers = table.index_select(0, self.packed.view(-1).int()).view(-1).view(dtype)
-        if self.row is None or self.count == len(numbers):
+        if self.count == numbers.numel():
+            return numbers
+        if self.row is None:
             return numbers[: self.count]
-        return numbers.view(len(self.packed), -1)[:, : self.row].reshape(-1)
+        return numbers.view(self.packed.shape[0], -1)[:, : self.row].reshape(-1)
 
 
 # So many bytes are packed by one row of the product.

@@ -151,7 +151,8 @@ class PackedSpikes:
     def _bits(self, tensor: Tensor, flat: Tensor, found: Range, bits: int) -> Bits:
         """The bits, once for all layers that read the same memory."""
         storage = StorageWeakRef(flat.untyped_storage())
-        key = (storage.cdata, flat.storage_offset(), len(flat), flat.element_size(), flat._version, *found)
+        count = flat.numel()
+        key = (storage.cdata, flat.storage_offset(), count, flat.element_size(), flat._version, *found)
         known = self._known.get(key)
         before = None if known is None or known[0].expired() else known[1]()
         if before is not None:
@@ -159,7 +160,7 @@ class PackedSpikes:
         self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
         written = bits_of(tensor) if found == (0, 1) else None
         if written is not None and flat.nbytes == flat.untyped_storage().nbytes():
-            made = Bits(written, found.low, bits, len(flat), len(flat) // len(written))
+            made = Bits(written, found.low, bits, count, count // written.shape[0])
             self.bytes_by_kernels += written.nbytes
         else:
             with torch.no_grad():
@@ -192,8 +193,9 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
     bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    if neuron.spike_range is not None:
-        low, high = neuron.spike_range
+    found = neuron.spike_range
+    if found is not None:
+        low, high = found
         mark(first, low, high, bits)
 
 
