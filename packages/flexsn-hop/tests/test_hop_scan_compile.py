@@ -182,6 +182,30 @@ def test_no_steps() -> None:
     assert ys.shape == (0,)
 
 
+@pytest.mark.parametrize(
+    ("step", "error"),
+    [
+        (lambda c, x: ((c[0] + x,), x), errors.CarryStructureError),
+        (lambda c, x: ([(c[0] + x).half()], x), errors.StateChangedError),
+        (lambda c, x: ([(c[0] + x).sum()], x), errors.StateChangedError),
+        (lambda c, x: [c[0] + x], errors.CoreReturnCountError),
+        (lambda c, x: ([c[0] + x], 3), errors.NotATensorError),
+    ],
+)
+def test_no_steps_are_checked_as_many_are(step: Any, error: type[Exception]) -> None:
+    def run(init: Tensor, xs: Tensor) -> Any:
+        return scan(step, [init], xs)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    messages = set()
+    for how in (run, compiled):
+        for steps in (0, 2):
+            with pytest.raises(error) as raised:
+                how(draw(3), draw(steps, 3))
+            messages.add(str(raised.value).split("\n", maxsplit=1)[0])
+    assert len(messages) == 1
+
+
 @pytest.mark.long(all_but=["int32"])
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.float16], ids=["bool", "int32", "float16"])
 def test_no_steps_keeps_dtypes(dtype: torch.dtype) -> None:

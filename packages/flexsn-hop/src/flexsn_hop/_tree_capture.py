@@ -92,16 +92,34 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: b
 
 
 def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
-    """The results for ``T == 0``. The one step that is called leaves nothing in the graph that is used."""
+    """The results for ``T == 0``: what they look like says a scan of one step, which is checked, and used by nobody."""
+
+    def on_copies(carry: Any, x: Any) -> Any:
+        return step(_copies(carry), _copies(x))  # as a loop, which may write to them
+
     leaves, spec = tree_flatten(xs)
-    slices = [None if leaf is None else leaf.new_zeros(leaf.movedim(dim, 0).shape[1:]) for leaf in leaves]
-    carry_leaves, carry_spec = tree_flatten(init)
-    copies, samples = [[None if leaf is None else leaf.clone() for leaf in carry_leaves] for _ in range(2)]
+    ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
     with torch.no_grad():
-        _, y = step(tree_unflatten(samples, carry_spec), tree_unflatten(slices, spec))
+        _, y = torch.ops.higher_order.flexsn_scan(
+            on_copies, init, tree_unflatten(ticks, spec), None if length is None else 1, reverse, dim
+        )
     y_leaves, y_spec = tree_flatten(y)
-    ys = [None if leaf is None else leaf.new_empty((0, *leaf.shape)).movedim(0, dim) for leaf in y_leaves]
-    return tree_unflatten(copies, carry_spec), tree_unflatten(ys, y_spec)
+    ys = [
+        None if leaf is None else torch.empty(_with_size(leaf, dim, 0), dtype=leaf.dtype, device=leaf.device)
+        for leaf in y_leaves
+    ]
+    return _copies(init), tree_unflatten(ys, y_spec)
+
+
+def _copies(tree: Any) -> Any:
+    leaves, spec = tree_flatten(tree)
+    return tree_unflatten([None if leaf is None else leaf.clone() for leaf in leaves], spec)
+
+
+def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
+    shape = list(leaf.shape)
+    shape[dim] = size
+    return shape
 
 
 # What is called while Dynamo traces, on fake tensors.
