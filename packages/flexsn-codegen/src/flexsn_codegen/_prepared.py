@@ -120,7 +120,8 @@ class PreparedCalls:
         plan, device = planned.plan, every[0].device
         if plan.numel == 0:
             return
-        outputs = [(plan.shape, plan.strides, dtype, device) for dtype in planned.dtypes]
+        new = planned.dtypes if outs is None else []
+        outputs = [(plan.shape, plan.strides, dtype, device) for dtype in new]
         compiled = planned.built.compiled()
         direct = None
         if isinstance(compiled, CppKernel):

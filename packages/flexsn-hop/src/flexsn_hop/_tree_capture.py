@@ -92,7 +92,7 @@ def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: b
 
 
 def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
-    """The results for ``T == 0``: what they look like says a scan of one step, which is checked, and used by nobody."""
+    """The results for ``T == 0``. What they are like says a scan of one step, checked, and used by nobody."""
 
     def on_copies(carry: Any, x: Any) -> Any:
         return step(_copies(carry), _copies(x))  # as a loop, which may write to them
