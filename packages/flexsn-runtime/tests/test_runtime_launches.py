@@ -6,9 +6,6 @@ import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,6 @@ from flexsn_runtime import (
     triton_interpreted,
     why_unavailable,
 )
-from flexsn_runtime._triton_private import launcher
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 from flexsn_runtime.kernels._forward import ForwardScan, checkpoint_rows
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost, launch_plan, one_chunk
@@ -118,42 +114,6 @@ def test_cpu_tensors_without_the_interpreter() -> None:
     assert ".to('cuda')" in result.stdout
     assert "backend='torch'" in result.stdout
     assert "TRITON_INTERPRET=1" in result.stdout
-
-
-# -- launching again -----------------------------------------------------------------------------------
-
-
-class Compiled:
-    """Stands for what Triton compiled: notes how it is launched."""
-
-    function, packed_metadata = "function", "metadata"
-
-    def __init__(self) -> None:
-        self.launches: list[tuple[Any, ...]] = []
-
-    def run(self, *arguments: Any) -> None:
-        self.launches.append(arguments)
-
-    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        return lambda *arguments, stream: self.launches.append(("with hooks", grid, stream, *arguments))
-
-
-def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = pytest.importorskip("triton.runtime.driver").driver
-    knobs = pytest.importorskip("triton").knobs.runtime
-    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: f"stream of {index}"))
-    compiled = Compiled()
-    launch = launcher(compiled, (7, 1, 1), (5, 6), torch.device("cuda", 3))
-    launch("x")  # type: ignore[arg-type]
-    assert compiled.launches == [(7, 1, 1, "stream of 3", "function", "metadata", None, None, None, "x", 5, 6)]
-
-    def hook(metadata: object) -> None: ...
-
-    for chain in (knobs.launch_enter_hook, knobs.launch_exit_hook):
-        chain.add(hook)
-        launch("y")  # type: ignore[arg-type]
-        chain.remove(hook)
-        assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 5, 6)
 
 
 def sources_of_training(steps: int) -> list[str]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from flexsn_codegen._numerics import compile_options
 from flexsn_codegen.errors import DeviceError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
-from flexsn_codegen.targets.triton import TRITON
+from flexsn_codegen.targets.triton import TRITON, launcher
 
 BLOCK = 1024
 # The interpreter's time goes with the number of programs; numpy does the rest.
@@ -71,26 +72,84 @@ def launch(
     numel: int,
     *,
     fast_math: bool,
-) -> None:
+) -> Any:
     """Runs a kernel over `numel` elements.
 
     Args:
         kernel: from `target.compile`.
         tensors: in the order of the kernel's parameters.
         numbers: its integer arguments, the first of them `numel`.
+
+    Returns:
+        What Triton has compiled for a GPU; on the CPU `None`.
     """
     if isinstance(kernel, CppKernel):
         run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=fast_math)
         run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
-        return
+        return None
     if interpreted():
         block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
         with _quiet():
             kernel[(-(-numel // block),)](*tensors, *numbers, BLOCK=block)
-        return
+        return None
     options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
     with torch.cuda.device(tensors[0].device):
-        kernel[(-(-numel // BLOCK),)](*tensors, *numbers, BLOCK=BLOCK, **options)
+        return kernel[_grid(numel)](*tensors, *numbers, BLOCK=BLOCK, **options)
+
+
+class RepeatedLaunch:
+    """`launch` of one kernel over as many elements of tensors of the same dtypes, as often as it is called.
+
+    What such launches have in common is asked once: in C++ the compiled function, on a GPU Triton's binary for these
+    numbers and alignments.
+
+    Args:
+        target, kernel, numel, fast_math: as for `launch`.
+        like: tensors as in each call.
+    """
+
+    def __init__(self, target: Target, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool) -> None:
+        self._target, self._kernel, self._numel, self._fast_math = target, kernel, numel, fast_math
+        self._device = like[0].device
+        self._in_cpp: Callable[[Sequence[int]], None] | None = None
+        if isinstance(kernel, CppKernel):
+            self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
+        # By numbers and alignments, which decide what Triton compiles.
+        self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
+
+    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        places = [t.data_ptr() for t in tensors]
+        if self._in_cpp is not None:
+            self._in_cpp([*places, *numbers, torch.get_num_threads()])
+            return
+        kind = (*numbers, *[place % 16 for place in places])
+        again = self._again.get(kind)
+        if again is not None:
+            if _single_device():
+                again(tensors)
+            else:
+                with torch.cuda.device(self._device):
+                    again(tensors)
+            return
+        compiled = launch(self._target, self._kernel, tensors, numbers, self._numel, fast_math=self._fast_math)
+        if compiled is None:
+            return
+        if len(self._again) >= _MAX_BINARIES:
+            self._again.clear()
+        self._again[kind] = launcher(compiled, (*_grid(self._numel), 1, 1), (*numbers, BLOCK), self._device)
+
+
+# Of one repeated call: its numbers may be others every time.
+_MAX_BINARIES = 16
+
+
+def _grid(numel: int) -> tuple[int]:
+    return (-(-numel // BLOCK),)
+
+
+@functools.cache
+def _single_device() -> bool:
+    return torch.cuda.device_count() == 1
 
 
 @contextlib.contextmanager

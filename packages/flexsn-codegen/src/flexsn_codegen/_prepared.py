@@ -17,10 +17,9 @@ from torch import Tensor
 from flexsn_codegen._calls import Parts, Structure, results_together
 from flexsn_codegen._checks import tell_written, wants_gradients
 from flexsn_codegen._kernel import Kernel, Planned, Variant
-from flexsn_codegen._launch import CPP_BLOCK, interpreted, launch
+from flexsn_codegen._launch import RepeatedLaunch, interpreted
 from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.targets import Target
-from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_graph.reads import Reads
 
 _MAX_CALLS = 1024
@@ -36,7 +35,7 @@ class _Call:
         captured: the kinds of the captured tensors.
         outputs: shape, strides, dtype and device of each result; empty where they are written to what is there.
         sharing: which of the tensors share memory, if results are written to what is there.
-        direct: the compiled function, where it is launched by a list of numbers; else `None`.
+        launch: of its kernel.
         interpreted: whether it was prepared for Triton's interpreter.
     """
 
@@ -45,10 +44,9 @@ class _Call:
     captured: list[Any]
     variant: Variant
     planned: Planned
-    target: Target
+    launch: RepeatedLaunch
     outputs: list[tuple[Any, ...]]
     sharing: list[tuple[int, int]]
-    direct: Any
     interpreted: bool
 
 
@@ -87,15 +85,8 @@ class PreparedCalls:
             results = outs
         else:
             return NOT_PREPARED
-        planned = found.planned
-        every = [*tensors, *results]
-        operands = [every[i] for i in planned.operands]
-        integers = [*planned.integers, *found.variant.integers(numbers)]
-        if found.direct is not None:
-            found.direct([*[t.data_ptr() for t in operands], *integers, torch.get_num_threads()])
-        else:
-            kernel, fast_math = planned.built.compiled(), found.kernel.numerics.fast_math
-            launch(found.target, kernel, operands, integers, planned.plan.numel, fast_math=fast_math)
+        planned, every = found.planned, [*tensors, *results]
+        found.launch([every[i] for i in planned.operands], [*planned.integers, *found.variant.integers(numbers)])
         if outs is not None:
             tell_written(outs)
         return results_together(found.kernel.result, results, ())
@@ -122,17 +113,19 @@ class PreparedCalls:
             return
         new = planned.dtypes if outs is None else []
         outputs = [(plan.shape, plan.strides, dtype, device) for dtype in new]
-        compiled = planned.built.compiled()
-        direct = None
-        if isinstance(compiled, CppKernel):
-            dtypes = [*(t.dtype for t in every), *planned.dtypes]
-            kinds = tuple(dtypes[i] for i in planned.operands)
-            direct = compiled.compiled(kinds, CPP_BLOCK, fast_math=kernel.numerics.fast_math)
+        like = [*every, *(outs or [torch.empty(0, dtype=dtype, device=device) for dtype in planned.dtypes])]
+        again = RepeatedLaunch(
+            target,
+            planned.built.compiled(),
+            [like[i] for i in planned.operands],
+            plan.numel,
+            fast_math=kernel.numerics.fast_math,
+        )
         if len(self._known) >= _MAX_CALLS:
             self._known.clear()
         sharing = [] if outs is None else _sharing([*every, *outs])
         self._known[_key(structure, tensors, outs)] = _Call(
-            kernel, reads, _kinds(captured), variant, planned, target, outputs, sharing, direct, interpreted()
+            kernel, reads, _kinds(captured), variant, planned, again, outputs, sharing, interpreted()
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,6 +34,70 @@ class Affine(NamedTuple):
     def frozen(self) -> Affine:
         return self
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        return self.mean.requires_grad, True, True
+
+    def with_tensors(self, *tensors: Tensor) -> Affine:
+        return Affine(*tensors)
+
+    @property
+    def kind(self) -> Hashable:
+        mean = self.mean
+        return mean.shape, mean.dtype, mean.device, mean.requires_grad
+
+
+class AffineOfStatistics(NamedTuple):
+    """The affine part of a norm, from its statistics: `(x - mean) scale + bias`, `scale = weight / sqrt(var + eps)`.
+
+    The step computes the scale, too, in which it is no work to speak of; before it, it would be three small operations
+    for each call, and as many for its gradient.
+
+    Attributes:
+        mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
+        eps: of the norm.
+        behind: how many dimensions the step has behind the channels.
+    """
+
+    mean: Tensor
+    var: Tensor
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    behind: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """As `Affine.of`."""
+        mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
+        return Affine(mean, torch.rsqrt(var + self.eps) * weight, bias).of(x)
+
+    def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
+        return x, self
+
+    def frozen(self) -> AffineOfStatistics:
+        return self
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self[:4]
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        return False, False, True, True
+
+    def with_tensors(self, *tensors: Tensor) -> AffineOfStatistics:
+        mean, var, weight, bias = tensors
+        return AffineOfStatistics(mean, var, weight, bias, self.eps, self.behind)
+
+    @property
+    def kind(self) -> Hashable:
+        mean, _, weight, bias, eps, behind = self
+        return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, behind
+
 
 class Producer(Protocol):
     """What a neuron's step can do with its first input."""
@@ -41,11 +105,30 @@ class Producer(Protocol):
     def of(self, x: Tensor) -> Tensor:
         """What the step's input is, computed beforehand."""
 
-    def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
+    def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """`x`, and what the step is to do with it."""
 
     def frozen(self) -> Producer:
         """The same, and using it changes nothing."""
+
+
+class Absorbed(Producer, Protocol):
+    """A function of its first input that a step computes."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it captures."""
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        """For each, whether a gradient may flow to it."""
+
+    def with_tensors(self, *tensors: Tensor) -> Absorbed:
+        """The same function of other tensors."""
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for those that one trace serves."""
 
 
 class StandIns:
@@ -70,29 +153,27 @@ class StandIns:
 
 
 class Behind(StandIns):
-    """`core` behind an affine function of its first input.
+    """`core` behind a function of its first input.
 
     Args:
         core: the step.
-        like: an affine function whose tensors have the shape, dtype and device of those to come, and whose mean
-            requires a gradient if theirs do.
+        like: a function of the `kind` of those to come.
     """
 
-    def __init__(self, core: Callable[..., Any], like: Affine) -> None:
-        super().__init__(like, (like.mean.requires_grad, True, True))
-        self.core = core
+    def __init__(self, core: Callable[..., Any], like: Absorbed) -> None:
+        super().__init__(like.tensors, like.learned)
+        self.core, self.kind = core, like.kind
+        self._absorbed = like.with_tensors(*self.stand_ins)
         self.__name__: str = getattr(core, "__name__", type(core).__name__)
 
     def __call__(self, x: Tensor, *rest: Tensor) -> Any:
-        mean, scale, shift = self.stand_ins
-        return self.core(Affine(mean, scale, shift).of(x), *rest)
+        return self.core(self._absorbed.of(x), *rest)
 
 
-def behind(core: Callable[..., Any], affine: Affine) -> Callable[..., Any]:
-    """`core` behind an affine function whose tensors it captures, for graphs."""
-    mean, scale, shift = affine
+def behind(core: Callable[..., Any], absorbed: Absorbed) -> Callable[..., Any]:
+    """`core` behind a function whose tensors it captures, for graphs."""
 
     def step(x: Tensor, *rest: Tensor) -> Any:
-        return core(Affine(mean, scale, shift).of(x), *rest)
+        return core(absorbed.of(x), *rest)
 
     return step

@@ -11,6 +11,7 @@ Source: Ioffe and Szegedy, "Batch normalization", ICML 2015; over processes: tor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from functools import cache
 from typing import Any, NamedTuple, TypeGuard
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Affine, StandIns
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, StandIns
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import InputShapeError
@@ -51,30 +52,33 @@ class Normalisation(NamedTuple):
         normalised: Tensor = self.norm(frames)
         return normalised.unflatten(0, x.shape[:2]) if self.lead == 2 else normalised
 
-    def absorbed(self, x: Tensor) -> tuple[Tensor, Affine]:
+    def absorbed(self, x: Tensor) -> tuple[Tensor, Absorbed]:
         """What the norm does before the affine part; running statistics are updated as by the norm.
 
         Returns:
             `x`, which the affine part is to be applied to, as a node of the graph that has the statistics' gradient;
-            and the affine part, of the shape `[C, 1, ...]`.
+            and the affine part.
 
         Raises:
             InputShapeError: another number of channels than the norm has, or one element per channel in training.
         """
         norm, compiling = self.norm, torch.compiler.is_compiling()
         frames = self._frames(x if compiling else x.detach())
-        shape = (norm.num_features, *(1,) * (frames.dim() - 2))
         mean, var = norm.running_mean, norm.running_var
         if norm.training or mean is None or var is None:
             group = _group(norm)
             if compiling:
                 if group is not None:
-                    parted: tuple[Tensor, Affine] = _between_graphs(norm, x, self.lead, shape, group)
+                    parted: tuple[Tensor, Absorbed] = _between_graphs(norm, x, self.lead, group)
                     return parted
-                return x, _of_graph(norm, frames, shape)
-            return _of_batch(norm, x, frames, shape, group)
+                return x, _of_graph(norm, frames)
+            return _of_batch(norm, x, frames, group)
         dtype = _dtype(x)
-        return x, _affine(norm.weight, norm.bias, mean.to(dtype), torch.rsqrt(var.to(dtype) + norm.eps), shape)
+        mean, var = mean.to(dtype), var.to(dtype)
+        if compiling:
+            return x, _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
+        weight, bias = _learned(norm, mean)
+        return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, frames.dim() - 2)
 
     def frozen(self) -> Normalisation:
         """The same in evaluation, of the statistics as they are."""
@@ -139,7 +143,7 @@ def graph_affine(
         input: `[B, C, ...]`.
         running_mean, running_var, weight, bias, training, momentum, eps: as of `batch_norm`.
     """
-    shape, dtype = (input.shape[1], *(1,) * (input.dim() - 2)), _dtype(input)
+    dtype = _dtype(input)
     if training or running_mean is None or running_var is None:
         count = _check_count(input)
         var, mean = torch.var_mean(input.to(dtype), _over(input), correction=0)
@@ -147,20 +151,21 @@ def graph_affine(
             _move(running_mean, running_var, mean.detach(), var.detach(), count, momentum)
     else:
         mean, var = running_mean.to(dtype), running_var.to(dtype)
-    return _affine(weight, bias, mean, torch.rsqrt(var + eps), shape)
+    return _affine(weight, bias, mean, torch.rsqrt(var + eps), input)
 
 
-def _of_graph(norm: BatchNorm, frames: Tensor, shape: tuple[int, ...]) -> Affine:
+def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
     """Statistics by operations that any compiler knows."""
     count = _check_count(frames)
     var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
     _track(norm, mean.detach(), var.detach(), count)
-    return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), shape)
+    return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
 
 
 def _affine(
-    weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, shape: tuple[int, ...]
+    weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor
 ) -> Affine:
+    shape = frames.shape[1], *(1,) * (frames.dim() - 2)
     scale = invstd if weight is None else invstd * weight
     shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
     return Affine(mean.view(shape), scale.view(shape), shift.view(shape))
@@ -216,19 +221,28 @@ class _Batch(NamedTuple):
     group: Any
 
 
-def _of_batch(
-    norm: BatchNorm, x: Tensor, frames: Tensor, shape: tuple[int, ...], group: Any
-) -> tuple[Tensor, Affine]:
+def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[Tensor, Absorbed]:
     batch = _statistics(norm, frames, group)
-    mean, var = batch.mean.view(shape), batch.var.view(shape)
-    x, scale, shift = _Normalised.apply(x, norm.weight, norm.bias, _Batch(mean, var, batch.total, group), norm.eps)
-    return x, Affine(mean, scale, shift)
+    weight, bias = _learned(norm, batch.mean)
+    behind = frames.dim() - 2
+    if x.requires_grad and torch.is_grad_enabled():
+        x, weight, bias = _Normalised.apply(x, weight, bias, batch, norm.eps, behind)
+    return x, AffineOfStatistics(batch.mean, batch.var, weight, bias, norm.eps, behind)
+
+
+def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Weight and bias, in the dtype of statistics."""
+    weight, bias = norm.weight, norm.bias
+    return (
+        torch.ones_like(like) if weight is None else weight.to(like.dtype),
+        torch.zeros_like(like) if bias is None else bias.to(like.dtype),
+    )
 
 
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
-def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, shape: tuple[int, ...], group: Any) -> tuple[Tensor, Affine]:
+def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
     given = x.detach()
-    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, shape, group)
+    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
@@ -285,66 +299,48 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
 
 
 class _Normalised(torch.autograd.Function):
-    """`(x, scale, shift)`: to `x` flows the gradient through the statistics, too."""
+    """`(x, weight, bias)` as they are: to `x` flows the gradient through the statistics, too."""
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        batch: _Batch,
-        eps: float,
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, batch: _Batch, eps: float, behind: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        invstd = torch.rsqrt(batch.var + eps)
-        shape, dtype = invstd.shape, invstd.dtype
-        scale = invstd.clone() if weight is None else invstd * weight.view(shape)
-        shift = torch.zeros_like(invstd) if bias is None else bias.view(shape).to(dtype)
-        ctx.save_for_backward(x, invstd, scale)
-        ctx.batch = batch
-        ctx.dtypes = None if weight is None else weight.dtype, None if bias is None else bias.dtype
+        ctx.save_for_backward(x, batch.mean, batch.var, weight)
+        ctx.total, ctx.group, ctx.constants = batch.total, batch.group, (eps, behind)
         ctx.set_materialize_grads(False)
-        return x.view_as(x), scale, shift
+        return x, weight, bias
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         # A second gradient ends at those that come: kernels refuse it.
-        x, invstd, scale = ctx.saved_tensors
-        batch: _Batch = ctx.batch
-        through, with_deviation, plain = gradients
-        with_deviation = torch.zeros_like(invstd) if with_deviation is None else with_deviation
-        plain = torch.zeros_like(invstd) if plain is None else plain
-        of_weight, of_bias = ctx.dtypes
-        wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        standardised = with_deviation * invstd
-        weight_gradient = standardised.view(-1).to(of_weight) if wants_weight else None
-        bias_gradient = plain.reshape(-1).to(of_bias) if wants_bias else None
-        if not wants_x:
-            return None, weight_gradient, bias_gradient, None, None
-        if batch.group is not None:
-            sums = torch.stack([plain, standardised])
-            dist.all_reduce(sums, group=batch.group)
-            plain, standardised = sums
-        share = scale / -batch.total
-        affine = batch.mean, share * invstd * standardised, share * plain
+        x, mean, var, weight = ctx.saved_tensors
+        through, of_weight, of_bias = gradients
+        sums = [torch.zeros_like(mean) if one is None else one for one in (of_weight, of_bias)]
+        if ctx.group is not None:
+            gathered = torch.stack(sums)
+            dist.all_reduce(gathered, group=ctx.group)
+            sums = list(gathered)
         if through is None:
             through = torch.zeros_like(x)
-        return _corrected(through, x, affine), weight_gradient, bias_gradient, None, None
+        share = weight / -ctx.total
+        corrected = _corrected(through, x, (mean, var, share, *sums), *ctx.constants)
+        return corrected, of_weight, of_bias, None, None, None
 
 
 # -- the gradient through the statistics, in one pass -------------------------------------------------------
 
 
-def _corrected(gradient: Tensor, x: Tensor, affine: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-    """`gradient + (x - mean) slope + offset`; by a kernel, where there are such."""
+def _corrected(gradient: Tensor, x: Tensor, tensors: Sequence[Tensor], eps: float, behind: int) -> Tensor:
+    """`_correction`; by a kernel, where there are such."""
     usable = not torch.is_grad_enabled() and type(gradient) is type(x) is Tensor and gradient.shape == x.shape
     if not usable or not x.numel() or transform_at_work() is not None or not _has_kernels(x.device):
-        return _correction(gradient, x, affine)
-    is_step = x.dim() <= affine[0].dim() + 1
+        return _correction(gradient, x, tensors, eps, behind)
+    is_step = x.dim() == behind + 2
     given = (gradient.unsqueeze(0), x.unsqueeze(0)) if is_step else (gradient, x)
-    program = _program(affine[0].shape, affine[0].dtype, x.device)
+    mean = tensors[0]
+    program = _program(mean.shape, mean.dtype, mean.device, eps, behind)
     assert isinstance(program.core, _Correction)
-    instead = program.core.instead(affine)
+    instead = program.core.instead(tensors)
     results = repeated_scan(program, given, (), instead)
     if results is None:
         step, arguments = prepare(program, given, instead=instead)
@@ -354,9 +350,20 @@ def _corrected(gradient: Tensor, x: Tensor, affine: tuple[Tensor, Tensor, Tensor
     return result.squeeze(0) if is_step else result
 
 
-def _correction(gradient: Tensor, x: Tensor, affine: tuple[Tensor, ...]) -> Tensor:
-    mean, slope, offset = affine
-    return (gradient.to(mean.dtype) + (x.to(mean.dtype) - mean) * slope + offset).to(gradient.dtype)
+def _correction(gradient: Tensor, x: Tensor, tensors: Sequence[Tensor], eps: float, behind: int) -> Tensor:
+    """What comes to `x` from outputs, and through the statistics.
+
+    Args:
+        gradient: what comes to `x` where the statistics are constants.
+        tensors: mean, variance, the weight's share in one value (`-weight / count`), and the gradients of weight and
+            bias, `[C]` each.
+        behind: how many dimensions there are behind the channels.
+    """
+    mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * behind) for tensor in tensors)
+    invstd = torch.rsqrt(var + eps)
+    share = share * invstd
+    deviation = x.to(mean.dtype) - mean
+    return (gradient.to(mean.dtype) + deviation * (share * invstd * of_weight) + share * of_bias).to(gradient.dtype)
 
 
 class _Correction(StandIns):
@@ -364,8 +371,12 @@ class _Correction(StandIns):
 
     __name__ = "norm_gradient"
 
+    def __init__(self, like: Sequence[Tensor], eps: float, behind: int) -> None:
+        super().__init__(like, (False,) * len(like))
+        self.eps, self.behind = eps, behind
+
     def __call__(self, gradient: Tensor, x: Tensor) -> Tensor:
-        return _correction(gradient, x, self.stand_ins)
+        return _correction(gradient, x, self.stand_ins, self.eps, self.behind)
 
 
 @cache
@@ -374,6 +385,6 @@ def _has_kernels(device: torch.device) -> bool:
 
 
 @cache
-def _program(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> ScanProgram:
-    like = [torch.empty(shape, dtype=dtype, device=device)] * 3
-    return ScanProgram(_Correction(like, (False,) * 3), 2, 0, 1, on_cpu="cpp")
+def _program(shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int) -> ScanProgram:
+    like = [torch.empty(shape, dtype=dtype, device=device)] * 5
+    return ScanProgram(_Correction(like, eps, behind), 2, 0, 1, on_cpu="cpp")

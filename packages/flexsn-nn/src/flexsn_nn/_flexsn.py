@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn._affine import Affine, Producer, behind
+from flexsn_nn._affine import Absorbed, Behind, Producer, behind
 from flexsn_nn._backends import (
     BACKENDS,
     COMPILED,
@@ -259,10 +259,15 @@ class FlexSN(nn.Module):
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
+            repeated = None
             if affine is None:
                 repeated = self._repeat(inputs, packing)
-                if repeated is not None:
-                    return repeated
+            elif self._has_absorbed(inputs):
+                x, absorbed = affine.absorbed(inputs[0])
+                inputs, affine = (x, *inputs[1:]), absorbed
+                repeated = self._repeat(inputs, packing, absorbed)
+            if repeated is not None:
+                return repeated
         exporting = compiling and is_exporting()
         if exporting and self.states:
             raise ExportError(
@@ -447,13 +452,13 @@ class FlexSN(nn.Module):
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         if self._backend == "auto" and self._asks_kernels(backend) and not self._kernels_take(inputs, states):
             backend = "torch"
-        absorbed: Affine | None = None
+        absorbed: Absorbed | None = None
         if affine is not None:
             x, *others = inputs
             if backend in COMPILED or (backend == "hop" and compiling):
                 x, absorbed = affine.absorbed(x)
                 if self.requires_grad is not None and not self.requires_grad[0]:
-                    absorbed = Affine(*(tensor.detach() for tensor in absorbed))
+                    absorbed = absorbed.with_tensors(*(tensor.detach() for tensor in absorbed.tensors))
             else:
                 x = affine.of(x)
             inputs = (x, *others)
@@ -478,7 +483,7 @@ class FlexSN(nn.Module):
                     results = run(program, (*inputs, *states), keep, absorbed)
                 else:
                     results = run_again(program, inputs, states, absorbed)
-                    self._remember(program, absorbed, count)
+                    self._remember(program, count)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -501,7 +506,7 @@ class FlexSN(nn.Module):
         inputs: tuple[Tensor, ...],
         states: list[Tensor],
         keep: bool,
-        affine: Affine | None,
+        affine: Absorbed | None,
         count: bool,
     ) -> tuple[Tensor, ...] | None:
         """As kernels run it, and notes the bits of the first output; `None`: it is not known to be 0 or 1."""
@@ -511,23 +516,35 @@ class FlexSN(nn.Module):
                 *results, bits = run_kernels(program, (*inputs, *states), True, affine)
             else:
                 *results, bits = run_again(program, inputs, states, affine)
-                self._remember(program, affine, count)
+                self._remember(program, count)
         except SpikeBitsError as error:
             self._bits.refuse(self.core, str(error))
             return None
         self._bits.note(results[0], bits)
         return tuple(results)
 
-    def _remember(self, program: ScanProgram, affine: Affine | None, count: bool) -> None:
+    def _remember(self, program: ScanProgram, count: bool) -> None:
         """Lets `_repeat` make calls of this program, if it can."""
-        if not count and affine is None and self._widening is None:
+        if not count and self._widening is None:
             self.__dict__["_repeats"] = program
 
-    def _repeat(self, inputs: tuple[Tensor, ...], packing: bool) -> Tensor | list[Tensor] | None:
+    def _has_absorbed(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether the call before took into its step what it was given for it, and would again with these inputs."""
+        own = self.__dict__
+        program: ScanProgram | None = own["_repeats"]
+        if program is None or own["_handover"] is not None or own["count_spikes"]:
+            return False
+        fits = len(inputs) == own["num_inputs"] and type(inputs[0]) is Tensor and own["_step_mode"] == "m"
+        return fits and isinstance(program.core, Behind)
+
+    def _repeat(
+        self, inputs: tuple[Tensor, ...], packing: bool, affine: Absorbed | None = None
+    ) -> Tensor | list[Tensor] | None:
         """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none.
 
         Args:
             packing: whether kernels are to write the bits of the first output.
+            affine: of the first input, in the step.
         """
         own = self.__dict__  # a module's attributes take five times as long
         program: ScanProgram | None = own["_repeats"]
@@ -535,13 +552,19 @@ class FlexSN(nn.Module):
             return None
         if packing is not bool(program.bits):
             return None
-        if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
+        core, instead = program.core, None
+        if affine is not None:
+            if not isinstance(core, Behind) or core.kind != affine.kind:
+                return None
+            instead = core.instead(affine.tensors)
+            core = core.core
+        if (own["core"] if "core" in own else own["_modules"].get("core")) is not core:
             return None  # one that was registered, and not assigned
         states = own["states"]
         if own["_step_mode"] == "s":
             results = repeated_step(program, inputs, states) if states else None
         elif len(states) == own["num_states"] or (not states and self._starts_at_zero()):
-            results = repeated_scan(program, inputs, states)
+            results = repeated_scan(program, inputs, states, instead)
         else:
             return None
         if results is None:
@@ -574,7 +597,7 @@ class FlexSN(nn.Module):
         )
 
     def _run_core(
-        self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool, affine: Affine | None = None
+        self, backend: str, primals: tuple[Tensor, ...], keep: bool, at_zero: bool, affine: Absorbed | None = None
     ) -> tuple[Tensor, ...]:
         """Outputs, and the state sequences or the final states, by the core itself.
 
@@ -660,7 +683,7 @@ class FlexSN(nn.Module):
         backend: str,
         inputs: tuple[Tensor, ...],
         states: list[Tensor],
-        affine: Affine | None,
+        affine: Absorbed | None,
         compiling: bool,
     ) -> tuple[list[Tensor], list[Tensor]]:
         # One step is a scan of length 1: the same checks, the same results.
@@ -751,7 +774,7 @@ class FlexSN(nn.Module):
         return choice.backend
 
     def _get_program(
-        self, affine: Affine | None = None, *, counting: bool = False, packing: bool = False
+        self, affine: Absorbed | None = None, *, counting: bool = False, packing: bool = False
     ) -> ScanProgram:
         """What kernels are made from, as `Programs.get` says."""
         core, on_cpu = self._step_function(), written_in(self._backend)

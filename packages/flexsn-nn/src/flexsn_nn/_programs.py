@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flexsn_nn._affine import Affine, Behind
+from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._counts import Counting
 from flexsn_runtime import ScanProgram, TargetName
 
@@ -26,7 +26,7 @@ class Programs:
         self._counts = num_inputs, num_states, num_outputs
         self._residuals = residuals
         self._plain: ScanProgram | None = None
-        # By what the step does beside its core, and by shape, dtype and device of an affine function's tensors.
+        # By what the step does beside its core, and by the kind of what it does before.
         self._variants: dict[Hashable, ScanProgram] = {}
 
     def __reduce__(self) -> tuple[type[Programs], tuple[int, int, int, str]]:
@@ -42,7 +42,7 @@ class Programs:
         core: Callable[..., Any],
         requires_grad: Sequence[bool] | None,
         on_cpu: TargetName,
-        affine: Affine | None = None,
+        affine: Absorbed | None = None,
         *,
         counting: bool = False,
         packing: bool = False,
@@ -60,8 +60,7 @@ class Programs:
         program = self._plain
         key: Hashable = (counting, packing) if counting or packing else None
         if affine is not None:
-            mean = affine.mean
-            key = counting, packing, mean.shape, mean.dtype, mean.device, mean.requires_grad
+            key = counting, packing, affine.kind
         if key is not None:
             program = self._variants.get(key)
         if program is not None and torch.compiler.is_compiling():

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_nn._affine import Affine, Behind
+from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._torch_private import between_graphs
 from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, single_step
 
 
 def run_kernels(
-    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Affine | None = None
+    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Absorbed | None = None
 ) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
 
@@ -23,12 +23,12 @@ def run_kernels(
         step, arguments = prepare(program, tensors)
     else:
         assert isinstance(program.core, Behind)
-        step, arguments = prepare(program, tensors, instead=program.core.instead(affine))
+        step, arguments = prepare(program, tensors, instead=program.core.instead(affine.tensors))
     return scan(step, arguments, state_seqs=state_seqs)
 
 
 def run_again(
-    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Affine | None
+    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Absorbed | None
 ) -> tuple[Tensor, ...]:
     """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
 
@@ -38,7 +38,7 @@ def run_again(
     instead = None
     if affine is not None:
         assert isinstance(program.core, Behind)
-        instead = program.core.instead(affine)
+        instead = program.core.instead(affine.tensors)
     results = repeated_scan(program, inputs, states, instead)
     if results is not None:
         return tuple(results)

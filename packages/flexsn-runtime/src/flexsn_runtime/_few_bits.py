@@ -37,6 +37,7 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
     return words.view(dtype).view(-1)
 
 
+@functools.cache
 def _word(bits: int, dtype: torch.dtype) -> tuple[int, torch.dtype]:
     """How many of a byte's numbers a word holds, and the word's dtype."""
     at_once = min(8 // dtype.itemsize, 8 // bits)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +20,8 @@ from flexsn_nn.memory._ranges import Range, Unknown, bits_of, mark, range_of
 
 # Below, there is nothing to gain.
 _FEWEST_BYTES = 256
+# Memory that is gone is looked for among so many, or twice as many as were there then.
+_MOST_KNOWN = 64
 
 
 class KeptWhole(NamedTuple):
@@ -91,6 +94,7 @@ class PackedSpikes:
         self._saving: Any = None
         # By the memory that was packed: which it is, and its bits, as long as somebody keeps them.
         self._known: dict[Hashable, tuple[StorageWeakRef, weakref.ref[Bits]]] = {}
+        self._most_known = _MOST_KNOWN
 
     def __enter__(self) -> Self:
         if self._saving is not None:
@@ -139,34 +143,35 @@ class PackedSpikes:
         if bits is None or bits >= 8 * tensor.element_size():
             self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
             return tensor
-        flat = _flat(tensor)
-        if flat is None:
+        if not _is_dense(tensor.shape, tensor.stride()):
             self._keep_whole(tensor, "it has holes in memory, or elements more than once")
             return tensor
-        return _Packed(self._bits(tensor, flat, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
+        return _Packed(self._bits(tensor, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
 
     def _keep_whole(self, tensor: Tensor, reason: str) -> None:
         self.kept_whole.append(KeptWhole(tuple(tensor.shape), tensor.dtype, reason))
 
-    def _bits(self, tensor: Tensor, flat: Tensor, found: Range, bits: int) -> Bits:
-        """The bits, once for all layers that read the same memory."""
-        storage = StorageWeakRef(flat.untyped_storage())
-        count = flat.numel()
-        key = (storage.cdata, flat.storage_offset(), count, flat.element_size(), flat._version, *found)
+    def _bits(self, tensor: Tensor, found: Range, bits: int) -> Bits:
+        """The bits of a tensor without holes, once for all layers that read the same memory."""
+        memory = tensor.untyped_storage()
+        storage, count = StorageWeakRef(memory), tensor.numel()
+        key = (storage.cdata, tensor.storage_offset(), count, tensor.element_size(), tensor._version, *found)
         known = self._known.get(key)
         before = None if known is None or known[0].expired() else known[1]()
         if before is not None:
             return before
-        self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
         written = bits_of(tensor) if found == (0, 1) else None
-        if written is not None and flat.nbytes == flat.untyped_storage().nbytes():
+        if written is not None and tensor.nbytes == memory.nbytes():
             made = Bits(written, found.low, bits, count, count // written.shape[0])
             self.bytes_by_kernels += written.nbytes
         else:
             with torch.no_grad():
-                made = Bits.of(flat, found.low, bits)
+                made = Bits.of(tensor.detach().as_strided((count,), (1,)), found.low, bits)
+        if len(self._known) >= self._most_known:
+            self._known = {k: pair for k, pair in self._known.items() if not pair[0].expired()}
+            self._most_known = max(_MOST_KNOWN, 2 * len(self._known))
         self._known[key] = storage, weakref.ref(made)
-        self.bytes_whole += flat.nbytes
+        self.bytes_whole += tensor.nbytes
         self.bytes_packed += made.packed.nbytes
         return made
 
@@ -199,11 +204,12 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
         mark(first, low, high, bits)
 
 
-def _flat(tensor: Tensor) -> Tensor | None:
-    """The same memory in one dimension; `None` if that is not what the tensor is, each element once."""
+@lru_cache(maxsize=1024)
+def _is_dense(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether elements fill a part of memory, each once."""
     unit = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != unit:
-            return None
+            return False
         unit *= size
-    return tensor.detach().as_strided((tensor.numel(),), (1,))
+    return True

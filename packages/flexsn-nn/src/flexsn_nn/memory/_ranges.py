@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -26,6 +27,9 @@ class Unknown(NamedTuple):
     """
 
     reason: str = ""
+
+
+_OTHER = Unknown()
 
 
 class _Mark(NamedTuple):
@@ -63,7 +67,7 @@ def bits_of(tensor: Tensor) -> Tensor | None:
         marks = node.metadata.get(_KEY)
         if marks is not None:
             return marks[output].bits if output in marks and tensor.storage_offset() == 0 else None
-        if _kind(node) not in _VIEWS:
+        if _kind(node.name()) not in _VIEWS:
             return None
         node, output = node.next_functions[0]
     return None
@@ -77,7 +81,7 @@ def range_of(tensor: Tensor) -> Range | Unknown:
     """
     node: Any = tensor.grad_fn
     if node is None:
-        return Unknown()
+        return _OTHER
     return _of(node, tensor.output_nr, tensor._version, [_MOST_NODES])
 
 
@@ -95,7 +99,7 @@ _SAME = _VIEWS | {
     "UpsampleNearest3D", "UpsampleNearestExact1D", "UpsampleNearestExact2D", "UpsampleNearestExact3D",
     "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "Relu",
 }
-_ONE_OF = frozenset({"Cat", "Stack", "Maximum", "Minimum"})
+_FOLLOWED = _SAME | {"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"}
 # What is learned stands behind these, and nobody expects spikes from them.
 _LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
@@ -107,21 +111,24 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
         version: of the tensor, while it is a view of the output; `None`: it is a copy.
         left: how many more nodes may be looked at.
     """
+    kind = _kind(node.name())
+    if kind in _LAYERS:
+        return _OTHER
     marks = node.metadata.get(_KEY)
     if marks is not None:
-        return _marked(marks[output], version) if output in marks else Unknown()
+        return _marked(marks[output], version) if output in marks else _OTHER
     left[0] -= 1
     if left[0] < 0:
         return Unknown("so many operations that they were not followed")
-    kind = _kind(node)
-    inputs = [
-        Unknown() if source is None else _of(source, number, version if kind in _VIEWS else None, left)
-        for source, number in node.next_functions
-    ] if kind in _SAME or kind in _ONE_OF or kind in ("Add", "Sub", "Mul") else None
-    if inputs is None:
-        sources = [] if kind in _LAYERS or not kind[:1].isupper() else node.next_functions
-        made = [_of(source, number, None, left) for source, number in sources if source is not None]
+    if kind not in _FOLLOWED:
+        if not kind[:1].isupper():
+            return _OTHER
+        made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
         return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
+    inputs = [
+        _OTHER if source is None else _of(source, number, version if kind in _VIEWS else None, left)
+        for source, number in node.next_functions
+    ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
     if unknown is not None or not inputs:
         known = any(isinstance(one, Range) for one in inputs)
@@ -130,9 +137,9 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
     return _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
 
 
-def _kind(node: Any) -> str:
-    """What the operation is called."""
-    name: str = node.name()
+@lru_cache(maxsize=1024)
+def _kind(name: str) -> str:
+    """What the operation is called whose node has a name."""
     return name.rstrip("0123456789").removesuffix("Backward")
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets.triton import launcher
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._triton_private import launcher, resources
+from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
 from flexsn_runtime.launches._launch import INTERPRETER, on_device
 from flexsn_runtime.step._specialization import CompiledKernel

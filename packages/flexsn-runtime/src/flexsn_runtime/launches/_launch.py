@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from flexsn_codegen.targets.triton import launcher
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._triton_private import launcher
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.step._specialization import CompiledKernel
 

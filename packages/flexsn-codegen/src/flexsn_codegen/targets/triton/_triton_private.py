@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
-from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, needed, private, say_if_newer
+from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
 
 say_if_newer("triton")
 
 _NO_INTERPRETER = "kernels cannot run in Triton's interpreter"
 _NO_OFFLINE = "`compile_offline` cannot compile"
+_NO_LAUNCH = "compiled kernels cannot be launched"
+_DRIVER = "triton.runtime.driver"
+_COMPILER = "triton.compiler.compiler"
+_LAUNCHER = ["CompiledKernel", "CompiledKernel.function", "CompiledKernel.packed_metadata", "CompiledKernel.run"]
 
 
 def _fails_with_numpy() -> bool:
@@ -36,6 +42,11 @@ _block_type = private("triton.language", "block_type", _NO_INTERPRETER)
 _tensor = private("triton.language", "tensor", _NO_INTERPRETER)
 GPUTarget = private("triton.backends.compiler", "GPUTarget", _NO_OFFLINE)
 ASTSource = private("triton.compiler", "ASTSource", _NO_OFFLINE, takes=["fn", "signature", "constexprs", "attrs"])
+expect(_DRIVER, ["driver"], _NO_LAUNCH)
+expect("triton", ["knobs"], _NO_LAUNCH)
+expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
+_short = not lacking(_COMPILER, _LAUNCHER)
+
 
 def array_of(x: Any) -> Any:
     """The numpy array that stands for a value in Triton's interpreter."""
@@ -62,3 +73,27 @@ def launches_on_nvidia() -> bool:
     """Whether the GPU that kernels are launched on is NVIDIA's."""
     driver = needed("triton.runtime.driver", "driver", "compiled graphs cannot have kernels")
     return bool(driver.active.get_current_target().backend == "cuda")
+
+
+def launcher(
+    compiled: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], device: torch.device
+) -> Callable[[Sequence[torch.Tensor]], None]:
+    """As `targets.triton.launcher`, which says what it is for."""
+    driver = needed(_DRIVER, "driver", _NO_LAUNCH)
+    hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
+
+    usual = compiled[grid]
+    current_stream, index = driver.active.get_current_stream, device.index
+    if not _short:
+        return lambda tensors: usual(*tensors, *numbers, stream=current_stream(index))
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    x, y, z = grid
+
+    def launch(tensors: Sequence[torch.Tensor]) -> None:
+        stream = current_stream(index)
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            usual(*tensors, *numbers, stream=stream)
+        else:
+            run(x, y, z, stream, function, metadata, None, None, None, *tensors, *numbers)
+
+    return launch

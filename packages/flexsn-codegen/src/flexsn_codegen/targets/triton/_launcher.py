@@ -1,0 +1,28 @@
+"""A kernel that Triton has compiled, launched again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+
+def launcher(
+    compiled: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], device: torch.device
+) -> Callable[[Sequence[torch.Tensor]], None]:
+    """Launches a compiled kernel, on the current stream of `device`, with the tensors that its function takes.
+
+    Behind them come `numbers`. As `compiled[grid]` does, without what that prepares for the hooks of profilers: half of
+    its time. Where there are hooks, it is left to do it, as it is in a version that launches in another way.
+
+    Args:
+        compiled: what `kernel[grid](...)` returned. It is for dtypes, alignments to 16 bytes and some properties of the
+            numbers, which have to be the same in each launch; nobody looks.
+        grid: of each launch.
+        numbers: of each launch, the constant ones too.
+        device: a GPU, which has to be the current one.
+    """
+    from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be there
+
+    return _triton_private.launcher(compiled, grid, numbers, device)

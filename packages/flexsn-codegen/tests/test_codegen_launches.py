@@ -1,0 +1,66 @@
+"""Kernels launched again, by the shortest road."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen import pointwise
+from flexsn_codegen.targets.triton import launcher
+
+
+class Compiled:
+    """Stands for what Triton compiled: notes how it is launched."""
+
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def run(self, *arguments: Any) -> None:
+        self.launches.append(arguments)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
+        return lambda *arguments, stream: self.launches.append(("with hooks", grid, stream, *arguments))
+
+
+def test_a_launch_goes_to_the_current_stream_of_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = pytest.importorskip("triton.runtime.driver").driver
+    knobs = pytest.importorskip("triton").knobs.runtime
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_stream=lambda index: f"stream of {index}"))
+    compiled = Compiled()
+    launch = launcher(compiled, (7, 1, 1), (5, 6), torch.device("cuda", 3))
+    launch("x")  # type: ignore[arg-type]
+    assert compiled.launches == [(7, 1, 1, "stream of 3", "function", "metadata", None, None, None, "x", 5, 6)]
+
+    def hook(metadata: object) -> None: ...
+
+    for chain in (knobs.launch_enter_hook, knobs.launch_exit_hook):
+        chain.add(hook)
+        launch("y")  # type: ignore[arg-type]
+        chain.remove(hook)
+        assert compiled.launches.pop() == ("with hooks", (7, 1, 1), "stream of 3", "y", 5, 6)
+
+
+@pytest.mark.gpu
+def test_a_binary_is_launched_for_its_numbers_and_alignments_alone() -> None:
+    """Triton compiles for a number that is 1, or divides by 16, and for pointers that do."""
+    calls = []
+
+    @pointwise
+    def scaled(x: Tensor, factor: int) -> Tensor:
+        return x * factor
+
+    memory = torch.randn(40_003, device="cuda")
+    for _ in range(3):
+        for begin in (0, 1, 4):
+            for factor in (1, 16, 7, 2**40):
+                x = memory[begin : begin + 30_001]
+                calls.append((scaled(x, factor), x * factor))
+    for got, wanted in calls:
+        assert torch.equal(got, wanted)
