@@ -10,7 +10,8 @@ afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, th
 additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's
 LIFNode (Triton) runs where it is installed. In each memory format (of the convolutions' weights and of the input),
 eager and as a CUDA graph.
-Rows are printed as they are found. What fails has its error in its row, and `--seconds` is when no other row is begun.
+Numbers are printed as they are found. What fails has its error in its row, and `--seconds` is when nothing else is
+begun.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import gc
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,8 +167,8 @@ def training_step(
     return step
 
 
-def measure(case: Case, variant: Variant, memory_format: torch.memory_format) -> tuple[float, float, float, float]:
-    """Of a step: wall time and kernels' time in ms, in a CUDA graph in ms, peak memory in MiB."""
+def walls(case: Case, variant: Variant, memory_format: torch.memory_format) -> Row:
+    """Of a step: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB."""
     device = torch.device("cuda")
     step = training_step(case, variant, memory_format, device)
     for _ in range(3):
@@ -177,28 +178,53 @@ def measure(case: Case, variant: Variant, memory_format: torch.memory_format) ->
     step()
     torch.cuda.synchronize()
     peak = torch.cuda.max_memory_allocated() / 2**20
-    wall = milliseconds(step, device, warmup=50, rep=300)
+    found = []
+    for threads in (True, False):
+        with torch.autograd.set_multithreading_enabled(threads):
+            found.append(milliseconds(step, device, warmup=50, rep=300))
+    return *found, peak
+
+
+def device_times(case: Case, variant: Variant, memory_format: torch.memory_format) -> Row:
+    """Of a step: its kernels' time, and that of its CUDA graph, in ms."""
+    device = torch.device("cuda")
+    step = training_step(case, variant, memory_format, device)
+    for _ in range(4):
+        step()
     kernels, _ = kernel_time(step, 5)
     try:
         in_graph = milliseconds(graphed(step), device, warmup=50, rep=200)
     except Exception:
         in_graph = float("nan")  # what waits for the device cannot be captured
-    return wall, kernels / 1e3, in_graph, peak
+    return kernels / 1e3, in_graph
 
 
-def row(case: Case, memory_format: torch.memory_format, name: str, limit: Sequence[float]) -> tuple[list[str], Row]:
-    """A variant's cells, with ratios to `limit`, if there is one, and its numbers."""
+def measured(measure: Callable[[Case, Variant, torch.memory_format], Row], row: tuple[Case, str, str]) -> Row | str:
+    """What `measure` finds, or why it finds nothing."""
+    case, form, name = row
+    memory_format = next(one for one in case.formats if FORMATS[one] == form)
     try:
-        found = measure(case, variants(case)[name], memory_format)
+        return measure(case, variants(case)[name], memory_format)
     except Exception as error:
-        return [f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}", *[""] * 3], ()
+        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
     finally:
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # of the streams of a capture: 32 MiB each, and no part of the next row
         torch.cuda.empty_cache()
-    beside = limit or found
-    ratios = [f" ({value / least:.2f})" for value, least in zip(found, beside, strict=True)]
-    return [*(f"{v:.2f}{r}" for v, r in zip(found[:3], ratios, strict=False)), f"{found[3]:.0f}{ratios[3]}"], found
+
+
+def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
+    """`count` numbers, with ratios to `limit`, or why there are none."""
+    if isinstance(found, str):
+        return [found, *[""] * (count - 1)]
+    if limit is None or isinstance(limit, str):
+        return [f"{value:.2f}" for value in found]
+    return [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found, limit, strict=True)]
+
+
+HEADER = (
+    "network", "format", "neurons", "step, ms", "backward in its thread", "peak, MiB", "its kernels", "in a CUDA graph",
+)
 
 
 def main() -> None:
@@ -211,33 +237,43 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
     begun = time.perf_counter()
-    rows = []
-    for case in (case for case in CASES if chosen.only in case.name):
-        for memory_format in case.formats:
-            form = FORMATS[memory_format]
-            limit: Row = ()
-            names = [name for name in variants(case) if name == "ReLU" or chosen.neurons in name]
-            for name in names if chosen.format in ("", form) else ():
-                cells, found = ["not run", "", "", ""], limit
-                if time.perf_counter() - begun < chosen.seconds:
-                    cells, found = row(case, memory_format, name, limit)
-                limit = limit or found
-                rows.append((case.name, form, name, *cells))
-                print(f"{time.perf_counter() - begun:.0f} s", *rows[-1], sep=" | ", flush=True)
-    header = ("network", "format", "neurons", "step, ms", "its kernels", "in a CUDA graph", "peak, MiB")
+    rows = [
+        (case, FORMATS[memory_format], name)
+        for case in CASES
+        if chosen.only in case.name
+        for memory_format in case.formats
+        if chosen.format in ("", FORMATS[memory_format])
+        for name in variants(case)
+        if name == "ReLU" or chosen.neurons in name
+    ]
+    # The profiler slows down all launches after it, in this process: what it is not needed for is measured before.
+    found: dict[tuple[Case, str, str], list[Row | str]] = {row: [] for row in rows}
+    for measure, until in ((walls, chosen.seconds * 0.6), (device_times, chosen.seconds)):
+        for row in rows:
+            result = measured(measure, row) if time.perf_counter() - begun < until else "not run"
+            found[row].append(result)
+            print(f"{time.perf_counter() - begun:.0f} s", row[0].name, *row[1:], result, sep=" | ", flush=True)
+    lines = []
+    for (case, form, name), results in found.items():
+        limits = found[case, form, "ReLU"] if name != "ReLU" else (None, None)
+        first, second = (cells(*three) for three in zip(results, limits, (3, 2), strict=True))
+        lines.append((case.name, form, name, *first, *second))
     options = {"--only": chosen.only, "--format": chosen.format, "--neurons": chosen.neurons}
     given = "".join(f" {name} {value!r}" for name, value in options.items() if value)
-    lines = [
-        "# Whole networks beside ReLU",
-        "",
-        f"`python benchmarks/whole_networks.py{given}`: a step of training",
-        "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the same",
-        "run. bf16 is autocast. The kernels' time is the profiler's.",
-        where(torch.device("cuda")),
-        "",
-        *table(header, rows),
-    ]
-    publish(lines, chosen.output)
+    publish(
+        [
+            "# Whole networks beside ReLU",
+            "",
+            f"`python benchmarks/whole_networks.py{given}`: a step of training",
+            "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the",
+            "same run. bf16 is autocast. The second time is that with `set_multithreading_enabled(False)` of",
+            "torch.autograd. The kernels' time is the profiler's.",
+            where(torch.device("cuda")),
+            "",
+            *table(HEADER, lines),
+        ],
+        chosen.output,
+    )
 
 
 if __name__ == "__main__":

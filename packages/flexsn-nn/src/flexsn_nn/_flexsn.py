@@ -250,6 +250,8 @@ class FlexSN(nn.Module):
         """
         compiling = torch.compiler.is_compiling()
         packing = False
+        if self._handover is not None:
+            inputs, affine = self._handover.take(inputs, affine)
         if not compiling:
             if recomputation() not in (None, self._reset_in):
                 raise StateError(
@@ -279,8 +281,6 @@ class FlexSN(nn.Module):
                 "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
                 "or torch.compile."
             )
-        if self._handover is not None:
-            inputs, affine = self._handover.take(inputs, affine)
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
             inputs, self.states, keep=self.store_state_seqs, affine=affine, count=counting, pack=packing
@@ -532,7 +532,7 @@ class FlexSN(nn.Module):
         """Whether the call before took into its step what it was given for it, and would again with these inputs."""
         own = self.__dict__
         program: ScanProgram | None = own["_repeats"]
-        if program is None or own["_handover"] is not None or own["count_spikes"]:
+        if program is None or own["count_spikes"]:
             return False
         fits = len(inputs) == own["num_inputs"] and type(inputs[0]) is Tensor and own["_step_mode"] == "m"
         return fits and isinstance(program.core, Behind)
@@ -548,7 +548,7 @@ class FlexSN(nn.Module):
         """
         own = self.__dict__  # a module's attributes take five times as long
         program: ScanProgram | None = own["_repeats"]
-        if program is None or own["_handover"] is not None or own["count_spikes"]:
+        if program is None or own["count_spikes"]:
             return None
         if packing is not bool(program.bits):
             return None

@@ -73,14 +73,15 @@ def _repeated(
     instead: Mapping[int, Tensor] | None = None,
 ) -> Sequence[Tensor] | None:
     given = (*inputs, *states)
-    kind = single, len(inputs), len(states), torch.is_grad_enabled()
+    autocast = _autocast(given)
+    kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast
     latest: RepeatedCall | None = program.latest_calls.get(kind)
     if latest is not None:
         lifted = _lifted(latest, instead)
         if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
             return latest.run((*given, *latest.at_zero, *lifted))
     try:
-        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead))
+        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead, autocast))
     except (AttributeError, RuntimeError):  # no tensors, or without memory
         return None
     if known is None or transform_at_work() is not None:
@@ -88,11 +89,10 @@ def _repeated(
     lifted = _lifted(known, instead)
     if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
         return None
-    if not is_any_autocast():  # whose dtype `alike` does not know
-        tensors = (*given, *lifted)
-        if not known.has_layout(tensors):
-            known.has_layout = same_layout(tensors)
-        program.latest_calls[kind] = known
+    tensors = (*given, *lifted)
+    if not known.has_layout(tensors):
+        known.has_layout = same_layout(tensors)
+    program.latest_calls[kind] = known
     return known.run((*given, *known.at_zero, *lifted))
 
 
@@ -140,15 +140,26 @@ def remember(
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
     call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
-    program.repeated[_key(inputs, given, single, instead)] = call
+    program.repeated[_key(inputs, given, single, instead, _autocast(given))] = call
+
+
+def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
+    """The dtype of autocast, which `alike` does not know."""
+    if not is_any_autocast():
+        return None
+    device = getattr(given[0], "device", None) if given else None
+    return autocast_now(device) if isinstance(device, torch.device) else None
 
 
 def _key(
-    inputs: Sequence[Tensor], given: Sequence[Tensor], single: bool, instead: Mapping[int, Tensor] | None
+    inputs: Sequence[Tensor],
+    given: Sequence[Tensor],
+    single: bool,
+    instead: Mapping[int, Tensor] | None,
+    autocast: torch.dtype | None,
 ) -> Hashable:
     # Which captured tensors require grad is part of what is compared of them.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])
-    autocast = autocast_now(given[0].device) if is_any_autocast() else None
     return single, len(inputs), grads, autocast, layout_key(given)
