@@ -75,6 +75,22 @@ def test_the_backward_is_compiled_beside_the_forward(compilations: list[object])
     assert len(compilations) == 3
 
 
+def test_so_is_that_of_a_recurrent_step(compilations: list[object]) -> None:
+    lif, shift = LIF.make(hard_spike, []), 2.0**-7 * next(_numbers)
+    weight = torch.randn(48, 48, device="cuda").requires_grad_()
+
+    def core(x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        s, v = lif(x - 0.3 + shift + s @ weight, v)
+        return s, s, v
+
+    x = torch.rand(9, 20, 48, device="cuda").requires_grad_()
+    spikes = compiled(ScanProgram(core, 1, 2, 1), x)[0]
+    count = len(compilations)
+    assert count >= 2
+    spikes.sum().backward()
+    assert len(compilations) == count
+
+
 def test_more_than_two_to_the_31_elements() -> None:
     """The last elements lie beyond what 32 bits count; eager computes just those."""
     steps, elements, tail = 5, 2**29 + 3, 1000

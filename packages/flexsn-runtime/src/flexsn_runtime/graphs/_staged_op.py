@@ -232,7 +232,7 @@ def _backward(graph: StagedGraph, made: _Specialized, args: Sequence[Any]) -> li
     gradients = [next(came) if there else None for there in graph.came]
     needed = (*graph.needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
     kept = frozenset(step.kept(step.carrying(needed)))
-    _, memory = forward_staged(step, arguments, state_seqs=not graph.final_state, kept=kept)
+    _, memory = forward_staged(step, arguments, state_seqs=not graph.final_state, kept=kept, needed=needed)
     found = backward_staged(
         step, arguments, memory, kept, gradients, needed, state_seqs=not graph.final_state
     )

@@ -6,13 +6,14 @@ the other.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from flexsn_graph import Residuals
 from flexsn_runtime.kernels._backward import BackwardScan, Cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
+from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -39,28 +40,16 @@ def compiling_backward(
     """
     if scan.is_compiled or step.backward_scans:
         return _NOTHING
-    return _beside(scan, step, arguments, wanted, state_seqs, residuals)
 
+    def prepare() -> Callable[[], None]:
+        trace = step.trace
+        like = arguments.inputs[0]
+        results = scan.results()
+        outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
+        cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
+        # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
+        to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
+        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
+        return partial(backward.compile, (*arguments.all, *to_come, *cotangents.states))
 
-@contextmanager
-def _beside(
-    scan: ForwardScan,
-    step: Specialization,
-    arguments: Arguments,
-    wanted: Sequence[bool],
-    state_seqs: bool,
-    residuals: Residuals | None,
-) -> Iterator[None]:
-    trace = step.trace
-    like = arguments.inputs[0]
-    results = scan.results()
-    outputs, kept = results[: trace.num_outputs], results[scan.first_kept :]
-    cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
-    # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
-    to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
-    with ThreadPoolExecutor(1) as beside:
-        # What is refused is refused when the backward runs, if it ever does.
-        with suppress(Exception):
-            backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
-            beside.submit(backward.compile, (*arguments.all, *to_come, *cotangents.states))
-        yield
+    return compiling(prepare)

@@ -54,10 +54,10 @@ class CooperativeKernel:
         """How many programs the device has room for at a time."""
         if triton_interpreted():
             return 1
+        device = torch.cuda.get_device_properties(self._device)
         with on_device(self._device):
             compiled = self._function.warmup(*tensors, *numbers, BLOCK=self._rows, grid=(1, 1, 1), **self._options)
-        device = torch.cuda.get_device_properties(self._device)
-        used = resources(compiled, device.shared_memory_per_block_optin)
+            used = resources(compiled, device.shared_memory_per_block_optin)  # loads it there
         if used is None:
             return 0
         registers, shared = used

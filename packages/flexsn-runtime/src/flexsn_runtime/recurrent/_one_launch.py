@@ -139,21 +139,14 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     Raises:
         NotOneLaunchError: this loop does not run in one launch, and nothing has been launched.
     """
-    device = step.device
-    if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
-        raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
-    if over.num_steps < 2:
-        raise NotOneLaunchError("there is one step")
-    if torch.version.hip or (device.type != "cuda" and not triton_interpreted()):
-        raise NotOneLaunchError("only CUDA launches programs that wait for each other")
-    prepared = _prepared(step, over)
+    prepared = one_launch(step, over)
     passed = [give(over) for give in prepared.sources]
     launch = prepared.kernel.launch(passed, prepared.numbers)
     at_once = min(prepared.groups, launch.room // prepared.tiles.count)
     if at_once == 0:
         room, count = launch.room, prepared.tiles.count
         raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
-    MARKS.check(device)
+    MARKS.check(step.device)
     launch(passed, at_once * prepared.tiles.count)
     return prepared.in_words(at_once)
 
@@ -191,7 +184,16 @@ class _Prepared:
         return found
 
 
-def _prepared(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
+def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
+    """What `run_in_one_launch` launches, compiled. It raises what that raises."""
+    if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
+        raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
+    if over.num_steps < 2:
+        raise NotOneLaunchError("there is one step")
+    if over.arriving:
+        raise NotOneLaunchError("gradients come to the states after each step")
+    if torch.version.hip or (step.device.type != "cuda" and not triton_interpreted()):
+        raise NotOneLaunchError("only CUDA launches programs that wait for each other")
     loops, staged = step.loops, over.staged
     loop = loops.loop(staged, over.lasting)
     to_load, to_store = loops.memory(staged, over.lasting)

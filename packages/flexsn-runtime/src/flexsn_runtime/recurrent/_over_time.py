@@ -26,6 +26,8 @@ class OverTime:
         backwards: whether the loop goes from the last step to the first.
         lasting: the values of which each step's is read when the loop is over.
         from_zero: whether all that is carried is zero before the first step.
+        arriving: of a backward: gradients after each step, `[T + 1, *step]`, and what is to be added to them,
+            `[T, *step]`.
     """
 
     staged: StagedStep
@@ -37,6 +39,7 @@ class OverTime:
     backwards: bool
     lasting: frozenset[Port]
     from_zero: bool
+    arriving: tuple[tuple[Tensor, Tensor], ...]
 
     @classmethod
     def of(
@@ -50,11 +53,14 @@ class OverTime:
         *,
         backwards: bool = False,
         from_zero: bool = False,
+        arriving: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> OverTime:
         """With the matrices that the lifted tensors give."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
-        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero)
+        return cls(
+            staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving)
+        )
 
     @property
     def direction(self) -> str:

@@ -26,7 +26,7 @@ from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.operands._order import StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
-from flexsn_runtime.recurrent._one_launch import Loops, run_in_one_launch
+from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization, changed_between
 
@@ -169,29 +169,38 @@ class StagedScan:
         self._lifted_layouts = (*_layouts(over.lifted), *((t.device, t.is_neg()) for t in over.lifted))
         self._alive: list[Any] = []  # memory that addresses point to
 
-    def run(self, arriving: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        """Runs all steps.
-
-        Args:
-            arriving: of a backward: gradients after each step, `[T + 1, *step]`, and what is to be added to them,
-                `[T, *step]`.
-        """
+    def run(self) -> None:
+        """Runs all steps."""
         parts = self._staged.parts
         for part in parts:
             if part.phase is Phase.BEFORE:
                 self._run_whole(part)
-        if not self._in_one_launch(arriving):
-            self._step_by_step(arriving)
+        if not self._in_one_launch():
+            self._step_by_step()
         for part in parts:
             if part.phase is Phase.AFTER:
                 self._run_whole(part)
 
-    def _in_one_launch(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    def compile(self) -> None:
+        """Compiles what `run` launches."""
+        in_steps = False
+        try:
+            one_launch(self._step, self._over)
+        except NotOneLaunchError:
+            in_steps = True
+        for stage in self._staged.stages:
+            if stage.phase is not Phase.LOOP:
+                launched, tensors = self._whole(stage)
+                launched.compile(tensors)
+            elif in_steps:
+                prepared, arguments = self._in_steps(stage)
+                example = [a.tensors()[0] if isinstance(a, Rows) else a for a in arguments]
+                self._launch(prepared, example).compile(example)
+
+    def _in_one_launch(self) -> bool:
         """Runs the loop in one launch, if it can."""
         loops, over = self._step.loops, self._over
         try:
-            if arriving:
-                raise NotOneLaunchError("gradients come to the states after each step")
             how = run_in_one_launch(self._step, over)
         except NotOneLaunchError as error:
             if over.num_steps > 1:
@@ -200,8 +209,8 @@ class StagedScan:
         loops.told[over.direction] = how
         return True
 
-    def _step_by_step(self, arriving: Sequence[tuple[Tensor, Tensor]]) -> None:
-        rows = [(into.unbind(0), came.unbind(0)) for into, came in arriving]
+    def _step_by_step(self) -> None:
+        rows = [(into.unbind(0), came.unbind(0)) for into, came in self._over.arriving]
         acts = [self._act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
         steps: Iterable[int] = range(self._num_steps)
         for t in reversed(steps) if self._over.backwards else steps:  # type: ignore[call-overload]
@@ -225,7 +234,8 @@ class StagedScan:
             return self._launches(part)
         return self._multiplications(part)
 
-    def _launches(self, stage: Stage) -> Act:
+    def _in_steps(self, stage: Stage) -> tuple[_Prepared, list[Rows | Tensor]]:
+        """What launches a stage step by step, and the arguments."""
         reads = [self._read(view) for view in stage.reads]
         writes = [self._written(view) for view in stage.writes]
         firsts = [rows.memory[:1] for rows in (*reads, *writes)]
@@ -234,14 +244,17 @@ class StagedScan:
         values: dict[Port, Rows | Tensor] = dict(lifted.items())
         values |= {Port(Role.INPUT, i): rows for i, rows in enumerate(reads)}
         values |= {Port(Role.OUTPUT, i): rows for i, rows in enumerate(writes)}
-        arguments = [values[port] for port in kernel.params]
-        if isinstance(kernel.function, CppKernel):
+        return prepared, [values[port] for port in kernel.params]
+
+    def _launches(self, stage: Stage) -> Act:
+        prepared, arguments = self._in_steps(stage)
+        if isinstance(prepared.kernel.function, CppKernel):
             columns = [
                 a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments
             ]
-            self._alive += [arguments, reads, writes]
+            self._alive.append(arguments)
             example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
-            launched = self._launch(prepared, ())
+            launched = self._launch(prepared, example)
             assert isinstance(launched, CppLaunch)
             return launched.at(example, list(zip(*columns, strict=True)))
         tensors = [a.tensors() if isinstance(a, Rows) else [a] * self._num_steps for a in arguments]
@@ -249,12 +262,13 @@ class StagedScan:
 
         def act(t: int) -> None:
             row = by_step[t]
-            self._launch(prepared, _alignment(row))(row)
+            self._launch(prepared, row)(row)
 
         return act
 
-    def _launch(self, prepared: _Prepared, alignment: tuple[bool, ...]) -> Launch:
-        """Triton compiles for the alignment of addresses."""
+    def _launch(self, prepared: _Prepared, tensors: Sequence[Tensor]) -> Launch:
+        """What launches a stage on tensors like these: Triton compiles for the alignment of addresses."""
+        alignment = tuple([t.data_ptr() % 16 == 0 for t in tensors])
         found = prepared.launches.get(alignment)
         if found is None:
             config = self._step.config(prepared.stage)
@@ -330,16 +344,21 @@ class StagedScan:
 
     # -- a part for all steps at once --------------------------------------------------------------------------
 
+    def _whole(self, stage: Stage) -> tuple[Launch, list[Tensor]]:
+        """What launches a stage for all steps at once, and on what."""
+        reads = [self._read(view).sequence for view in stage.reads]
+        writes = [self._written(view).sequence for view in stage.writes]
+        prepared = self._prepared(stage, reads, writes)
+        values = dict(self._moved(prepared, reads))
+        values |= {Port(Role.INPUT, i): t for i, t in enumerate(reads)}
+        values |= {Port(Role.OUTPUT, i): t for i, t in enumerate(writes)}
+        tensors = [values[port] for port in prepared.kernel.params]
+        return self._launch(prepared, tensors), tensors
+
     def _run_whole(self, part: Stage | Product) -> None:
         if isinstance(part, Stage):
-            reads = [self._read(view).sequence for view in part.reads]
-            writes = [self._written(view).sequence for view in part.writes]
-            prepared = self._prepared(part, reads, writes)
-            values = dict(self._moved(prepared, reads))
-            values |= {Port(Role.INPUT, i): t for i, t in enumerate(reads)}
-            values |= {Port(Role.OUTPUT, i): t for i, t in enumerate(writes)}
-            tensors = [values[port] for port in prepared.kernel.params]
-            self._launch(prepared, _alignment(tensors))(tensors)
+            launched, tensors = self._whole(part)
+            launched(tensors)
         elif not self._multiply_whole(part):
             act = self._multiplications(part)
             for t in range(self._num_steps):
@@ -379,10 +398,6 @@ class StagedScan:
 
 def _layouts(tensors: Iterable[Tensor]) -> tuple[object, ...]:
     return tuple([(t.shape, t.stride(), t.dtype) for t in tensors])
-
-
-def _alignment(tensors: Iterable[Tensor]) -> tuple[bool, ...]:
-    return tuple([t.data_ptr() % 16 == 0 for t in tensors])
 
 
 def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:

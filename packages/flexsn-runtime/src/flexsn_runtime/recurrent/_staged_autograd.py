@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
+from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, refuse_double_backward, scan_pointwise, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
+from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
@@ -52,7 +54,9 @@ class _StagedScan(SingleLevelFunction):
         wanted = step.carrying(ctx.needs_input_grad[3:])
         kept = step.kept_ports(wanted)
         with without_autocast(arguments.device):
-            returned, memory = forward_staged(step, arguments, state_seqs=state_seqs, kept=kept)
+            returned, memory = forward_staged(
+                step, arguments, state_seqs=state_seqs, kept=kept, needed=ctx.needs_input_grad[3:]
+            )
         ctx.ports = tuple(memory)
         ctx.save_for_backward(*tensors, *memory.values())
         ctx.step, ctx.state_seqs, ctx.kept = step, state_seqs, kept
@@ -100,9 +104,19 @@ def _intermediates(
 
 
 def forward_staged(
-    step: RecurrentSpecialization, arguments: Arguments, *, state_seqs: bool, kept: frozenset[Port]
+    step: RecurrentSpecialization,
+    arguments: Arguments,
+    *,
+    state_seqs: bool,
+    kept: frozenset[Port],
+    needed: Sequence[bool] | None = None,
 ) -> tuple[tuple[Tensor, ...], dict[Port, Tensor]]:
-    """The results, and the memory of what is kept."""
+    """The results, and the memory of what is kept.
+
+    Args:
+        needed: for each of `[*inputs, *states, *lifted]`, whether the backward that follows is asked for its gradient;
+            `None`: none follows.
+    """
     trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
     staged, shape = trace.forward, trace.step_shape
     form = step.format(arguments.inputs, arguments.states)
@@ -124,6 +138,8 @@ def forward_staged(
             memory[0].copy_(initial)
         states.append(memory)
     between = _intermediates(staged, num_steps, lasting, device)
+    keeping = {port: between[port].memory for port in kept if port in between}
+    keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
     if num_steps and 0 not in shape:
         reads, writes = dict(between), dict(between)
         for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
@@ -134,9 +150,8 @@ def forward_staged(
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
         over = OverTime.of(staged, num_steps, reads, writes, arguments.lifted, lasting, from_zero=from_zero)
-        StagedScan(step, over).run()
-    keeping = {port: between[port].memory for port in kept if port in between}
-    keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
+        with _compiling_backward(step, arguments, keeping, kept, outputs, needed, state_seqs=state_seqs):
+            StagedScan(step, over).run()
     if state_seqs:
         carried = [_copied(m[1:], form.sequence) for m in states]
     else:
@@ -150,6 +165,41 @@ def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return copy.copy_(tensor)
 
 
+def _compiling_backward(
+    step: RecurrentSpecialization,
+    arguments: Arguments,
+    memory: Mapping[Port, Tensor],
+    kept: frozenset[Port],
+    outputs: Sequence[Tensor],
+    needed: Sequence[bool] | None,
+    *,
+    state_seqs: bool,
+) -> AbstractContextManager[None]:
+    """While the forward is compiled and runs, compiles the backward that will follow it, if it is the step's first.
+
+    As of a pointwise step, it is the one that most calls need. What it has memory for counts, not what is there.
+    """
+    if needed is None or step.backward_plans or triton_interpreted():
+        return nullcontext()
+    if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return nullcontext()  # no other thread may ask for memory
+
+    def prepare() -> Callable[[], None]:
+        trace = step.trace
+        grads = [y if flows else None for y, flows in zip(outputs, trace.differentiable, strict=False)]
+        grads += [None] * trace.num_states
+        backward = _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs)
+        scans = list(backward.scans())
+
+        def compile() -> None:
+            for scan in scans:
+                scan.compile()
+
+        return compile
+
+    return compiling(prepare)
+
+
 def backward_staged(
     step: RecurrentSpecialization,
     arguments: Arguments,
@@ -161,78 +211,126 @@ def backward_staged(
     state_seqs: bool,
 ) -> list[Tensor | None]:
     """The gradients of `[*inputs, *states, *lifted]`; `None` where none is needed, or none flows."""
-    trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
-    shape, num_outputs = trace.step_shape, trace.num_outputs
-    first_lifted = trace.num_inputs + trace.num_states
-    if num_steps == 0 or 0 in shape:
+    if arguments.num_steps == 0 or 0 in step.trace.step_shape:
         return _without_steps(step, arguments, grads, needed, state_seqs=state_seqs)
-    of_outputs, of_states = grads[:num_outputs], grads[num_outputs:]
-    plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
-    carried: dict[int, Tensor] = {}
-    for i, value in enumerate(trace.states):
-        port = Port(Role.GRAD_STATE, i)
-        g = of_states[i]
-        if g is None and port not in plan.results:
-            continue
-        # The gradient after step t is in row t + 1, that before it in row t.
-        rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
-        carried[i] = gradient = torch.zeros((rows, *shape), dtype=value.dtype, device=device)
-        if g is not None and not state_seqs:
-            gradient[num_steps % rows].copy_(g)
-    gradients: list[Tensor | None] = [None] * len(needed)
-    grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
-    for i, (port, x) in enumerate(zip(grad_inputs, arguments.inputs, strict=True)):
-        if port in plan.of_inputs:
-            like, dtype = plan.of_inputs[port]
-            full = (num_steps, *like)
-            strides = strides_like(x) if x.shape == full else contiguous_strides(full)
-            gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
-    for start, count, staged in plan.segments:
-        reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, device)
-        writes = dict(reads)
-        for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
-            reads[port] = Rows(x.detach(), start, count)
-        for port, rows_of in memory.items():
-            if port.role is Role.STATE:
-                reads[port] = Rows(rows_of, start, count)
-        for i, port in enumerate(staged.saved):
-            reads[Port(Role.SAVED, i)] = Rows(memory[port], start, count)
-        for port, g in zip(ports(Role.GRAD_OUTPUT, num_outputs), of_outputs, strict=True):
-            if g is not None:
-                reads[port] = Rows(g.resolve_neg(), start, count)
-        for i, gradient in carried.items():
-            port = Port(Role.GRAD_STATE, i)
-            reads[port], writes[port] = Rows(gradient, start + 1, count), Rows(gradient, start, count)
-        for port, of_input in zip(grad_inputs, gradients, strict=False):
-            if of_input is not None and port in staged.results:
-                writes[port] = Rows(of_input, start, count)
-            elif of_input is not None:
-                of_input[start : start + count].zero_()
-        arriving = [
-            (carried[i][start:], g[start:]) for i, g in enumerate(of_states) if state_seqs and g is not None
+    return _Backward(step, arguments, memory, kept, grads, needed, state_seqs=state_seqs).run()
+
+
+class _Backward:
+    """A backward over at least one step, and its memory: as for `backward_staged`."""
+
+    def __init__(
+        self,
+        step: RecurrentSpecialization,
+        arguments: Arguments,
+        memory: Mapping[Port, Tensor],
+        kept: frozenset[Port],
+        grads: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        *,
+        state_seqs: bool,
+    ) -> None:
+        trace, num_steps, device = step.trace, arguments.num_steps, arguments.device
+        self._step, self._arguments, self._memory = step, arguments, memory
+        self._needed, self._state_seqs = needed, state_seqs
+        # An expanded one, as a sum over time has, would get a kernel of its own.
+        self._of_outputs = [
+            _copied(g, step.format(arguments.inputs, arguments.states).sequence)
+            if g is not None and (g.is_neg() or 0 in g.stride())
+            else g
+            for g in grads[: trace.num_outputs]
         ]
-        over = OverTime.of(staged, count, reads, writes, arguments.lifted, staged.sequences, backwards=True)
-        scan = StagedScan(step, over)
-        scan.run(arriving)
-        for term in staged.terms:
-            place = first_lifted + term.lifted
-            if needed[place]:
-                part, before = scan.summed(term), gradients[place]
-                gradients[place] = part if before is None else before + part
-    for i, x in enumerate(arguments.inputs):
-        gradient_of = gradients[i]
-        if gradient_of is not None and gradient_of.shape != x.shape:
-            gradients[i] = input_gradient(gradient_of, x, by_program=False)
-    for i, gradient in carried.items():
-        initial = arguments.states[i]
-        flows = Port(Role.GRAD_STATE, i) in plan.segments[-1].staged.results
-        if flows and needed[trace.num_inputs + i] and initial is not None:
-            gradients[trace.num_inputs + i] = _copied(gradient[0], strides_like(initial))
-    for place, tensor in enumerate(arguments.lifted, first_lifted):
-        gradient_of = gradients[place]
-        if gradient_of is not None:
-            gradients[place] = gradient_of.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
-    return gradients
+        self._of_states = grads[trace.num_outputs :]
+        self._plan = plan = backward_plan(step, num_steps, kept, grads, needed, state_seqs=state_seqs)
+        self._carried: dict[int, Tensor] = {}
+        for i, value in enumerate(trace.states):
+            port = Port(Role.GRAD_STATE, i)
+            g = self._of_states[i]
+            if g is None and port not in plan.results:
+                continue
+            # The gradient after step t is in row t + 1, that before it in row t.
+            rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
+            self._carried[i] = gradient = torch.zeros((rows, *trace.step_shape), dtype=value.dtype, device=device)
+            if g is not None and not state_seqs:
+                gradient[num_steps % rows].copy_(g)
+        self._gradients: list[Tensor | None] = [None] * len(needed)
+        self._grad_inputs = ports(Role.GRAD_INPUT, trace.num_inputs)
+        for i, (port, x) in enumerate(zip(self._grad_inputs, arguments.inputs, strict=True)):
+            if port in plan.of_inputs:
+                like, dtype = plan.of_inputs[port]
+                full = (num_steps, *like)
+                strides = strides_like(x) if x.shape == full else contiguous_strides(full)
+                self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
+
+    def scans(self) -> Iterator[StagedScan]:
+        """One for each segment of the plan, in order."""
+        step, arguments = self._step, self._arguments
+        trace = step.trace
+        for start, count, staged in self._plan.segments:
+            reads: dict[Port, Rows] = _intermediates(staged, count, staged.sequences, arguments.device)
+            writes = dict(reads)
+            for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
+                reads[port] = Rows(x.detach(), start, count)
+            for port, rows_of in self._memory.items():
+                if port.role is Role.STATE:
+                    reads[port] = Rows(rows_of, start, count)
+            for i, port in enumerate(staged.saved):
+                reads[Port(Role.SAVED, i)] = Rows(self._memory[port], start, count)
+            for port, g in zip(ports(Role.GRAD_OUTPUT, trace.num_outputs), self._of_outputs, strict=True):
+                if g is not None:
+                    reads[port] = Rows(g, start, count)
+            for i, gradient in self._carried.items():
+                port = Port(Role.GRAD_STATE, i)
+                reads[port], writes[port] = Rows(gradient, start + 1, count), Rows(gradient, start, count)
+            for port, of_input in zip(self._grad_inputs, self._gradients, strict=False):
+                if of_input is not None and port in staged.results:
+                    writes[port] = Rows(of_input, start, count)
+                elif of_input is not None:
+                    of_input[start : start + count].zero_()
+            arriving = [
+                (self._carried[i][start:], g[start:])
+                for i, g in enumerate(self._of_states)
+                if self._state_seqs and g is not None
+            ]
+            over = OverTime.of(
+                staged,
+                count,
+                reads,
+                writes,
+                arguments.lifted,
+                staged.sequences,
+                backwards=True,
+                arriving=arriving,
+            )
+            yield StagedScan(step, over)
+
+    def run(self) -> list[Tensor | None]:
+        """The gradients."""
+        step, arguments, gradients, needed = self._step, self._arguments, self._gradients, self._needed
+        first_state = step.trace.num_inputs
+        first_lifted = first_state + step.trace.num_states
+        segments = self._plan.segments
+        for segment, scan in zip(segments, self.scans(), strict=True):
+            scan.run()
+            for term in segment.staged.terms:
+                place = first_lifted + term.lifted
+                if needed[place]:
+                    part, before = scan.summed(term), gradients[place]
+                    gradients[place] = part if before is None else before + part
+        for i, x in enumerate(arguments.inputs):
+            gradient_of = gradients[i]
+            if gradient_of is not None and gradient_of.shape != x.shape:
+                gradients[i] = input_gradient(gradient_of, x, by_program=False)
+        for i, gradient in self._carried.items():
+            initial = arguments.states[i]
+            flows = Port(Role.GRAD_STATE, i) in segments[-1].staged.results
+            if flows and needed[first_state + i] and initial is not None:
+                gradients[first_state + i] = _copied(gradient[0], strides_like(initial))
+        for place, tensor in enumerate(arguments.lifted, first_lifted):
+            gradient_of = gradients[place]
+            if gradient_of is not None:
+                gradients[place] = gradient_of.reshape(tensor.shape).to(dtype=tensor.dtype, device=tensor.device)
+        return gradients
 
 
 def _without_steps(

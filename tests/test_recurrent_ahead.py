@@ -1,0 +1,110 @@
+"""The first backward of a recurrent step is compiled beside its first forward."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import pytest
+import torch
+from recurrent_cores import RLIF, Biased, Cell, GatedGRU, Powers, Readout
+from test_recurrent import made, run, sequences
+from torch import Tensor
+
+from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime.launches._cooperative_launch import CooperativeKernel
+from flexsn_runtime.launches._launch import Launch
+from flexsn_runtime.recurrent import _staged_autograd
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compiled is counted in the interpreter")
+
+
+class Compiled(list[tuple[str, threading.Thread]]):
+    """What was compiled, and in which thread."""
+
+    fails = False  # whether it does in other threads
+
+    def note(self, name: str) -> None:
+        thread = threading.current_thread()
+        self.append((name, thread))
+        if self.fails and thread is not threading.main_thread():
+            raise RuntimeError("no compiler")
+
+    @property
+    def elsewhere(self) -> list[threading.Thread]:
+        return [thread for _, thread in self if thread is not threading.main_thread()]
+
+
+@pytest.fixture
+def compiled() -> Iterator[Compiled]:
+    """Each kernel is new, though the interpreter compiles none."""
+    found = Compiled()
+
+    def room(self: CooperativeKernel, tensors: Sequence[Tensor], numbers: Sequence[int]) -> int:
+        found.note(self._function.__name__)
+        return 1
+
+    called = Launch.__call__
+    known: set[Launch] = set()
+
+    def compile(self: Launch, tensors: Sequence[Tensor]) -> None:
+        if self not in known:
+            found.note(self._function.__name__)
+            known.add(self)
+
+    def launch(self: Launch, tensors: Sequence[Tensor]) -> None:
+        self.compile(tensors)
+        called(self, tensors)
+
+    with (
+        mock.patch.object(_staged_autograd, "triton_interpreted", return_value=False),
+        mock.patch.object(CooperativeKernel, "_room", room),
+        mock.patch.object(Launch, "compile", compile),
+        mock.patch.object(Launch, "__call__", launch),
+    ):
+        yield found
+
+
+def forward(core: Cell, batch: int = 5) -> tuple[Tensor, list[Tensor]]:
+    """The output of a scan, and its sequences and matrices."""
+    tensors = sequences(core, 3, batch, core.size)
+    step, arguments = prepare(ScanProgram(core, 1, core.num_states, 1), tensors)
+    return scan(step, arguments, state_seqs=False)[0], [*tensors, *core.parameters()]
+
+
+@pytest.mark.parametrize("cell", [RLIF, Readout, pytest.param(GatedGRU, marks=pytest.mark.long)])
+def test_the_backward_compiles_nothing_any_more(cell: type[Cell], compiled: Compiled) -> None:
+    """Neither in one launch, nor a stage that runs step by step or for all steps at once."""
+    output, leaves = forward(made(cell, 9, Powers()))
+    count = len(compiled)
+    assert 0 < len(compiled.elsewhere) < count
+    assert not any(thread.is_alive() for thread in compiled.elsewhere)
+    gradients = torch.autograd.grad(output.square().sum(), leaves)
+    assert len(compiled) == count
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_nor_does_that_of_a_sum(compiled: Compiled) -> None:
+    """Its gradient is expanded."""
+    output, leaves = forward(made(Biased, 9, Powers()))
+    count = len(compiled)
+    torch.autograd.grad(output.sum(), leaves)
+    assert len(compiled) == count
+
+
+def test_without_gradients_nothing_is_compiled_ahead(compiled: Compiled) -> None:
+    core = made(RLIF, 9, Powers())
+    with torch.no_grad():
+        run(core, sequences(core, 3, 5, 9), "triton")
+    assert compiled
+    assert not compiled.elsewhere
+
+
+def test_what_fails_is_tried_again_where_it_is_needed(compiled: Compiled) -> None:
+    compiled.fails = True
+    output, leaves = forward(made(RLIF, 9, Powers()))
+    (failed,) = [name for name, thread in compiled if thread in compiled.elsewhere]
+    count = len(compiled)
+    torch.autograd.grad(output.square().sum(), leaves)
+    assert failed in [name for name, _ in compiled[count:]]
