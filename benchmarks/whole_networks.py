@@ -1,7 +1,7 @@
 """Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32"]
-        [--format channels-last] [--neurons bits] [--seconds 150]
+        [--format channels-last] [--neurons fused bits] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
@@ -231,7 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--neurons", default="", help="rows whose neurons contain this, besides ReLU")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="rows whose neurons contain one of these, and ReLU")
     parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="this memory format alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
@@ -244,7 +244,7 @@ def main() -> None:
         for memory_format in case.formats
         if chosen.format in ("", FORMATS[memory_format])
         for name in variants(case)
-        if name == "ReLU" or chosen.neurons in name
+        if name == "ReLU" or any(part in name for part in chosen.neurons)
     ]
     # The profiler slows down all launches after it, in this process: what it is not needed for is measured before.
     found: dict[tuple[Case, str, str], list[Row | str]] = {row: [] for row in rows}
@@ -258,8 +258,8 @@ def main() -> None:
         limits = found[case, form, "ReLU"] if name != "ReLU" else (None, None)
         first, second = (cells(*three) for three in zip(results, limits, (3, 2), strict=True))
         lines.append((case.name, form, name, *first, *second))
-    options = {"--only": chosen.only, "--format": chosen.format, "--neurons": chosen.neurons}
-    given = "".join(f" {name} {value!r}" for name, value in options.items() if value)
+    options = {"--only": [chosen.only], "--format": [chosen.format], "--neurons": chosen.neurons}
+    given = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in options.items() if any(values))
     publish(
         [
             "# Whole networks beside ReLU",

@@ -76,7 +76,7 @@ class _Backward:
         w, spec = self._writer, self._spec
         self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
         self._inputs = w.add_inputs(spec.inputs, self._used)
-        lifted = w.add_lifted(spec.lifted, self._used)
+        lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         for core in self._cores:

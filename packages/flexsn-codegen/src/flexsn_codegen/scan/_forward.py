@@ -71,7 +71,7 @@ class _Forward:
         w, spec = self._writer, self._spec
         self._numbers = w.add_numbers(self._core)
         self._inputs = w.add_inputs(spec.inputs, self._used)
-        lifted = w.add_lifted(spec.lifted, self._used)
+        lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         states = {i: w.add(Role.STATE, i, layout) for i, layout in enumerate(spec.states) if layout is not None}
         for i, dtype in enumerate(spec.state_dtypes):
             if i in states:

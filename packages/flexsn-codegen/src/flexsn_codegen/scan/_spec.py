@@ -19,6 +19,8 @@ class ForwardSpec:
         states: layout of each initial state; `None` starts at zero and has no argument.
         state_dtypes: of each state.
         lifted: layout of each lifted tensor.
+        lifted_like: for each, the first one whose layout has the same numbers, so that a program computes where its
+            elements are once for both. Empty: not known.
         outputs, state_seqs, final_states: which of them are written.
         saved: number of intermediates that follow the new states among the step's results and are written.
         segment: steps per segment, of which `chunk` is a multiple, unless T is one chunk; the last may be shorter.
@@ -45,6 +47,7 @@ class ForwardSpec:
     rest: bool = True
     strided: Strided = ()
     bits: tuple[bool, ...] = ()
+    lifted_like: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class BackwardSpec:
     """A backward scan.
 
     Attributes:
-        inputs, states, state_dtypes, lifted: as in the forward.
+        inputs, states, state_dtypes, lifted, lifted_like: as in the forward.
         num_outputs: number of outputs of the step.
         grad_outputs, grad_state_seqs, grad_final_states: which gradients come in. Absent ones are zero.
         gradients: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the VJP's
@@ -92,3 +95,4 @@ class BackwardSpec:
     rest: bool = True
     strided: Strided = ()
     flags: tuple[Flag, ...] = ()
+    lifted_like: tuple[int, ...] = ()

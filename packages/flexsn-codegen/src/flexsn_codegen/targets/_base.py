@@ -228,8 +228,20 @@ class KernelWriter(ABC):
 
     # -- operands ----------------------------------------------------------------------------------------
 
-    def add(self, role: Role, index: int, layout: StepLayout = DENSE, *, strided_time: bool = False) -> Port:
-        """Declares a tensor argument and its offset within a step."""
+    def add(
+        self,
+        role: Role,
+        index: int,
+        layout: StepLayout = DENSE,
+        *,
+        strided_time: bool = False,
+        like: Port | None = None,
+    ) -> Port:
+        """Declares a tensor argument and its offset within a step.
+
+        Args:
+            like: one that is declared, with the same layout and the same numbers in it.
+        """
         port = Port(role, index)
         known = self._strided.get(port)
         if known is not None:
@@ -239,8 +251,9 @@ class KernelWriter(ABC):
             self._sizes.append(f"{port.name}_time")
         terms = []
         for i in range(layout if layout != DENSE else 0):
-            inner, size, stride = (f"{port.name}_{what}{i}" for what in ("inner", "size", "stride"))
-            self._sizes += [inner, size, stride]
+            inner, size, stride = (f"{(like or port).name}_{what}{i}" for what in ("inner", "size", "stride"))
+            if like is None:
+                self._sizes += [inner, size, stride]
             terms.append((inner, size, stride))
         self._declare(port, None if layout == DENSE else terms, strided_time=strided_time)
         return port
@@ -253,9 +266,22 @@ class KernelWriter(ABC):
             if Port(Role.INPUT, i) in used
         }
 
-    def add_lifted(self, layouts: Sequence[StepLayout], used: Collection[Port]) -> dict[int, Port]:
-        """Declares the lifted tensors, by number, that are among the arguments `used`."""
-        return {i: self.add(Role.LIFTED, i, layout) for i, layout in enumerate(layouts) if Port(Role.LIFTED, i) in used}
+    def add_lifted(
+        self, layouts: Sequence[StepLayout], used: Collection[Port], like: Sequence[int] = ()
+    ) -> dict[int, Port]:
+        """Declares the lifted tensors, by number, that are among the arguments `used`.
+
+        Args:
+            like: as `ForwardSpec.lifted_like`.
+        """
+        declared: dict[int, Port] = {}
+        first: dict[int, Port] = {}
+        for i, layout in enumerate(layouts):
+            if Port(Role.LIFTED, i) in used:
+                group = like[i] if like else i
+                declared[i] = self.add(Role.LIFTED, i, layout, like=first.get(group))
+                first.setdefault(group, declared[i])
+        return declared
 
     def add_present(self, role: Role, present: Sequence[bool], summed: Sequence[bool] = ()) -> dict[int, Port]:
         """Declares the tensors of one role, by number, that are present.

@@ -159,6 +159,7 @@ class BackwardScan:
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,
+            lifted_like=operands.lifted_like,
             num_outputs=trace.num_outputs,
             grad_outputs=present,
             grad_state_seqs=states_present if cotangents.state_seqs else absent,

@@ -109,6 +109,7 @@ class ForwardScan:
             states=operands.states,
             state_dtypes=step.state_dtypes,
             lifted=operands.lifted,
+            lifted_like=operands.lifted_like,
             outputs=(True,) * len(trace.outputs),
             state_seqs=(state_seqs,) * len(trace.states),
             final_states=(not state_seqs,) * len(trace.states),

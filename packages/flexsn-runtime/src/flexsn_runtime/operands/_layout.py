@@ -24,7 +24,7 @@ class Terms:
     numbers: tuple[int, ...]
 
 
-_DENSE = Terms(DENSE, ())
+DENSE_TERMS = Terms(DENSE, ())
 
 
 def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
@@ -46,7 +46,7 @@ def step_terms(shape: Sequence[int], strides: Sequence[int]) -> Terms:
         inner *= size
     terms = [group for group in groups if group[2] != 0]
     if inner == 1 or terms == [(1, inner, 1)]:
-        return _DENSE
+        return DENSE_TERMS
     return Terms(len(terms), tuple(number for term in terms for number in term))
 
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flexsn_codegen import DENSE, InputLayout, StepLayout
+from flexsn_codegen import InputLayout, StepLayout
 from flexsn_graph import LiftedLayout, Port, Role
-from flexsn_runtime._torch_private import alike
-from flexsn_runtime.operands._layout import broadcast_strides, contiguous_strides, step_terms
+from flexsn_runtime._torch_private import alike, size_expression
+from flexsn_runtime.operands._layout import DENSE_TERMS, Terms, broadcast_strides, contiguous_strides, step_terms
 from flexsn_runtime.operands._order import StepOrder
 
 
@@ -103,7 +103,7 @@ class Operands:
         order: in which the kernel counts the step's elements.
 
     Attributes:
-        inputs, states, lifted: for the kernel's spec.
+        inputs, states, lifted, lifted_like: for the kernel's spec.
         sizes: the kernel's integer arguments by name.
     """
 
@@ -123,7 +123,11 @@ class Operands:
             None if v is None else self._step(Port(Role.STATE, i), v.stride())
             for i, v in enumerate(arguments.states)
         )
-        self.lifted = tuple(self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted)))
+        # By what a layout consists of, the first lifted tensor with it.
+        first: dict[tuple[object, ...], int] = {}
+        read = [self._lifted(i, layouts.get(i)) for i in range(len(arguments.lifted))]
+        self.lifted = tuple(terms.layout for terms in read)
+        self.lifted_like = tuple(first.setdefault(_comparable(terms), i) for i, terms in enumerate(read))
         # The layouts count in elements of contiguous tensors on the kernel's device.
         self._moved = {
             i: layout.offset
@@ -186,24 +190,32 @@ class Operands:
             self.sizes[f"{param.name}_time"] = strides[0]
         return InputLayout(layout, strided_time)
 
-    def _lifted(self, i: int, layout: LiftedLayout | None) -> StepLayout:
+    def _lifted(self, i: int, layout: LiftedLayout | None) -> Terms:
         if layout is None:
-            return DENSE  # never read
-        return self._step(Port(Role.LIFTED, i), layout.strides)
+            return DENSE_TERMS  # never read
+        return self._terms(Port(Role.LIFTED, i), layout.strides)
 
     def _step(self, param: Port, strides: Sequence[int]) -> StepLayout:
+        return self._terms(param, strides).layout
+
+    def _terms(self, param: Port, strides: Sequence[int]) -> Terms:
         """How a tensor over a step is laid out, by its stride along each dimension of the step."""
         terms = step_terms(self._order.shape(self._shape), self._order.shape(strides))
         for i, number in enumerate(terms.numbers):
             kind = ("inner", "size", "stride")[i % 3]
             self.sizes[f"{param.name}_{kind}{i // 3}"] = number
-        return terms.layout
+        return terms
 
 
 def picker(places: Sequence[int]) -> Callable[[Sequence[Tensor | None]], Sequence[Tensor]]:
     """What picks those in these places, in this order, out of all."""
     found: Callable[[Sequence[Tensor | None]], Any] = itemgetter(*places)
     return found if len(places) > 1 else lambda tensors: (found(tensors),)
+
+
+def _comparable(terms: Terms) -> tuple[object, ...]:
+    """Equal for terms that are equal whatever their symbols stand for."""
+    return terms.layout, *[number if type(number) is int else size_expression(number) for number in terms.numbers]
 
 
 _DENSE = InputLayout()

@@ -291,6 +291,7 @@ class StagedScan:
             states=(),
             state_dtypes=(),
             lifted=operands.lifted,
+            lifted_like=operands.lifted_like,
             outputs=(True,) * len(writes),
             state_seqs=(),
             final_states=(),

@@ -267,6 +267,10 @@ class CppWriter(KernelWriter):
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
         for port, terms in self._terms.items():  # of which each costs divisions
+            like = next(other for other in self._terms if self._terms[other] == terms)
+            if like != port and terms:
+                lines.append(f"const auto& {port.name}_offset_of = {like.name}_offset_of;")
+                continue
             if terms:
                 lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:

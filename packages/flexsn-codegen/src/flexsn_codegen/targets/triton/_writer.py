@@ -34,14 +34,16 @@ def _mask(exists: str | None) -> str:
 
 
 class TritonWriter(KernelWriter):
-    """In the source, `off` is the element's number in the step, `mask` guards the last block, `step` is `NCL`
-    in int64, and `<operand>_at` is a scalar pointer to the operand's current time step.
+    """In the source, `off` is the element's number in the step, and so is `number`, in 32 bits where those are enough:
+    divisions take half as long there. `mask` guards the last block, `step` is `NCL` in int64, and `<operand>_at` is a
+    scalar pointer to the operand's current time step.
     """
 
     def __init__(self, target: Target, strided: Strided, sizes: Sequence[str]) -> None:
         super().__init__(target, strided, sizes)
         # Without one: all elements of the step read one number, which is loaded once and not for each of them.
         self._offsets: dict[Port, str] = {}
+        self._computed: dict[tuple[tuple[str, str, str], ...], str] = {}
         self._times: dict[Port, str] = {}
         self._unspecialised = ["T"] if "T" in sizes else []
 
@@ -56,9 +58,13 @@ class TritonWriter(KernelWriter):
         self._times[port] = f"tl.cast({port.name}_time, tl.int64)" if strided_time else "step"
         if terms is None:
             self._offsets[port] = "off"
+        elif terms and tuple(terms) in self._computed:
+            self._offsets[port] = self._computed[tuple(terms)]
         elif terms:
-            self._offsets[port] = f"{port.name}_off"
-            summands = (f"(off // {inner}) % {size} * {stride}" for inner, size, stride in terms)
+            if not self._computed:
+                self.line(f"number = dev.narrow(off, {self._elements})")
+            self._offsets[port] = self._computed[tuple(terms)] = f"{port.name}_off"
+            summands = (f"((number // {inner}) % {size}).to(tl.int64) * {stride}" for inner, size, stride in terms)
             self.line(f"{port.name}_off = {' + '.join(summands)}")
 
     def number(self, number: Number) -> None:

@@ -494,6 +494,12 @@ def spherical_bessel_j0(x):
     return tl.where(tl.abs(x) == _number(float("inf"), x), _number(0.0, x), result)
 
 
+@triton.jit
+def narrow(off, count):
+    """Element numbers below `count`, which may be a constant, in its dtype: 32 bits, unless there are more elements."""
+    return off.to((count + tl.program_id(0) * 0).dtype)
+
+
 __all__ = [
     "bessel_i0e",
     "bessel_i1e",
@@ -511,6 +517,7 @@ __all__ = [
     "int_fmod",
     "int_pow",
     "int_remainder",
+    "narrow",
     "nextafter_bfloat16",
     "nextafter_float16",
     "shift_left",
