@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
-from recurrent_cores import GRU, LSTM, RLIF, Cell, Dense, Hidden, LowRank, Powers
-from test_recurrent import DEVICE, differentiated, made, run, sequences
+from recurrent_cores import GRU, LSTM, RLIF, Cell, Dense, Hidden, LearnedDecay, LowRank, OfMembrane, Powers
+from test_recurrent import BOTH, DEVICE, differentiated, made, run, sequences
 from torch import Tensor
 
 from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
@@ -70,6 +70,50 @@ def test_it_is_the_loop(
 ) -> None:
     check(cell, num_steps, batch, size, dtype)
     assert launched == ["one launch"] * 2
+
+
+@pytest.mark.long(all_but=["LearnedDecay"])
+@pytest.mark.parametrize("cell", [RLIF, OfMembrane, LearnedDecay, Hidden], ids=lambda cell: cell.__name__)
+def test_steps_to_the_last_of_which_no_gradients_of_states_come(cell: type[Cell], launched: list[str]) -> None:
+    found = of_outputs(made(cell, 20, Powers()), 4, 5, 20)
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(*(gradients[: 1 + cell.num_states] for gradients in found), strict=True):
+        assert torch.equal(a, b)
+    assert launched == ["one launch"] * 2
+
+
+def test_a_product_of_absent_gradients_alone_is_absent(launched: list[str]) -> None:
+    """Zeros in their place would meet an infinite state."""
+
+    class Late(Cell):
+        num_states = 1
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+            return v, x + v @ self.v
+
+    found = of_outputs(made(Late, 20, Powers()), 4, 5, 20, last=float("inf"))
+    for a, b in zip(*found, strict=True):
+        assert a.isfinite().all()
+        torch.testing.assert_close(a, b)
+    assert launched == ["one launch"] * 2
+
+
+def of_outputs(core: Cell, num_steps: int, *step: int, last: float = 0.0) -> list[tuple[Tensor, ...]]:
+    """By the loop and by kernels: the gradients of a loss on the outputs alone.
+
+    Args:
+        last: is added to the input of the step before the last.
+    """
+    tensors = sequences(core, num_steps, *step)
+    with torch.no_grad():
+        tensors[0][-2] += last
+    found = []
+    for target in BOTH:
+        output = run(core, tensors, target, state_seqs=False)[0]
+        weights = (torch.arange(output.numel(), device=DEVICE) % 5 - 2.0).reshape(output.shape) / 4
+        found.append(torch.autograd.grad(output, [*tensors, *core.parameters()], weights))
+    return found
 
 
 def test_float32_is_float32(launched: list[str]) -> None:

@@ -48,6 +48,7 @@ from flexsn_graph.errors import (
     UnsupportedCoreError,
     UnsupportedOpError,
 )
+from flexsn_graph.staging import absent_at_first
 
 __version__ = "0.1.0"
 
@@ -104,6 +105,7 @@ __all__ = [
     "UnsupportedOpError",
     "View",
     "__version__",
+    "absent_at_first",
     "cells_effects",
     "cells_gradient_of",
     "continuous_nodes",

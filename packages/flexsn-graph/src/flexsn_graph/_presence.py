@@ -56,14 +56,14 @@ class Presence:
         self._vjp = vjp
         self._given = frozenset(i for i in range(num_states) if given[i])
         self._lasting = self._given if every_step else frozenset[int]()
-        self._origins = _origins(vjp)
+        self._origins = origins_of(vjp)
         results = vjp.entries
         # By primal: the gradients that its gradient depends on; `None`: it has none.
         self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
         self._of_states = self._of[num_inputs : num_inputs + num_states]
         self._first_state, self._num_states = num_inputs, num_states
         self._sure = self._always_there()
-        self._selected = _Selection(vjp, self._origins, self._is_sure)
+        self._selected = Selection(vjp, self._origins, self._is_sure)
         self.flags = self._flags()
 
     def flows(self, num_steps: int) -> tuple[bool, ...]:
@@ -128,7 +128,7 @@ class Presence:
         return tuple(flags[state] for state in sorted(flags))
 
 
-def _origins(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
+def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
     """By value: the gradients that it depends on."""
     given = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
     origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
@@ -140,7 +140,7 @@ def _origins(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
     return origins
 
 
-class _Selection:
+class Selection:
     """Where a VJP selects.
 
     A value of absent gradients alone counts as zero where it meets another gradient's, and where it is returned. It is

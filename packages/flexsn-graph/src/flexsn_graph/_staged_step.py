@@ -127,6 +127,8 @@ class StagedStep:
         matrices: `[*lifted] -> [*matrices]`, before the loop.
         saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
         terms: of a VJP.
+        absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
+            `absent_at_first`.
     """
 
     arguments: tuple[Port, ...]
@@ -138,6 +140,7 @@ class StagedStep:
     num_matrices: int
     saved: tuple[Port, ...] = ()
     terms: tuple[Term, ...] = ()
+    absent: frozenset[Port] = frozenset()
 
     @property
     def products(self) -> tuple[Product, ...]:

@@ -118,6 +118,7 @@ class Loop:
         carried: the values that go from step to step, their width and dtype.
         exchanges: in the order of the products that read them.
         lasting: the values of which each step's is read when the loop is over.
+        absent: carried values that begin with zeros.
     """
 
     width: int
@@ -126,6 +127,7 @@ class Loop:
     carried: Mapping[Port, tuple[int, torch.dtype]]
     exchanges: tuple[Exchange, ...]
     lasting: frozenset[Port]
+    absent: frozenset[Port]
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
@@ -169,7 +171,7 @@ class _Analysis:
         exchanges = self._exchanges(parts)
         assert self._rows is not None
         width = max((w for w, _ in carried.values()), default=0) or exchanges[0].width
-        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting)
+        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent)
 
     # -- values --------------------------------------------------------------------------------------------
 

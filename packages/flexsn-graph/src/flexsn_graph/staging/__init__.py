@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from flexsn_graph.staging._absent import absent_at_first
 from flexsn_graph.staging._keys import Keys
 from flexsn_graph.staging._staging import has_products, stage
 
-__all__ = ["Keys", "has_products", "stage"]
+__all__ = ["Keys", "absent_at_first", "has_products", "stage"]

@@ -36,12 +36,14 @@ class BackwardPlan(NamedTuple):
         results: of all segments.
         of_inputs: those that are gradients of inputs, with shape and dtype of one step's.
         sequences: the values of which each step needs memory of its own, in one segment or another.
+        absent: the gradients of states that need no zeros in memory: a scan begins with zeros for them.
     """
 
     segments: tuple[Segment, ...]
     results: frozenset[Port]
     of_inputs: dict[Port, tuple[tuple[int, ...], torch.dtype]]
     sequences: frozenset[Port]
+    absent: frozenset[Port]
 
 
 def backward_plan(
@@ -71,7 +73,8 @@ def backward_plan(
         results = {port: staged for staged in reversed(steps) for port in staged.results}
         of_inputs = {p: staged.values[p] for p, staged in results.items() if p.role is Role.GRAD_INPUT}
         sequences = frozenset[Port]().union(*(staged.sequences for staged in steps))
-        plan = step.backward_plans[key] = BackwardPlan(segments, frozenset(results), of_inputs, sequences)
+        absent = steps[0].absent
+        plan = step.backward_plans[key] = BackwardPlan(segments, frozenset(results), of_inputs, sequences, absent)
     return plan
 
 
@@ -87,7 +90,8 @@ def _segments(
     """The steps, the last ones first, by which gradients come to them.
 
     To the last step comes no gradient of a state that is in no loss; nor, where that leads to none, to those before.
-    Zeros in their place would be wrong where they meet an infinite derivative.
+    Zeros in their place would be wrong where they meet an infinite derivative; if no step but the last lacks any, and
+    that can be told there by a flag, all steps have the same VJP.
 
     Args:
         arrives: for each result of the scan, whether a gradient of it came.
@@ -97,6 +101,11 @@ def _segments(
     count = trace.num_outputs
     present = tuple(a and d for a, d in zip(arrives[:count], differentiable, strict=False))
     came = tuple(arrives[count:])
+    absent = frozenset(Port(Role.GRAD_STATE, i) for i, d in enumerate(differentiable[count:]) if d and not came[i])
+    if num_steps > 1 and absent:
+        whole = step.vjp_of_all_steps((*present, *differentiable[count:]), step.carrying(needed), kept, absent)
+        if whole is not None:
+            return [Segment(0, num_steps, whole)]
     segments: list[Segment] = []
     end = num_steps
     while end > 0:

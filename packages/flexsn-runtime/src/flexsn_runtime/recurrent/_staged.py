@@ -17,7 +17,18 @@ from torch import Tensor
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
 from flexsn_codegen.recurrent import NotOneLaunchError
 from flexsn_codegen.targets.cpp import CppKernel
-from flexsn_graph import Phase, Port, Product, RecurrentTrace, Role, Stage, StagedStep, Term, View
+from flexsn_graph import (
+    Phase,
+    Port,
+    Product,
+    RecurrentTrace,
+    Role,
+    Stage,
+    StagedStep,
+    Term,
+    View,
+    absent_at_first,
+)
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
@@ -54,6 +65,7 @@ class RecurrentSpecialization(CoreSpecialization):
         super().__init__(trace, name, device, numerics, target, kernels)
         self._cores: dict[int, tuple[Stage, CoreSource]] = {}
         self._vjps: dict[Any, StagedStep] = {}
+        self._whole_vjps: dict[Any, StagedStep | None] = {}
         self._kept: dict[tuple[bool, ...], frozenset[Port]] = {}
         self.loops = Loops()
         # By kind of call: the values that last in a forward, and what a backward needs.
@@ -84,6 +96,25 @@ class RecurrentSpecialization(CoreSpecialization):
                 with as_outside():
                     self._vjps[key] = self.trace.vjp(cotangents, wanted, kept)
             return self._vjps[key]
+
+    def vjp_of_all_steps(
+        self,
+        cotangents: tuple[bool, ...],
+        wanted: tuple[bool, ...],
+        kept: frozenset[Port],
+        absent: frozenset[Port],
+    ) -> StagedStep | None:
+        """The same, where gradients of some new states do not come to the last step, see `absent_at_first`.
+
+        `None` also where others do not come to the steps before.
+        """
+        key = (cotangents, wanted, kept, absent)
+        with self._lock:
+            if key not in self._whole_vjps:
+                vjp = self.vjp(cotangents, wanted, kept)
+                carried = {port for port in vjp.arguments if port.role is Role.GRAD_STATE}
+                self._whole_vjps[key] = absent_at_first(vjp, absent) if carried <= set(vjp.results) else None
+            return self._whole_vjps[key]
 
     def kept(self, wanted: tuple[bool, ...]) -> dict[Port, tuple[tuple[int, ...], torch.dtype]]:
         """What the forward keeps of each step for the backward: states, operands and products; their shapes and dtypes.
@@ -210,6 +241,9 @@ class StagedScan:
         return True
 
     def _step_by_step(self) -> None:
+        for port in self._staged.absent:
+            before = self._over.reads[port]
+            before.memory[(before.first + self._num_steps - 1) % len(before.memory)].zero_()
         rows = [(into.unbind(0), came.unbind(0)) for into, came in self._over.arriving]
         acts = [self._act(part) for part in self._staged.parts if part.phase is Phase.LOOP]
         steps: Iterable[int] = range(self._num_steps)
@@ -222,6 +256,10 @@ class StagedScan:
     # -- values ----------------------------------------------------------------------------------------------
 
     def _read(self, view: View) -> Rows:
+        if view.source.role is Role.CAME_STATE:  # all rows are aligned alike
+            came = torch.ones((self._num_steps, 16), dtype=torch.bool, device=self._step.device)
+            came[-1] = False
+            return Rows(came[:, 0], 0, self._num_steps)
         return self._over.reads[view.source].seen(view, self._step.seen)
 
     def _written(self, view: View) -> Rows:

@@ -250,7 +250,8 @@ class _Backward:
                 continue
             # The gradient after step t is in row t + 1, that before it in row t.
             rows = num_steps + 1 if state_seqs or port in plan.sequences else 2
-            self._carried[i] = gradient = torch.zeros((rows, *trace.step_shape), dtype=value.dtype, device=device)
+            make = torch.empty if port in plan.absent else torch.zeros
+            self._carried[i] = gradient = make((rows, *trace.step_shape), dtype=value.dtype, device=device)
             if g is not None and not state_seqs:
                 gradient[num_steps % rows].copy_(g)
         self._gradients: list[Tensor | None] = [None] * len(needed)

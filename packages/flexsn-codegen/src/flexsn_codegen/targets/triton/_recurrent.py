@@ -125,7 +125,8 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     for part in loop.parts:
         if isinstance(part, Call):
             used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
-            found = (Load(v, part.stage.shape) for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
             loads += [load for load in found if load not in loads]
             stores += [view for view in part.stored if view is not None]
         elif part.stored is not None:
@@ -255,9 +256,13 @@ class _Writer:
             self._line(f"mask_{width} = (rows < B) & (own_{width}[None, :] < {width})")
         self._line(f"counter = {self._param(Role.COUNTER, 0)} + group * {COUNTER_DISTANCE}")
         self._lifted()
-        for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
-            pointer = self._param(Role.STATE, i)
-            self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
+        for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
+            if port in self._loop.absent:
+                kind = tl_name(register_dtype(dtype))
+                self._line(f"state_{i} = tl.zeros([BLOCK, {self._spec.tiles.columns(width)}], {kind})")
+            else:
+                pointer = self._param(Role.STATE, i)
+                self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
             exchange = self._loop.exchanges[self._number[port]] if port in self._number else None
             if exchange is not None:
                 self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
@@ -363,7 +368,9 @@ class _Writer:
                 arguments.append(f"lifted_{i}_{port.index}")
                 continue
             read = part.reads[port.index]
-            if not isinstance(read, Columns):
+            if isinstance(read, View) and read.source.role is Role.CAME_STATE:
+                arguments.append("t > 0")
+            elif isinstance(read, View):
                 arguments.append(f"load_{loads.index(Load(read, part.stage.shape))}")
             elif read.port in self._carried:
                 arguments.append(self._carried[read.port])

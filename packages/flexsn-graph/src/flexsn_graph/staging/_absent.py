@@ -1,0 +1,78 @@
+"""A VJP for all steps, to the first of which some gradients of new states do not come.
+
+Without them, that step has a VJP of its own, and so a kernel and a launch. One with a flag serves all steps, as that of
+a pointwise step does: what an absent gradient alone is in is selected to be zero where it meets others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+import torch
+
+from flexsn_graph._ports import Port, Role
+from flexsn_graph._presence import Selection, origins_of
+from flexsn_graph._staged_step import Phase, Stage, StagedStep, View
+
+_CAME = Port(Role.CAME_STATE, 0)
+_PRESENT = Port(Role.GRAD_OUTPUT, 0)
+
+
+def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | None:
+    """A VJP whose stages in the loop may take a flag, `Port(Role.CAME_STATE, 0)`: whether gradients have come.
+
+    Args:
+        absent: the gradients of new states that do not come to the step that is walked first. They have to be zero
+            there.
+
+    Returns:
+        `None`: it multiplies, or carries, something of them alone, which is no zero, but is not there either.
+    """
+    unseen = frozenset(absent)
+    factors = [term.values for term in vjp.terms if term.op is not None]
+    read = {view.source for views in (*(part.reads for part in vjp.parts), *factors) for view in views}
+    present = {port for port in vjp.arguments if port.role in (Role.GRAD_OUTPUT, Role.GRAD_STATE)} - unseen
+    parts = []
+    for part in vjp.parts:
+        meets = not unseen.isdisjoint(view.source for view in part.reads)
+        if isinstance(part, Stage):
+            if meets and part.phase is not Phase.LOOP:
+                return None
+            part, comes, zero = _selected(part, unseen, present)
+            if any(port in read or port.role not in (Role.OPERAND, Role.GRAD_INPUT) for port in zero):
+                return None
+            present.update(comes)
+        elif meets:
+            return None
+        elif any(view.source in present for view in part.reads):
+            present.add(part.result.source)
+        parts.append(part)
+    if any(view.source in unseen for term in vjp.terms for view in term.values):
+        return None
+    values = {**vjp.values, _CAME: ((), torch.bool)}
+    return replace(vjp, arguments=(*vjp.arguments, _CAME), parts=tuple(parts), values=values, absent=unseen)
+
+
+def _selected(
+    stage: Stage, absent: frozenset[Port], present: set[Port]
+) -> tuple[Stage, list[Port], list[Port]]:
+    """A stage that selects, the gradients among what it writes, and those that are of absent gradients alone: zeros."""
+    graph = stage.graph
+
+    def kind(port: Port) -> Port:
+        source = stage.reads[port.index].source if port.role is Role.INPUT else port
+        role = Role.GRAD_STATE if source in absent else Role.GRAD_OUTPUT if source in present else port.role
+        return Port(role, port.index)
+
+    of_each = origins_of(replace(graph, arguments=tuple(map(kind, graph.arguments))))
+    origins = {node: frozenset(Port(port.role, 0) for port in of) for node, of in of_each.items()}
+    written = [(origins.get(node), view.source) for node, view in zip(graph.entries, stage.writes, strict=True)]
+    comes = [port for of, port in written if of and _PRESENT in of]
+    zero = [port for of, port in written if of and _PRESENT not in of]
+    selection = Selection(graph, origins, lambda of: _PRESENT in of)
+    if not selection.states:
+        return stage, comes, zero
+    flag = Port(Role.INPUT, len(stage.reads))
+    selecting = replace(graph, graph=selection.graph([_CAME]), arguments=(*graph.arguments, flag))
+    return replace(stage, graph=selecting, reads=(*stage.reads, View(_CAME, (), (), torch.bool))), comes, zero
