@@ -6,7 +6,7 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,9 +74,10 @@ class _Loop:
 
 @dataclass
 class Library:
-    """Loops, called by the names that they were added with, once `compile` was."""
+    """Functions, called by the names that they were added with, once `compile` was."""
 
     _loops: dict[str, _Loop] = field(default_factory=dict)
+    _parts: dict[str, tuple[str, slice]] = field(default_factory=dict)  # a loop and its results, of functions in one
     _loaded: ctypes.CDLL | None = None
 
     def add(self, name: str, function: Function, *arguments: torch.dtype) -> None:
@@ -86,6 +87,30 @@ class Library:
         core = emit_core(traced.step, name, prune=True, target=_TARGET)
         used = tuple(port.index for port in core.arguments)
         self._add(name, core.source, [arguments[i] for i in used], traced.dtypes, used)
+
+    def add_together(self, functions: Mapping[str, Function], *arguments: torch.dtype) -> None:
+        """Functions by name, eight in a loop: tracing takes most of the time, and goes with the number of loops."""
+        names = list(functions)
+        for begin in range(0, len(names), 8):
+            self._add_in_one({name: functions[name] for name in names[begin : begin + 8]}, arguments)
+
+    def _add_in_one(self, functions: Mapping[str, Function], arguments: Sequence[torch.dtype]) -> None:
+        lengths: dict[str, int] = {}
+
+        def together(*given: Tensor) -> tuple[Tensor, ...]:
+            results: list[Tensor] = []
+            for name, function in functions.items():
+                found = function(*given)
+                results += (part := (found,) if isinstance(found, Tensor) else found)
+                lengths[name] = len(part)
+            return tuple(results)
+
+        loop = ", ".join(functions)
+        self.add(loop, together, *arguments)
+        begin = 0
+        for name in functions:
+            self._parts[name] = loop, slice(begin, begin + lengths[name])
+            begin += lengths[name]
 
     def add_text(self, name: str, text: str, arguments: Sequence[torch.dtype], result: torch.dtype) -> None:
         """An expression of `x0`, `x1`, ..., values of the given dtypes."""
@@ -129,12 +154,13 @@ class Library:
 
     def call(self, name: str, *arguments: Tensor) -> tuple[Tensor, ...]:
         assert self._loaded is not None
+        name, part = self._parts.get(name, (name, slice(None)))
         loop = self._loops[name]
         values = [arguments[i].contiguous() for i in loop.used]
         results = tuple(torch.empty(arguments[0].shape, dtype=dtype) for dtype in loop.results)
         pointers = (ctypes.c_void_p(t.data_ptr()) for t in (*values, *results))
         self._loaded[loop.name](ctypes.c_int64(arguments[0].numel()), *pointers)
-        return results
+        return results[part]
 
     def __call__(self, name: str, *arguments: Tensor) -> Tensor:
         (result,) = self.call(name, *arguments)

@@ -6,8 +6,7 @@ What is computed by an approximation is in `test_codegen_cpp_functions.py`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,49 +127,28 @@ EXPECTED: dict[str, Function] = {
 }
 
 
-@dataclass
-class Compiled:
-    """Results of all cases, several of them computed by one loop."""
-
-    library: Library
-    places: dict[tuple[str, torch.dtype], tuple[str, slice]]
-
-    def __call__(self, name: str, dtype: torch.dtype, *given: Tensor) -> tuple[Tensor, ...]:
-        loop, part = self.places[name, dtype]
-        return self.library.call(loop, *given)[part]
+# What has a trap, in each dtype.
+_TRAPS = {"int_div", "int_fmod", "int_remainder", "floor_divide", "gcd"}
+_PARAMETERS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype in dtypes]
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """The cases that this run asks for, and the traps."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
-    found = Compiled(Library(), {})
+    calls = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    asked = {(params.get("name"), params.get("dtype")) for params in calls}
+    found = Library()
     kinds = dict.fromkeys((dtype, arity) for _, arity, dtypes in CASES.values() for dtype in dtypes)
     for dtype, arity in kinds:
         names = [name for name, (_, count, dtypes) in CASES.items() if count == arity and dtype in dtypes]
-        # Tracing takes most of the time, and goes with the number of loops.
-        for begin in range(0, len(names), 8):
-            _add_together(found, names[begin : begin + 8], dtype, arity)
+        wanted = [name for name in names if name in _TRAPS or (name, dtype) in asked]
+        found.add_together({f"{name} {dtype}": CASES[name][0] for name in wanted}, *[dtype] * arity)
     for dtype in WIDE_UNSIGNED:
-        found.library.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
-    found.library.compile(Path(tmp_path_factory.mktemp("rules")))
+        found.add(f"unsigned {dtype}", wide_unsigned, dtype, dtype)
+    found.compile(Path(tmp_path_factory.mktemp("rules")))
     return found
-
-
-def _add_together(compiled: Compiled, names: Sequence[str], dtype: torch.dtype, arity: int) -> None:
-    lengths: dict[str, int] = {}
-
-    def function(*given: Tensor) -> tuple[Tensor, ...]:
-        results = {name: _tuple(CASES[name][0](*given)) for name in names}
-        lengths.update({name: len(result) for name, result in results.items()})
-        return tuple(t for result in results.values() for t in result)
-
-    loop = f"{', '.join(names)} {dtype}"
-    compiled.library.add(loop, function, *[dtype] * arity)
-    begin = 0
-    for name in names:
-        compiled.places[name, dtype] = loop, slice(begin, begin + lengths[name])
-        begin += lengths[name]
 
 
 def wide_unsigned(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
@@ -241,8 +219,6 @@ def assert_same(actual: Tensor, expected: Tensor, *, zeros: bool = True) -> None
 
 # Eager mode's vector code takes SLEEF's fmodf, which gives NaN or rounds where the quotient is large.
 _WRONG_IN_EAGER = {"fmod", "remainder"}
-_TRAPS = {"int_div", "int_fmod", "int_remainder", "floor_divide", "gcd"}
-_PARAMETERS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype in dtypes]
 
 
 @pytest.mark.long(
@@ -263,7 +239,7 @@ _PARAMETERS = [(name, dtype) for name, (_, _, dtypes) in CASES.items() for dtype
     ]
 )
 @pytest.mark.parametrize(("name", "dtype"), _PARAMETERS, ids=[f"{n}-{_short(d)}" for n, d in _PARAMETERS])
-def test_rules_have_the_bits_of_eager_mode(compiled: Compiled, name: str, dtype: torch.dtype) -> None:
+def test_rules_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
     function, arity, _ = CASES[name]
     given = arguments(dtype, arity)
     if name in _TRAPS:
@@ -278,7 +254,7 @@ def test_rules_have_the_bits_of_eager_mode(compiled: Compiled, name: str, dtype:
     expected = _one_by_one(function, given) if name in _WRONG_IN_EAGER else function(*given)
     # Of 0 and -0 either may be the larger: in eager mode too, it depends on where in a vector they are.
     zeros = name not in {"maximum", "minimum", "fmax", "fmin"}
-    for actual, wanted in zip(compiled(name, dtype, *given), _tuple(expected), strict=True):
+    for actual, wanted in zip(library.call(f"{name} {dtype}", *given), _tuple(expected), strict=True):
         assert_same(actual, wanted, zeros=zeros)
 
 
@@ -290,7 +266,7 @@ def _one_by_one(function: Any, given: Iterable[Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)
-def test_integer_division_never_traps(compiled: Compiled, dtype: torch.dtype) -> None:
+def test_integer_division_never_traps(library: Library, dtype: torch.dtype) -> None:
     x = arguments(dtype, 1)[0]
     zero, minus_one = torch.zeros_like(x), torch.full_like(x, -1 if dtype.is_signed else 1)
     for name, by_zero, by_minus_one in (
@@ -299,12 +275,12 @@ def test_integer_division_never_traps(compiled: Compiled, dtype: torch.dtype) ->
         ("int_remainder", zero, zero),
         ("gcd", x.abs(), torch.ones_like(x)),
     ):
-        assert torch.equal(compiled(name, dtype, x, zero)[0], by_zero), name
-        assert torch.equal(compiled(name, dtype, x, minus_one)[0], by_minus_one), name
+        assert torch.equal(library.call(f"{name} {dtype}", x, zero)[0], by_zero), name
+        assert torch.equal(library.call(f"{name} {dtype}", x, minus_one)[0], by_minus_one), name
 
 
 @pytest.mark.parametrize("dtype", WIDE_UNSIGNED)
-def test_wide_unsigned_integers(compiled: Compiled, dtype: torch.dtype) -> None:
+def test_wide_unsigned_integers(library: Library, dtype: torch.dtype) -> None:
     # Eager mode has few ops of them.
     top = torch.iinfo(dtype).max
     numbers = [0, 1, 5, top, top - 1, 2**15, top // 2 + 1]
@@ -316,7 +292,7 @@ def test_wide_unsigned_integers(compiled: Compiled, dtype: torch.dtype) -> None:
         *([a % b if b else 0 for a, b in pairs], [a for a, _ in pairs], [min(a, 1) for a, _ in pairs]),
         [-a % (top + 1) for a, _ in pairs],
     ]
-    for actual, wanted in zip(compiled.library.call(f"unsigned {dtype}", x, y), expected, strict=True):
+    for actual, wanted in zip(library.call(f"unsigned {dtype}", x, y), expected, strict=True):
         assert actual.tolist() == wanted
 
 
