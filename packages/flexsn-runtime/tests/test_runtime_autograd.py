@@ -27,6 +27,7 @@ def product(x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return h * h, h
 
 
+@pytest.mark.long(all_but=["1", "4", "9"])
 @pytest.mark.parametrize("steps", [1, 2, 4, 5, 9])
 def test_states_that_require_grad(steps: int) -> None:
     x, v = leaves(steps)
@@ -167,6 +168,7 @@ def test_backward_twice_with_retain_graph() -> None:
         torch.autograd.grad(output.sum(), x)
 
 
+@pytest.mark.long(all_but=["not"])
 @pytest.mark.parametrize("loss", [torch.sum, lambda output: output.square().sum()], ids=["constant", "not"])
 def test_double_backward_is_refused_whether_the_incoming_gradient_is_constant(
     loss: Callable[[Tensor], Tensor],

@@ -111,6 +111,7 @@ def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mon
     assert tune(PointwiseProgram(soft_lif, 1, 1, 1), (X, V), timer=Timer(best=100)) == usual
 
 
+@pytest.mark.long(all_but=["text", "another key", "cut off", "no power of two"])
 @pytest.mark.parametrize(
     "change",
     [

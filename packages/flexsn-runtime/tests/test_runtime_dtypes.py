@@ -41,6 +41,7 @@ def test_float64() -> None:
     assert_like_the_loop(soft_lif, 1, [x.requires_grad_()], [v.requires_grad_()], rtol=1e-12)
 
 
+@pytest.mark.long(all_but=["torch.bool", "torch.int8"])
 @pytest.mark.parametrize("spikes", [torch.bool, torch.uint8, torch.int8, torch.int64], ids=str)
 def test_narrow_spikes(spikes: torch.dtype) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
     assert torch.equal(numbers, by_hand(packed, bits, low, dtype))
 
 
+@pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("bits", [1, 2, 4])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

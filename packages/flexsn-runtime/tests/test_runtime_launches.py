@@ -126,6 +126,7 @@ def sources_of_training(steps: int) -> list[str]:
     return [inspect.getsource(kernel.function.fn) for kernel in step._kernels.values()]
 
 
+@pytest.mark.long(all_but=["1", "5"])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
@@ -152,6 +153,7 @@ def test_no_states_are_kept_for_a_backward_of_one_chunk(steps: int, rows: int) -
     assert states.shape == (rows, *STEP)
 
 
+@pytest.mark.long(all_but=["16", "19"])
 @pytest.mark.parametrize("steps", [9, 12, 16, 19])
 def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a graph with a number for T has them: the interpreter's chunks have 4 steps, and 8 in the forward."""

@@ -230,7 +230,7 @@ INTEGERS = [1, 0, 3, 16, 100, 255, -5, 2**31 - 1, -(2**31), 2**31, 2**40 + 7, -(
 KINDS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
-@pytest.mark.long(all_but=["cpp-torch.int64", "triton-torch.uint8"])
+@pytest.mark.long(all_but=["triton-torch.uint8"])
 @pytest.mark.parametrize(
     ("language", "dtype"),
     [
@@ -358,6 +358,7 @@ def handle_of(core: Core) -> int:
     )
 
 
+@pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("is_compiled", [False, True])
 def test_the_custom_operator_follows_numbers_and_refuses_a_change_before_its_backward(is_compiled: bool) -> None:
     core = Neuron().to(DEVICE)

@@ -122,6 +122,7 @@ def test_training(handle: int, final: bool) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long(all_but=["*inference_final_state*", "*training)*"])
 @pytest.mark.parametrize("op", [*INFERENCE, *TRAINING], ids=str)
 def test_missing_states_mean_zeros(hard: int, op: Op) -> None:
     for a, b in zip(op(hard, [X]), op(hard, [X, torch.zeros_like(V)]), strict=True):
@@ -236,12 +237,14 @@ def test_no_context_without_gradients(handle: int) -> None:
 OPCHECK_WARNS = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
+@pytest.mark.long(all_but=["*final_state*"])
 @pytest.mark.parametrize("op", INFERENCE, ids=str)
 def test_opcheck_inference(handle: int, op: Any) -> None:
     for x in (X, X[:0], X.transpose(1, 2).contiguous().transpose(1, 2)):
         assert set(torch.library.opcheck(op, (handle, [x, V, W.detach()])).values()) == {"SUCCESS"}
 
 
+@pytest.mark.long(all_but=["*training_final_state*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
 def test_opcheck_training(handle: int, op: Any) -> None:
@@ -250,6 +253,7 @@ def test_opcheck_training(handle: int, op: Any) -> None:
     assert set(torch.library.opcheck(op, (handle, [X, V, W.detach()])).values()) == {"SUCCESS"}
 
 
+@pytest.mark.long(all_but=["*training)*"])
 @OPCHECK_WARNS
 @pytest.mark.parametrize("op", TRAINING, ids=str)
 def test_opcheck_training_without_states_and_with_fixed_outputs(hard: int, op: Any) -> None:
@@ -257,6 +261,7 @@ def test_opcheck_training_without_states_and_with_fixed_outputs(hard: int, op: A
     assert set(torch.library.opcheck(op, (hard, [x])).values()) == {"SUCCESS"}
 
 
+@pytest.mark.long(all_but=["(True, False, True)", "(False, True, False)"])
 @pytest.mark.parametrize("wanted", [(True, True, True), (True, False, True), (False, True, False)], ids=str)
 def test_opcheck_backward(handle: int, wanted: tuple[bool, ...]) -> None:
     with torch.no_grad():
@@ -297,6 +302,7 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long(all_but=["dynamic"])
 @pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiled_training(handle: int, dynamic: bool) -> None:
