@@ -29,11 +29,11 @@ ALONE = {"flexsn-graph", "flexsn-hop"}
 WITHOUT_TRITON = {"flexsn-graph", "flexsn-hop"}
 # Of each, one file of quick tests. `release/wheels.py test` runs all of them, which takes as long as the tests do.
 QUICK = {
-    "flexsn-codegen": "test_codegen_numerics.py",
+    "flexsn-codegen": "test_codegen_torch2triton.py",
     "flexsn-graph": "test_graph_info.py",
-    "flexsn-hop": "test_hop_package.py",
+    "flexsn-hop": "test_hop_scan.py",
     "flexsn-nn": "test_nn_encoding.py",
-    "flexsn-runtime": "test_runtime_handles.py",
+    "flexsn-runtime": "test_runtime_numerics.py",
 }
 
 pytestmark = [pytest.mark.wheels, pytest.mark.xdist_group("wheels")]
