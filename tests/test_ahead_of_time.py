@@ -80,25 +80,47 @@ def wanted(num_steps: int) -> list[Tensor]:
 
 
 ALONE = """
-import sys, torch
-where, num_steps = sys.argv[1], int(sys.argv[2])
+import torch
+import sys
 torch.set_num_threads(2)
-run = torch._inductor.aoti_load_package(where + "/network.pt2")
-x, *states = torch.load(where + "/arguments.pt")
+run = torch._inductor.aoti_load_package("network.pt2")
+x, *states = torch.load("sequence.pt")
 first, *states = run(x[:3], *states)
 second, *states = run(x[3:], *states)
-torch.save([torch.cat([first, second]), *states], where + "/results.pt")
+torch.save([torch.cat([first, second]), *states], "of_sequence.pt")
+run = torch.export.load("frame.pt2").module()
+frames, *states = torch.load("frames.pt")
+outputs = []
+for frame in frames:
+    output, *states = run(frame, *states)
+    outputs.append(output.detach())
+torch.save([torch.stack(outputs), *[s.detach() for s in states]], "of_frames.pt")
 assert not [name for name in sys.modules if name.startswith("flexsn")]
 """
 
 
-def test_by_torchs_own_loader(package: Path) -> None:
-    """In two pieces, the state handed on, with numbers of steps that it was not compiled for."""
+@pytest.fixture(scope="module")
+def results(package: Path) -> Path:
+    """A folder with what a process without this project makes of sequences, and of frames one by one."""
     folder = package.parent
-    torch.save([inputs(11), *initial()], folder / "arguments.pt")
+    torch.save([inputs(11), *initial()], folder / "sequence.pt")
+    frames = inputs(5)
+    torch.export.save(torch.export.export(ThreeStates("s"), (frames[0], *initial())), folder / "frame.pt2")
+    torch.save([frames, *initial()], folder / "frames.pt")
     alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", ALONE, str(folder), "11"], cwd=folder, env=alone, check=True)
-    for got, want in zip(torch.load(folder / "results.pt"), wanted(11), strict=True):
+    subprocess.run([sys.executable, "-c", ALONE], cwd=folder, env=alone, check=True)
+    return folder
+
+
+def test_by_torchs_own_loader(results: Path) -> None:
+    """In two pieces, the state handed on, with numbers of steps that it was not compiled for."""
+    for got, want in zip(torch.load(results / "of_sequence.pt"), wanted(11), strict=True):
+        assert torch.equal(got, want)
+
+
+def test_frame_by_frame(results: Path) -> None:
+    """A step of a neuron is nothing but torch's operators: an exported program needs no kernel and no project."""
+    for got, want in zip(torch.load(results / "of_frames.pt"), wanted(5), strict=True):
         assert torch.equal(got, want)
 
 
@@ -146,26 +168,3 @@ def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     results = (tmp_path / "results").read_bytes()
     assert results == b"".join(want.numpy().tobytes() for want in wanted(9))
-
-
-def test_frame_by_frame(tmp_path: Path) -> None:
-    """A step of a neuron is nothing but torch's operators: an exported program needs no kernel and no project."""
-    network = ThreeStates("s")
-    frames = inputs(5)
-    torch.export.save(torch.export.export(network, (frames[0], *initial())), tmp_path / "frame.pt2")
-    code = (
-        "import sys, torch\n"
-        "run = torch.export.load('frame.pt2').module()\n"
-        "frames, *states = torch.load('arguments.pt')\n"
-        "outputs = []\n"
-        "for frame in frames:\n"
-        "    output, *states = run(frame, *states)\n"
-        "    outputs.append(output.detach())\n"
-        "torch.save([torch.stack(outputs), *[s.detach() for s in states]], 'results.pt')\n"
-        "assert not [name for name in sys.modules if name.startswith('flexsn')]\n"
-    )
-    torch.save([frames, *initial()], tmp_path / "arguments.pt")
-    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=alone, check=True)
-    for got, want in zip(torch.load(tmp_path / "results.pt"), wanted(5), strict=True):
-        assert torch.equal(got, want)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from scripts import load
+from scripts import load, one_thread
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "distributed.py"
 
 
-def run(processes: int, *options: str, folder: Path) -> str:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+def run_two(*options: str, folder: Path) -> str:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, str(EXAMPLE), "--device", "cpu", *options],
         cwd=folder,
@@ -28,16 +29,31 @@ def run(processes: int, *options: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torchrun would tell this process, as the only one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    told = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.mark.long(all_but=["fsdp"])
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_it_learns_and_resumes_on_another_number_of_processes(strategy: str, tmp_path: Path) -> None:
-    options = ("--strategy", strategy, "--checkpoint", "kept")
-    said = run(2, *options, "--epochs", "2", folder=tmp_path)
+def test_it_learns_and_resumes_on_another_number_of_processes(
+    strategy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], launched: None
+) -> None:
+    options = ("--strategy", strategy, "--checkpoint", str(tmp_path / "kept"), "--epochs", "2")
+    said = run_two(*options, folder=tmp_path)
     reached = re.search(r"held-out accuracy ([0-9.]+%) on 2 processes", said)
     assert reached is not None, said
     assert float(reached[1].rstrip("%")) > 80
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["epoch_1", "epoch_2"]
-    assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in run(1, *options, "--epochs", "2", folder=tmp_path)
+    with one_thread():
+        assert load("examples/distributed.py").main(["--device", "cpu", *options]) == 0
+    assert f"resumed after 2 epochs, accuracy {reached[1]}\n" in capsys.readouterr().out
 
 
 def test_without_torchrun_it_says_how_to_start_it(
