@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import mpmath
 import pytest
 import torch
-from cpp_library import COMPILER, MORE_FLAGS, Library
+from cpp_library import COMPILER, MORE_FLAGS, Function, Library
 from torch import Tensor
 from ulp_distance import ulp_distance, zero_signs_differ
 
@@ -54,31 +54,36 @@ SPECIAL: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
         for degree in (0, 7)
     },
 }
+OF_INTEGERS = ("bessel_j0", "chebyshev_polynomial_t_7")
 FLOATS = (torch.float64, torch.float32)
 HALVES = (torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Library:
+def library(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Library:
+    """What this run asks for."""
     if COMPILER is None:
         pytest.skip("no C++ compiler")
     found = Library()
-    for name in FUNCTIONS:
-        for dtype in FLOATS:
-            found.add(f"{name} {dtype}", getattr(torch, name), dtype)
-    for name in OFTEN:
-        for dtype in HALVES:
-            found.add(f"{name} {dtype}", getattr(torch, name), dtype)
+    asked = " ".join(item.name for item in request.session.items)
+
+    def add(functions: Mapping[str, Function], dtype: torch.dtype, arity: int = 1) -> None:
+        found.add_together({f"{name} {dtype}": f for name, f in functions.items()}, *[dtype] * arity)
+
+    special = {name: function for name, (function, _) in SPECIAL.items()}
+    whole = [name for name in FUNCTIONS if f"test_float32_functions_over_the_whole_range[{name}]" in asked]
+    add({name: getattr(torch, name) for name in FUNCTIONS}, torch.float64)
+    add({name: getattr(torch, name) for name in whole}, torch.float32)
+    for i, dtype in enumerate(FLOATS):
+        add({name: getattr(torch, name) for name in ("pow", "atan2", "hypot")}, dtype, 2)
+        bits = [name for name in special if f"have_the_bits_of_eager_mode[{name}-dtype{i}]" in asked]
+        compared = OF_INTEGERS if dtype == torch.float32 else ()
+        add({name: special[name] for name in dict.fromkeys([*bits, *compared])}, dtype)
+    for dtype in HALVES:
+        add({name: getattr(torch, name) for name in OFTEN}, dtype)
     for dtype in (torch.float32, *HALVES):
-        found.add(f"sigmoid {dtype}", torch.sigmoid, dtype)
-    for name in ("pow", "atan2", "hypot"):
-        for dtype in FLOATS:
-            found.add(f"{name} {dtype}", getattr(torch, name), dtype, dtype)
-    for dtype in FLOATS:
-        for name, (function, _) in SPECIAL.items():
-            found.add(f"{name} {dtype}", function, dtype)
-    for name in ("bessel_j0", "chebyshev_polynomial_t_7"):
-        found.add(f"{name} of integers", SPECIAL[name][0], torch.int32)
+        add({"sigmoid": torch.sigmoid}, dtype)
+    add({name: special[name] for name in OF_INTEGERS}, torch.int32)
     found.compile(Path(tmp_path_factory.mktemp("functions")))
     return found
 
@@ -172,6 +177,7 @@ def test_functions_of_two_arguments(library: Library, name: str, dtype: torch.dt
     assert_near(library(f"{name} {dtype}", x, y), expected, 1 if dtype == torch.float32 else 2)
 
 
+@pytest.mark.long(all_but=["*-dtype1", "*_7-dtype0", "zeta-*", "igamma*", "digamma-*", "bessel_y1-*", "polygamma_2-*"])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: str, dtype: torch.dtype) -> None:
@@ -189,7 +195,7 @@ def test_special_functions_have_the_bits_of_eager_mode(library: Library, name: s
         assert_near(actual, expected, ulp)
 
 
-@pytest.mark.parametrize("name", ["bessel_j0", "chebyshev_polynomial_t_7"])
+@pytest.mark.parametrize("name", OF_INTEGERS)
 def test_integers_come_unconverted_to_special_functions(library: Library, name: str) -> None:
     x = torch.arange(-40, 40, dtype=torch.int32)
-    assert torch.equal(library(f"{name} of integers", x), library(f"{name} torch.float32", x.float()))
+    assert torch.equal(library(f"{name} torch.int32", x), library(f"{name} torch.float32", x.float()))

@@ -143,7 +143,7 @@ def exactly(function: Function, tensors: Sequence[Tensor], weights: Sequence[Ten
     return [*results, *torch.autograd.grad(results, wide, [w.double() for w in weights])]
 
 
-@pytest.mark.long(all_but=["rotary", "in_place"])
+@pytest.mark.long(all_but=["in_place"])
 @pytest.mark.parametrize("name", ["rotary", "lstm", "in_place"])
 def test_gradients_of_gradients(name: str) -> None:
     function, shapes = CASES[name]

@@ -69,6 +69,7 @@ def test_cores_compile_for_gpus_that_are_not_there() -> None:
         assert f"{use.registers} registers" in str(use)
 
 
+@pytest.mark.long
 def test_a_scan_fuses_multiply_and_add_with_fast_math_alone() -> None:
     jobs = [OfflineJob(scan("adaptive", fast_math=f), "sm_90", fast_math=f) for f in (False, True)]
     strict, hasty = (use.assembly for use in compile_offline(jobs))

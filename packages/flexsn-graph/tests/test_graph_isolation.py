@@ -29,7 +29,8 @@ def printed(trace: StepTrace) -> str:
 
 
 def printed_everything() -> str:
-    graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES]
+    """Of cores of each kind, their graphs."""
+    graphs = [printed(trace_step(case.core, *case.counts, case.arguments())) for case in CASES[::3]]
     pair = generate_forward_and_backward_graph(PLIF(torch.zeros(3)), zeros())
     return "\n".join([*graphs, *map(str, pair)])
 

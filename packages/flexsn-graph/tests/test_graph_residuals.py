@@ -36,6 +36,7 @@ def lifted(trace: StepTrace, residuals: Residuals) -> list[Tensor]:
 PARAMETRIC = Case("plif_per_channel", PLIF(torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5], dtype=torch.float64)))
 
 
+@pytest.mark.long(all_but=["two_by_two", "plif_per_channel", "lif_hard", "alif"])
 @pytest.mark.parametrize("case", [*CASES, PARAMETRIC], ids=lambda case: case.name)
 def test_values_and_every_subset_of_gradients(case: Case) -> None:
     arguments = case.arguments()

@@ -15,6 +15,7 @@ from torch import Tensor
 from flexsn_graph import RequiresGradError, UnsupportedCoreError, trace_step
 
 
+@pytest.mark.long(all_but=["lif_custom_op", "izhikevich", "two_by_two", "lif_detach_trick"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_cores_have_autograds_gradients(case: Case) -> None:
     check_step(case.core, case.arguments(), case.counts)
@@ -36,6 +37,7 @@ READS: dict[str, tuple[tuple[int, ...], Callable[[Tensor], Tensor]]] = {
 }
 
 
+@pytest.mark.long(all_but=["one", "view", "none_index", "expand", "transposed", "flat", "after_a_function"])
 @pytest.mark.parametrize("read", READS)
 def test_captured_parameter(read: str) -> None:
     shape, function = READS[read]
@@ -55,6 +57,7 @@ def test_captured_parameter_that_is_not_contiguous() -> None:
     check_step(core, (x, v), (1, 1, 1), rtol=1e-15)
 
 
+@pytest.mark.long(all_but=["shape0", "shape3", "shape5"])
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (1, 4), (1, 1, 3, 4)])
 def test_input_smaller_than_the_step(shape: tuple[int, ...]) -> None:
     """Its gradient has the step's shape; the sum to its own is linear in what came before."""

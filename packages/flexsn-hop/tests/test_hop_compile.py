@@ -66,11 +66,7 @@ def test_dynamo_can_capture_here() -> None:
     assert dynamo_hop_available() is True
 
 
-@pytest.mark.long(
-    all_but=[
-        "detach-final-lif_hard", "function-sequence-alif", "detach-final-two_by_two", "function-sequence-plif",
-    ]
-)
+@pytest.mark.long(all_but=["function-sequence-alif", "detach-final-two_by_two"])
 @cases
 @pytest.mark.parametrize(
     ("spike", "scan", "reference"),
@@ -102,6 +98,7 @@ def test_other_lengths(steps: int, scan: Run, reference: Run) -> None:
     )
 
 
+@pytest.mark.long(all_but=["wanted0", "wanted2", "wanted3"])
 @pytest.mark.parametrize("wanted", [[0], [1], [2], [0, 2], []])
 def test_only_the_gradients_that_are_needed(wanted: list[int]) -> None:
     case = CASES[5]
@@ -209,7 +206,7 @@ def test_nothing_that_depends_differentiably() -> None:
     torch.testing.assert_close((output, states), eager_scan(core, 1, 1, 1, x, v))
 
 
-@pytest.mark.long(all_but=["sequence-*", "final-swapped"])
+@pytest.mark.long(all_but=["sequence-view", "sequence-swapped", "final-swapped"])
 @pytest.mark.parametrize(
     "core",
     [

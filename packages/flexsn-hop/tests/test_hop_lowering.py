@@ -56,7 +56,7 @@ def assert_same(actual: Run, expected: Run, arguments: Sequence[torch.Tensor]) -
     torch.testing.assert_close(value_and_gradients(actual, arguments), value_and_gradients(expected, arguments))
 
 
-@pytest.mark.long(all_but=["final-False"])
+@pytest.mark.long
 @pytest.mark.parametrize("dynamic", [False, True])
 @pairs
 def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> None:
@@ -81,6 +81,7 @@ def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatc
         assert code.count("run_scan.default(") == 1
 
 
+@pytest.mark.long(all_but=["two_by_two"])
 @pytest.mark.parametrize("name", ["two_by_two", "izhikevich"])
 def test_inductor_with_several_states(name: str) -> None:
     (case,) = [case for case in CASES if case.name == name]

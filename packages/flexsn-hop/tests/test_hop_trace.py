@@ -43,7 +43,7 @@ def count(graph: torch.fx.GraphModule, name: str) -> int:
     return sum(str(node.target) == name for node in graph.graph.nodes)
 
 
-@pytest.mark.long(all_but=["flex_sn_scan-symbolic", "flex_sn_scan_final_state-real", "flex_sn_scan-fake"])
+@pytest.mark.long(all_but=["flex_sn_scan-symbolic", "flex_sn_scan_final_state-real"])
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 @pytest.mark.parametrize("scan", [flex_sn_scan, flex_sn_scan_final_state])
 def test_make_fx(mode: Literal["real", "fake", "symbolic"], scan: Run) -> None:
@@ -88,6 +88,7 @@ class Network(torch.nn.Module):
         return flex_sn_scan(lambda x, v: CORE(x, v, self.weight), 1, 1, 1, self.linear(x), v)
 
 
+@pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export(strict: bool) -> None:
     network = Network()
@@ -100,6 +101,7 @@ def test_export(strict: bool) -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.long(all_but=["False"])
 @pytest.mark.parametrize("strict", [True, False])
 def test_export_for_every_length_saved_and_loaded(strict: bool) -> None:
     network = Network()

@@ -80,6 +80,7 @@ TRANSFORMS: dict[str, tuple[Callable[[Run], Run], tuple[torch.Tensor, ...]]] = {
 
 
 # torch's forward mode scripts its own formulas.
+@pytest.mark.long(all_but=["vmap of the input", "vmap of a captured tensor", "vmap of grad", "jvp"])
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str) -> None:
@@ -140,6 +141,7 @@ def test_activation_checkpointing(selective: bool, compiled: bool) -> None:
     torch.testing.assert_close(value_and_gradients(actual, arguments), expected)
 
 
+@pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("final_state", [False, True])
 def test_autocast(final_state: bool) -> None:
     weight = torch.randn(3, 3)
