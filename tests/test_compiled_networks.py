@@ -106,7 +106,7 @@ class SpikingVGG(nn.Module):
         return result
 
 
-@pytest.mark.long(all_but=["auto", "scan"])
+@pytest.mark.long(all_but=["auto"])
 @pytest.mark.parametrize("lowering", ["auto", "loop", "scan", "while_loop"])
 def test_modules_in_one_graph_without_gradients(lowering: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", lowering)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from scripts import load
 
+from flexsn_runtime import _availability
+
 DEMO = Path(__file__).parent.parent / "examples" / "digits.py"
 
 
@@ -97,9 +99,13 @@ def test_wrong_options_get_one_line(
     assert_one_line(ended.value.code, *capsys.readouterr(), words)
 
 
-def test_kernels_that_cannot_run_get_one_line(tmp_path: Path) -> None:
-    done = run("--device", "cpu", "--backend", "triton", folder=tmp_path)
-    assert_one_line(done.returncode, done.stdout, done.stderr, "set TRITON_INTERPRET=1")
+def test_kernels_that_cannot_run_get_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)  # a newcomer has not turned it on
+    monkeypatch.chdir(tmp_path)
+    status = load("examples/digits.py").main(["--device", "cpu", "--backend", "triton"])
+    assert_one_line(status, *capsys.readouterr(), "set TRITON_INTERPRET=1")
 
 
 def assert_one_line(status: object, out: str, error: str, words: str) -> None:

@@ -21,6 +21,7 @@ def check(device: str, backend: str) -> None:
         torch.testing.assert_close(after.grad_parameter, before.grad_parameter, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.long(all_but=["torch", "hop"])
 @pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 def test_spikes_and_gradients_stay(backend: str, interpreted: None) -> None:
     check("cpu", backend)

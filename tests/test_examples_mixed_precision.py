@@ -25,6 +25,7 @@ def test_it_trains_in_each_precision(way: str) -> None:
     assert result.spike_dtype == (torch.bfloat16 if autocast else torch.float32)
 
 
+@pytest.mark.long(all_but=["torch"])
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_a_slow_membrane_needs_float32(backend: str, interpreted: None) -> None:
     right = 1 - math.exp(-2)

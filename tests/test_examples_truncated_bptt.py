@@ -24,6 +24,7 @@ def test_it_learns_along_the_sequence() -> None:
     assert losses[-1] < 0.9 * losses[0]
 
 
+@pytest.mark.long(all_but=["torch"])
 @one_thread()
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_the_memory_is_that_of_a_chunk(backend: str, interpreted: None) -> None:

@@ -24,7 +24,7 @@ def test_there_are_functions_of_all_kinds() -> None:
     assert len(REFUSED) <= (1.0 - functions.NEEDED) * len(rows())
 
 
-@pytest.mark.long(all_but=["snake", "rotary_embedding", "adamw", "luminance"])
+@pytest.mark.long(all_but=["adamw", "rotary_embedding"])
 @pytest.mark.parametrize("row", [row for row in rows() if row.name not in REFUSED], ids=lambda row: row.name)
 def test_a_function_works_in_all_dtypes(row: Row) -> None:
     computations = [functions.values, *([functions.gradients] if row.gradient else [])]

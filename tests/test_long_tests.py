@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -31,18 +32,32 @@ def test_keeps_none(name): ...
 """
 
 
-def collected(folder: Path, *options: str) -> tuple[list[str], str]:
-    """The tests that would run, and all that pytest says."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+# Two collections in a process: most of the time is taken by what conftest.py imports.
+COLLECTS = """
+import json, sys
+import pytest
+
+for options in json.loads(sys.argv[1]):
+    pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *options])
+    print("----")
+"""
+
+
+def collected(folder: Path, *runs: list[str]) -> list[tuple[list[str], str]]:
+    """The tests that would run, and all that pytest says, for the options of each run."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, "."],
+        [sys.executable, "-c", COLLECTS, json.dumps(runs)],
         cwd=folder,
-        env=environment,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
     )
-    return [line.partition("::")[2] for line in done.stdout.splitlines() if line.startswith("test_a.py::")], done.stdout
+    said = done.stdout.split("----\n")[: len(runs)]
+    return [
+        ([line.partition("::")[2] for line in text.splitlines() if line.startswith("test_a.py::")], text)
+        for text in said
+    ]
 
 
 def test_what_waits_and_what_does_not(tmp_path: Path) -> None:
@@ -51,10 +66,10 @@ def test_what_waits_and_what_does_not(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(SOURCE)
     (tmp_path / "test_b.py").write_text(MISTAKEN)
     kept = ["test_keeps_some[if-2]", "test_keeps_some[lif-1]", "test_keeps_some[lif-2]", "test_is_not_marked"]
-    found, said = collected(tmp_path, "--continue-on-collection-errors")
+    short, long = collected(tmp_path, ["--continue-on-collection-errors", "."], ["--long", "test_a.py"])
+    found, said = short
     assert found == kept, said
     assert "(2 deselected)" in said
     assert "test_keeps_none[if]: all_but='alif' fits none of the parameters" in said
-    (tmp_path / "test_b.py").unlink()
-    found, said = collected(tmp_path, "--long")
+    found, said = long
     assert found == ["test_waits", "test_keeps_some[if-1]", *kept], said

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 import many_neurons
 
-EARLY, NEURONS = 15, 45  # the first ones have every kernel
+EARLY, NEURONS = 15, 30  # the first ones have every kernel
 
 
 @pytest.mark.long(all_but=["auto"])

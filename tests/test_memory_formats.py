@@ -87,11 +87,7 @@ def run(backend: str, x: Tensor, v: Tensor | None, weight: Tensor, *, keep: bool
     return output, *(neuron.state_seqs if keep else neuron.states)
 
 
-@pytest.mark.long(
-    all_but=[
-        "permuted-0-cpu", "channels_last_frames-5-cpu", "permuted-1-cpu", "expanded_over_time-5-cpu",
-    ]
-)
+@pytest.mark.long(all_but=["permuted-0-cpu", "channels_last_frames-5-cpu", "expanded_over_time-5-cpu"])
 @pytest.mark.filterwarnings("ignore:the core captures parameters")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("steps", [0, 1, 5])
@@ -239,7 +235,7 @@ def test_single_steps() -> None:
     assert output.stride() == neuron.states[0].stride() == x.stride()
 
 
-@pytest.mark.long(all_but=["channels_last_frames-static-False", "permuted-dynamic-True", "batch_first-dynamic-False"])
+@pytest.mark.long(all_but=["channels_last_frames-static-False", "permuted-dynamic-True"])
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("name", ["channels_last_frames", "permuted", "batch_first"])

@@ -37,6 +37,9 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
+# Documents whose neurons compile for half a minute: that waits for `--long`; without, they run as loops.
+MANY_KERNELS = ["docs/recurrent.md"]
+
 # Documents about what one version of torch does, which others may do otherwise.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
 
@@ -76,10 +79,21 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 # Those of codegen and hop have tests of their own, with nothing but their package.
-@pytest.mark.long(all_but=["README.md", "ARCHITECTURE.md", "docs/*", "packages/flexsn-[gnr]*"])
+@pytest.mark.long(all_but=["README.md", "ARCHITECTURE.md", "docs/[!r]*", "packages/flexsn-[gnr]*"])
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_document(document, tmp_path, monkeypatch)
+
+
+@one_thread()
+@pytest.mark.parametrize("document", MANY_KERNELS)
+def test_examples_run_without_a_compiler(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    run_document(document, tmp_path, monkeypatch)
+
+
+def run_document(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = ROOT / document
     blocks = python_blocks(path.read_text(encoding="utf-8"))
     if document in WITHOUT_EXAMPLES:

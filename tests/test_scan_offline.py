@@ -71,18 +71,22 @@ def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:
     return [(even, odd)[i % 2][i // 2] for i in range(len(jobs))]
 
 
-def test_every_core_compiles_for_every_target_without_spills(
-    monkeypatch: pytest.MonkeyPatch, interpreted: None
+@pytest.mark.long(all_but=["1"])
+@pytest.mark.parametrize("targets_each", [1, len(TARGETS)])
+def test_every_core_compiles_without_spills(
+    targets_each: int, monkeypatch: pytest.MonkeyPatch, interpreted: None
 ) -> None:
+    """For one target after the other, or for every one."""
     jobs: dict[str, OfflineJob] = {}
-    for case in CASES:
+    for i, case in enumerate(CASES):
         for direction, job in recorded(case, LARGE, monkeypatch).items():
-            for target in TARGETS:
+            for target in [TARGETS[(i + k) % len(TARGETS)] for k in range(targets_each)]:
                 jobs[f"{case.name}, {direction}, size {LARGE}, {target}"] = replace(job, target=target)
         if case.name == SMALL_CASE[0]:
             for direction, job in recorded(case, SMALL, monkeypatch).items():
                 jobs[f"{case.name}, {direction}, size {SMALL}, {SMALL_CASE[1]}"] = replace(job, target=SMALL_CASE[1])
-    assert len(jobs) == (len(CASES) * len(TARGETS) + 1) * 2
+    assert len(jobs) == (len(CASES) * targets_each + 1) * 2
+    assert {job.target for job in jobs.values()} == set(TARGETS)
     for name, use in zip(jobs, compiled(list(jobs.values())), strict=True):
         print(f"{name}: {use}")  # pytest -s shows them
         assert name.endswith(use.target)

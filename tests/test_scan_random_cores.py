@@ -182,30 +182,48 @@ num_steps = st.sampled_from([1, 3, 7, 8, 9, 11, 14])
 policies = st.sampled_from(["recompute", "save"])
 
 
-@random_cores(max_examples=12)  # benchmarks/random_gradients.py tries thousands
-@given(recipes(list(ARITHMETIC)), num_steps, policies)
-def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
+# benchmarks/random_gradients.py tries thousands.
+examples = pytest.mark.parametrize("examples", [6, pytest.param(15, marks=pytest.mark.long)])
 
 
-@random_cores(max_examples=15)
-@given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
-def test_arithmetic_in_half_precision_to_the_last_bit(
-    interpreted: None, recipe: Recipe, steps: int, dtype: torch.dtype
-) -> None:
-    assert_like_the_loop(recipe, steps, dtype, gradient=None)
+@examples
+def test_arithmetic_in_float32_to_the_last_bit(interpreted: None, examples: int) -> None:
+    @random_cores(max_examples=examples)
+    @given(recipes(list(ARITHMETIC)), num_steps, policies)
+    def check(recipe: Recipe, steps: int, residuals: str) -> None:
+        assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, gradient=1e-4)
+
+    check()
 
 
-@random_cores(max_examples=12)  # benchmarks/random_gradients.py tries thousands
-@given(recipes(list(SMOOTH)), num_steps, policies)
-def test_functions_in_float64(interpreted: None, recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
+@examples
+def test_arithmetic_in_half_precision_to_the_last_bit(interpreted: None, examples: int) -> None:
+    @random_cores(max_examples=examples)
+    @given(recipes(list(ARITHMETIC)), num_steps, st.sampled_from([torch.float16, torch.bfloat16]))
+    def check(recipe: Recipe, steps: int, dtype: torch.dtype) -> None:
+        assert_like_the_loop(recipe, steps, dtype, gradient=None)
+
+    check()
 
 
-@random_cores(max_examples=12)  # each compiles two kernels, for a second
-@given(recipes(list(ARITHMETIC)), num_steps, policies)
-def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
+@examples
+def test_functions_in_float64(interpreted: None, examples: int) -> None:
+    @random_cores(max_examples=examples)
+    @given(recipes(list(SMOOTH)), num_steps, policies)
+    def check(recipe: Recipe, steps: int, residuals: str) -> None:
+        assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, forward=1e-12, gradient=1e-10)
+
+    check()
+
+
+@examples
+def test_arithmetic_in_cpp_to_the_last_bit(compiler: None, examples: int) -> None:
+    @random_cores(max_examples=examples)
+    @given(recipes(list(ARITHMETIC)), num_steps, policies)
+    def check(recipe: Recipe, steps: int, residuals: str) -> None:
+        assert_like_the_loop(recipe, steps, torch.float32, residuals=residuals, on_cpu="cpp", gradient=1e-4)
+
+    check()
 
 
 @pytest.mark.long

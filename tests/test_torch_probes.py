@@ -147,8 +147,18 @@ print(tuple(LIF(backend="triton")(torch.ones(4, 3)).shape))
     assert warned.count(f"FlexSN was tested with {library} {first} to {last}; this is 99.1.0") == 1, warned
 
 
-def test_this_version_lacks_nothing() -> None:
-    _, warned = ended("import flexsn_nn", "-W", "always")
+def test_this_version_lacks_nothing_and_names_are_found_without_an_import() -> None:
+    names = ["reenter_make_fx", "unique_graph_id.prefix", "torch", "unwritten_name"]
+    assert lacking("torch._higher_order_ops.utils", names) == ["unwritten_name"]
+    code = """
+import sys, torch
+from flexsn_graph.versions import lacking
+print(lacking("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "unwritten_name"]))
+print("torch._inductor.lowering" in sys.modules)
+import flexsn_nn
+"""
+    printed, warned = ended(code, "-W", "always")
+    assert printed.splitlines() == ["['unwritten_name']", "False"]
     assert "UnsupportedVersionWarning" not in warned
 
 
@@ -163,15 +173,3 @@ def test_a_probe_without_what_it_looks_for() -> None:
         private("torch.nn.functional", "relu", "nothing works", takes=["input", "steps"], default=None)
     with pytest.raises(UnsupportedVersionError, match=r"has no torch\.nowhere\.x"):
         needed("torch.nowhere", "x", "nothing works")
-
-
-def test_names_are_found_without_an_import() -> None:
-    names = ["reenter_make_fx", "unique_graph_id.prefix", "torch", "unwritten_name"]
-    assert lacking("torch._higher_order_ops.utils", names) == ["unwritten_name"]
-    code = """
-import sys, torch
-from flexsn_graph.versions import lacking
-print(lacking("torch._inductor.lowering", ["fallback_handler.add_to_fallback_set", "unwritten_name"]))
-print("torch._inductor.lowering" in sys.modules)
-"""
-    assert ended(code)[0].splitlines() == ["['unwritten_name']", "False"]
