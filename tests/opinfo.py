@@ -182,7 +182,7 @@ def is_differentiable(info: Any, dtype: torch.dtype) -> bool:
 
 
 def _samples(info: Any, dtype: torch.dtype, *, requires_grad: bool) -> Iterator[Sample]:
-    """Those of `info.sample_inputs`, which would look for a test case in the call stack, and take longer than a kernel."""
+    """Those of `info.sample_inputs`, which looks for a test case in the call stack: that takes as long as a kernel."""
     given = iter(info.sample_inputs_func(info, "cpu", dtype, requires_grad))
     while True:
         set_rng_seed(SEED)

@@ -57,16 +57,20 @@ def adaptive(backend: str = "torch") -> FlexSN:
     return FlexSN(Adaptive(6), 1, 2, 1, backend=backend)
 
 
-def network() -> nn.Sequential:
+def network(backend: str = "auto") -> nn.Sequential:
     """Initialised alike on all devices."""
     torch.manual_seed(0)
     with torch.device("cpu"):
-        net = _network()
+        net = _network(backend)
     return net.to(torch.get_default_device())
 
 
-def _network() -> nn.Sequential:
-    neurons = PLIF(v_threshold=0.3), ALIF(v_threshold=0.1), LIF(v_threshold=0.05)
+def _network(backend: str) -> nn.Sequential:
+    neurons = (
+        PLIF(v_threshold=0.3, backend=backend),
+        ALIF(v_threshold=0.1, backend=backend),
+        LIF(v_threshold=0.05, backend=backend),
+    )
     return nn.Sequential(nn.Linear(4, 6), neurons[0], nn.Linear(6, 4), neurons[1], nn.Linear(4, 3), neurons[2])
 
 
@@ -249,7 +253,7 @@ def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
         (out * weights).sum().backward()
         results.append((out.detach(), part.grad, gradients(net)))
     with torch.no_grad():
-        results.append(TimeShards(network())(time_shard(batch(7))))
+        results.append(TimeShards(network("torch"))(time_shard(batch(7))))
     return results
 
 
@@ -270,7 +274,7 @@ def time_shards_without_a_way_back(rank: int, mesh: DeviceMesh, folder: Path) ->
 
 def pipeline(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     """Two stages; four micro-batches along the batch, which is the second dimension of a sequence."""
-    net = network()
+    net = network("torch")
     stage = FromReset(net[:3] if rank == 0 else net[3:])
     schedule = ScheduleGPipe(
         PipelineStage(stage, rank, 2, torch.get_default_device()),
