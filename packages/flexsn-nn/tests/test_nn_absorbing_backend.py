@@ -205,6 +205,7 @@ class Shared(nn.Module):
         return total + both if self.elsewhere else total
 
 
+@pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_several_readers(elsewhere: bool) -> None:
     net, (x, y) = Shared(elsewhere), of_sequence(B, 4)
@@ -324,7 +325,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.long(all_but=["False-True-dtype0-as usual", "False-False-dtype0-as usual"])
+@pytest.mark.long(all_but=["False-True-dtype0-as usual"])
 def test_norms_are_those_that_are_fused_by_hand(
     norm: str, dtype: torch.dtype, training: bool, dynamic: bool
 ) -> None:

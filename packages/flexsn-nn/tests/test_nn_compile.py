@@ -83,6 +83,7 @@ def test_one_graph_with_kernels_is_refused_with_the_reason(interpreted: None) ->
         network(torch.randn(4, 7, 6))
 
 
+@pytest.mark.long(all_but=["-0.5", "None"])
 @pytest.mark.parametrize("v_reset", [0.0, -0.5, None])
 def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
     """With `dynamic=True`, Dynamo makes symbols of a neuron's numbers, too."""
@@ -101,10 +102,7 @@ def test_sizes_and_numbers_that_are_symbols(v_reset: float | None) -> None:
 KINDS = list({type(case.make()): case for case in CASES}.values())
 
 
-@pytest.mark.long(all_but=["lif_soft_detached", "izhikevich", "stochastic", "alpha_none"])
-@pytest.mark.long(
-    all_but=["lif_soft_detached", "plif_raw", "izhikevich", "gated_lif", "stochastic", "leaky_none", "alpha_none"]
-)
+@pytest.mark.long(all_but=["lif_soft_detached", "plif_raw", "stochastic"])
 @pytest.mark.parametrize("case", KINDS, ids=lambda case: case.name)
 def test_every_neuron_with_symbols(case: Case) -> None:
     neuron = case.make(backend="hop")

@@ -290,7 +290,7 @@ def test_copies_and_pickles(name: str) -> None:
             assert torch.equal(a, b)
 
 
-@pytest.mark.long(all_but=["alpha", "synaptic"])
+@pytest.mark.long(all_but=["synaptic"])
 @pytest.mark.parametrize("name", ["leaky_graded", "synaptic", "alpha", "lapicque", "leaky_at_once"])
 def test_kernels(name: str, interpreted: None) -> None:
     """The whole sequence by compiled kernels equals the loop of snnTorch."""

@@ -50,6 +50,7 @@ def in_kernel(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return seen
 
 
+@pytest.mark.long(all_but=["triton-shape0", "triton-shape1", "triton-shape4"])
 @pytest.mark.parametrize("shape", [(5, 2, 3, 4, 7), (37, 2, 5), (4, 6), (1, 2, 3), (3,)])
 def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     seen = in_kernel(monkeypatch)
@@ -66,6 +67,7 @@ def test_counts_are_sums(backend: str, shape: tuple[int, ...], monkeypatch: pyte
     assert neuron.spike_counts is None
 
 
+@pytest.mark.long(all_but=["triton-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_counts_of_other_dtypes(backend: str, dtype: torch.dtype) -> None:
     """bfloat16 ends at 256."""

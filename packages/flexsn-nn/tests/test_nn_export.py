@@ -40,6 +40,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.long(all_but=["strict-hop", "non-strict-torch"])
 @backends
 @strictness
 def test_a_network_begins_at_the_initial_state(backend: str, strict: bool) -> None:

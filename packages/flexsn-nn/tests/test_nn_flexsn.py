@@ -5,15 +5,13 @@ from __future__ import annotations
 import copy
 import io
 import multiprocessing
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from spawned_work import run_in_child, soft_lif
 from torch import Tensor, nn
 
 from flexsn_nn import (
@@ -24,6 +22,7 @@ from flexsn_nn import (
     StepModeError,
     UnknownNameError,
 )
+from flexsn_runtime import _availability
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -34,12 +33,6 @@ backends = pytest.mark.parametrize(
 )
 # Two of the interpreter's blocks of 512 elements, and a part of one.
 STEP = (3, 371)
-
-
-def soft_lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    h = v + (x - v) / 2.0
-    s = (h - 0.25).clamp(0.0, 1.0)
-    return s, h * (1.0 - s)
 
 
 def two_in_two_out(x: Tensor, y: Tensor, i: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -397,42 +390,13 @@ def test_a_copy_before_the_first_call() -> None:
     assert torch.equal(tensor(other(x)), tensor(neuron()(x)))
 
 
-def run_in_child(layer: FlexSN, x: Tensor) -> Tensor:
-    return tensor(layer(x)).detach().cpu()
-
-
 def test_spawned_processes() -> None:
     layer = neuron("torch" if HAS_GPU else "triton")
     x = random(3, 5)
-    layer(x)
-    # The core of this module is found by its name in the child, so this file is imported there.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    code = (
-        "import pickle, sys, torch\n"
-        "if __name__ == '__main__':\n"
-        "    import multiprocessing, test_nn_flexsn as t\n"
-        "    layer, x = t.neuron(sys.argv[1]), t.random(3, 5)\n"
-        "    layer(x)\n"
-        "    with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
-        "        got = pool.apply(t.run_in_child, (layer, x))\n"
-        "    assert torch.equal(got, t.run_in_child(layer, x))\n"
-        "    print('equal')\n"
-    )
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), f"flexsn_spawn_{os.getpid()}.py")
-    with open(path, "w") as file:
-        file.write(code)
-    try:
-        result = subprocess.run(
-            [sys.executable, path, layer.backend],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    finally:
-        os.remove(path)
-    assert result.stdout == "equal\n", result.stderr
-    assert multiprocessing.active_children() == []
+    expected = layer(x)
+    layer.reset()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert torch.equal(pool.apply(run_in_child, (layer, x)), expected)
 
 
 @backends
@@ -486,24 +450,19 @@ def test_kernels_need_sequences(backend: str) -> None:
         layer.backend = backend
 
 
-def test_kernels_without_gpu_and_interpreter() -> None:
-    code = (
-        "import torch, flexsn_nn\n"
-        "layer = flexsn_nn.FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1, backend='triton')\n"
-        "try:\n    layer(torch.zeros(2, 3))\n"
-        "except flexsn_nn.BackendUnavailableError as error:\n    print(error)\n"
-        "layer.backend = 'auto'\nlayer(torch.zeros(2, 3))\nprint(layer.explain())\n"
-    )
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": os.pathsep.join(sys.path), "CXX": "no-such-compiler"}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    refused, chosen, *_ = result.stdout.strip().split("\n")
-    assert refused.startswith("backend='triton' cannot run: the tensors are on the CPU")
+def test_kernels_without_gpu_and_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_availability, "_INTERPRETED", False)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    layer = FlexSN(lambda x, v: (x + v, x + v), 1, 1, 1, backend="triton")
+    with pytest.raises(BackendUnavailableError) as refused:
+        layer(torch.zeros(2, 3))
+    assert str(refused.value).startswith("backend='triton' cannot run: the tensors are on the CPU")
     for remedy in (".to('cuda')", "backend='torch'", "TRITON_INTERPRET=1"):
-        assert remedy in refused
-    assert chosen.startswith("torch: compiled kernels cannot run: CXX names 'no-such-compiler', which is not there.")
+        assert remedy in str(refused.value)
+    layer.backend = "auto"
+    layer(torch.zeros(2, 3))
+    why = "compiled kernels cannot run: CXX names 'no-such-compiler', which is not there."
+    assert layer.explain().startswith(f"torch: {why}")
     assert issubclass(BackendUnavailableError, RuntimeError)
 
 

@@ -54,6 +54,7 @@ def runs_alike(net: nn.Module, other: nn.Module, x: Tensor) -> None:
 TAUS = torch.linspace(1.5, 4.0, 6)
 
 
+@pytest.mark.long(all_but=["<lambda>1", "<lambda>3", "<lambda>4", "<lambda>6", "<lambda>7", "<lambda>9", "<lambda>11"])
 @pytest.mark.parametrize(
     "make",
     [

@@ -101,7 +101,7 @@ def test_the_norm_in_front_of_the_neuron(kind: str, backend: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.long(all_but=["memory_format1-*"])
+@pytest.mark.long(all_but=["memory_format1-dtype1-*"])
 def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_format, device: str) -> None:
     """The stated reference: the neuron on `(x - mean) scale + shift`, computed beforehand."""
     x = torch.randn(4 * 3, 5, 9, 17, device=device).to(dtype).contiguous(memory_format=memory_format)
@@ -223,7 +223,7 @@ def test_what_is_kept(backend: str) -> None:
 
 @pytest.mark.parametrize("fullgraph_backend", ["hop", "torch"])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.long(all_but=["True-hop", "False-hop"])
+@pytest.mark.long(all_but=["True-hop"])
 def test_compiled(training: bool, fullgraph_backend: str) -> None:
     norm = nn.BatchNorm2d(3)
     layer = NormNeuron(norm, smooth_neuron(fullgraph_backend)).train(training)

@@ -38,7 +38,7 @@ def kernels_of(made: Neuron, direction: str) -> set[str]:
     return {name for name in names if f"_{direction}_" in name}
 
 
-@pytest.mark.long(all_but=["izhikevich", "clif"])
+@pytest.mark.long(all_but=["clif"])
 @pytest.mark.parametrize("case", ONE_OF_EACH, ids=[case.name for case in ONE_OF_EACH])
 def test_numbers_of_a_neuron(case: Case) -> None:
     made = case.make(backend="triton")
@@ -56,7 +56,7 @@ def test_numbers_of_a_neuron(case: Case) -> None:
         assert len(kernels_of(made, "backward")) <= 2
 
 
-@pytest.mark.long(all_but=["ATan", "SquarewaveFourierSeries"])
+@pytest.mark.long(all_but=["ATan"])
 @pytest.mark.parametrize("made", SURROGATES, ids=[type(made).__name__ for made in SURROGATES])
 def test_width_of_a_surrogate(made: Surrogate) -> None:
     """Another one, of another width, is assigned."""

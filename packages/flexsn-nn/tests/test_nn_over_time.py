@@ -39,6 +39,11 @@ LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 ]
 
 
+@pytest.mark.long(
+    all_but=[
+        "<lambda>-shape0", "<lambda>-shape2", "<lambda>-shape5", "<lambda>-shape8", "<lambda>-shape9",
+    ]
+)
 @pytest.mark.parametrize(("make", "shape"), LAYERS)
 def test_single_steps_are_not_folded(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

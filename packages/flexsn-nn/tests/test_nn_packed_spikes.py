@@ -34,6 +34,7 @@ from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.memory._bits import Bits, bits_for
 
 
+@pytest.mark.long(all_but=["0-1-1-*", "-1-1-2-*", "-7-8-4-*", "-99-*"])
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])
 @pytest.mark.parametrize(
     ("low", "high", "bits"), [(0, 1, 1), (-1, 1, 2), (0, 3, 2), (0, 4, 4), (-7, 8, 4), (-99, 99, 8)]

@@ -115,7 +115,7 @@ class Network(nn.Module):
 
 
 @pytest.mark.parametrize("what", CASES)
-@pytest.mark.long(all_but=["moved", "written to", "no comparison"])
+@pytest.mark.long(all_but=["written to", "no comparison"])
 def test_which_layers_keep_bits(what: str) -> None:
     neuron, between, layers = CASES[what]
     packing = PackingBackend("eager")

@@ -270,23 +270,23 @@ def test_kernels_train_a_matrix_around_any_neuron(name: str) -> None:
         torch.testing.assert_close(a, b)
 
 
-def test_what_auto_runs_is_the_loop_or_equals_it() -> None:
+@pytest.mark.parametrize("name", [pytest.param("RLIF", marks=pytest.mark.long), "RLeaky"])
+def test_what_auto_runs_is_the_loop_or_equals_it(name: str) -> None:
     """Kernels, or the loop where they refuse the step."""
-    for make in (lambda: RLIF(H), lambda: RLeaky(0.5, linear_features=H)):
-        torch.manual_seed(0)
-        layer = make()
-        with torch.no_grad():
-            few_bits(layer.V)
-        results = []
-        for backend in ("auto", "torch"):
-            layer.backend = backend
-            layer.reset()
-            x = ((8 * X[:5]).round() / 4).requires_grad_()
-            output = layer(x)
-            results.append((output, *torch.autograd.grad(output.square().sum(), [x, layer.V])))
-        assert torch.equal(results[0][0], results[1][0])
-        for a, b in zip(*results, strict=True):
-            torch.testing.assert_close(a, b)
+    torch.manual_seed(0)
+    layer = RLIF(H) if name == "RLIF" else RLeaky(0.5, linear_features=H)
+    with torch.no_grad():
+        few_bits(layer.V)
+    results = []
+    for backend in ("auto", "torch"):
+        layer.backend = backend
+        layer.reset()
+        x = ((8 * X[:5]).round() / 4).requires_grad_()
+        output = layer(x)
+        results.append((output, *torch.autograd.grad(output.square().sum(), [x, layer.V])))
+    assert torch.equal(results[0][0], results[1][0])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b)
 
 
 def test_around_a_neuron_of_ones_own() -> None:

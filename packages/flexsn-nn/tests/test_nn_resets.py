@@ -59,6 +59,7 @@ def test_hard_and_soft_reset(backend: str, options: dict[str, Any], spikes: list
     assert run(IF(backend=backend, **options), 0.75, 0.75, 0.75, 2.0, 0.25) == (spikes, v)
 
 
+@pytest.mark.long(all_but=["torch-*", "hop-*", "triton-False"])
 @pytest.mark.parametrize("detach", [False, True])
 @BACKENDS
 def test_gradient_through_the_reset(backend: str, detach: bool) -> None:

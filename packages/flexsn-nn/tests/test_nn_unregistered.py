@@ -82,7 +82,7 @@ def test_it_is_named_once_at_the_first_call(name: str, make: Callable[[nn.Parame
         neuron(torch.ones(2, 3))
 
 
-@pytest.mark.long(all_but=["by_partial", "by_closure", "Decay"])
+@pytest.mark.long(all_but=["by_partial", "Decay"])
 @pytest.mark.parametrize("make", [by_closure, by_helper, by_partial, by_default, Decay])
 def test_it_is_found_wherever_it_is_registered(make: Callable[[nn.Parameter], Core]) -> None:
     class Parent(nn.Module):
