@@ -151,6 +151,7 @@ int main(int, char** arguments) {
 """
 
 
+@pytest.mark.long
 def test_by_a_program_in_cpp(package: Path, tmp_path: Path) -> None:
     source, program = tmp_path / "program.cpp", tmp_path / "program"
     source.write_text(PROGRAM)

@@ -11,7 +11,7 @@ CPU = torch.device("cpu")
 
 @one_thread()
 def test_recurrent_weights_remember_and_neurons_alone_forget() -> None:
-    alone, connected = (recurrent.train(way, steps=50, epochs=3, seed=0, device=CPU) for way in (False, True))
+    alone, connected = (recurrent.train(way, steps=40, epochs=2, seed=0, device=CPU) for way in (False, True))
     assert alone.accuracy < 0.4
     assert connected.accuracy > 0.6
     assert connected.losses[-1] < 0.75 * alone.losses[-1]

@@ -34,6 +34,7 @@ def with_gradient(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tens
 EDGES = torch.tensor([-math.inf, -200.0, -1.0, -0.5, -0.0, 0.0, 0.5, 1.0, 200.0, math.inf, math.nan])
 
 
+@pytest.mark.long(all_but=["soft_margin_loss", "logit with eps", "smooth_l1_loss", "hardshrink"])
 @pytest.mark.parametrize(
     "function",
     [

@@ -238,6 +238,7 @@ def test_checkpointing(reentrant: bool) -> None:
 # -- autocast ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long(all_but=["LIF-dtype0", "<lambda>-dtype1"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", [LIF, lambda: ParametricLIF(init_tau=torch.linspace(1.5, 4.0, FEATURES))])
 def test_autocast(make: Callable[[], FlexSN], dtype: torch.dtype) -> None:

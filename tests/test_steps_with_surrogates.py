@@ -22,9 +22,8 @@ covered = pytest.mark.parametrize("combination", covering(), ids=label)
 
 @pytest.mark.long(
     all_but=[
-        "lif-Erf-float64", "alif-StraightThrough-float32", "izhikevich-S2NN-float32", "ternary-Tent-float64",
-        "lif-Rect-float16", "cubalif-Sigmoid-float32", "liaf-SquarewaveFourierSeries-float32",
-        "lif-SpikeRateEscape-bfloat16", "lif-NonzeroSignLogAbs-float32",
+        "lif-Erf-float64", "alif-StraightThrough-float32", "izhikevich-S2NN-float32", "lif-Rect-float16",
+        "lif-SpikeRateEscape-bfloat16",
     ]
 )
 @covered
