@@ -115,14 +115,22 @@ def dynamic() -> list[int]:
     return counts
 
 
-def rests(steps: int) -> list[bool]:
-    """Of the kernels of a graph for one T, forward and backward: whether there is code for what chunks leave of T."""
-    p = problem(CASES[1], steps, (4, 6))
-    run = torch.compile(partial(network, p), fullgraph=True, dynamic=False)
-    return has_rests(train(run, p.leaves, *p.inputs, *p.states))
+def rests(*lengths: int) -> list[bool]:
+    """Of the kernels of a graph of scans of these T: whether there is code for what chunks leave of T."""
+    problems = [problem(CASES[1], steps, (4, 6)) for steps in lengths]
+    given = [(*p.inputs, *p.states) for p in problems]
+
+    def together(*flat: Tensor) -> list[Tensor]:
+        tensors = iter(flat)
+        parts = (network(p, *(next(tensors) for _ in own)) for p, own in zip(problems, given, strict=True))
+        return [result for part in parts for result in part]
+
+    run = torch.compile(together, fullgraph=True, dynamic=False)
+    return has_rests(train(run, [leaf for p in problems for leaf in p.leaves], *(t for own in given for t in own)))
 
 
 def has_rests(codes: Sequence[str]) -> list[bool]:
+    """Forward and backward."""
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
@@ -197,7 +205,7 @@ def main() -> None:
         found = {
             "direct": direct(),
             "dynamic": dynamic(),
-            "rests": {steps: rests(steps) for steps in (4, 16)},
+            "rests": rests(4, 16),
             "channels_last": channels_last(),
             "inexact": inexact(),
         }

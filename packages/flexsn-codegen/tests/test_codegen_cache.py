@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import inspect
 import multiprocessing
 import os
+import resource
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -206,6 +209,16 @@ def test_threads_racing_get_one_kernel(folder: Path) -> None:
     assert len({id(kernel) for kernel in found}) == 1
 
 
+FORK = multiprocessing.get_context("fork")
+
+
+def forks(test: Any) -> Any:
+    """Python 3.12 warns of every fork in a process with threads, as torch's are."""
+    for warning in (".*use of fork", ".*multi-threaded, use of fork"):
+        test = pytest.mark.filterwarnings(f"ignore:{warning}:DeprecationWarning")(test)
+    return test
+
+
 def race(ready: Any, prunes: bool) -> None:
     """In a child."""
     ready.wait()
@@ -216,15 +229,12 @@ def race(ready: Any, prunes: bool) -> None:
             prune_cache(-1)
 
 
-# Python 3.12 warns of every fork in a process with threads, as torch's are.
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 @pytest.mark.parametrize("other", ["writes", "prunes"])
 def test_processes_racing_see_whole_files(folder: Path, other: str) -> None:
     """Two that write the same sources at once; and one that another one takes the files away from."""
-    forked = multiprocessing.get_context("fork")
-    ready = forked.Barrier(2)
-    children = [forked.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
+    ready = FORK.Barrier(2)
+    children = [FORK.Process(target=race, args=(ready, what == "prunes")) for what in ("writes", other)]
     for child in children:
         child.start()
     for child in children:
@@ -243,12 +253,10 @@ def compile_number(number: int) -> None:
     assert inspect.getsource(name_space["kernel"].fn).rstrip().endswith(str(number + os.getpid()))
 
 
-# Python 3.12 warns of every fork in a process with threads, as torch's are.
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+@forks
 def test_forked_processes_go_on(folder: Path) -> None:
     compile_triton_code_str(source(number=11), "kernel")
-    children = [multiprocessing.get_context("fork").Process(target=compile_number, args=(11,)) for _ in range(3)]
+    children = [FORK.Process(target=compile_number, args=(11,)) for _ in range(3)]
     for child in children:
         child.start()
     for child in children:
@@ -258,27 +266,20 @@ def test_forked_processes_go_on(folder: Path) -> None:
     compile_number(11)
 
 
-def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path) -> None:
+@forks
+def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has one thread: a lock that another one held would be held for ever."""
-    code = (
-        "import os, threading\n"
-        "from flexsn_codegen import _cache\n"
-        "_cache._require_triton = lambda: None\n"
-        "inside, done = threading.Event(), threading.Event()\n"
-        "import builtins; builtins.wait = lambda: (inside.set(), done.wait())\n"
-        "slow = threading.Thread(target=_cache.compile_triton_code_str, args=('wait()\\nkernel = 1', 'kernel'))\n"
-        "slow.start(); inside.wait()\n"
-        "child = os.fork()\n"
-        "if child == 0:\n"
-        "    os._exit(_cache.compile_triton_code_str('kernel = 3', 'kernel'))\n"
-        "status = os.waitpid(child, 0)[1]; done.set(); slow.join()\n"
-        "print(os.waitstatus_to_exitcode(status))\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout == "3\n", done.stderr
+    inside, done = threading.Event(), threading.Event()
+    monkeypatch.setattr(builtins, "wait", lambda: (inside.set(), done.wait()), raising=False)
+    slow = threading.Thread(target=compile_triton_code_str, args=("wait()\nkernel = 1", "kernel"))
+    slow.start()
+    inside.wait()
+    child = FORK.Process(target=lambda: sys.exit(compile_triton_code_str("kernel = 3", "kernel")))
+    child.start()
+    child.join()
+    done.set()
+    slow.join()
+    assert child.exitcode == 3
 
 
 # -- a file or a folder that is not what it should be --------------------------------------------------
@@ -349,39 +350,40 @@ def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeyp
 
 # -- a full disk, a read-only home ---------------------------------------------------------------------
 
-FULL = """
-import resource, signal, sys
-from flexsn_codegen import _cache
-_cache._require_triton = lambda: None
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-code = "x = 1\\n" * 5000 + "kernel = 1\\n"
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows beyond it: a disk with no more room
-try:
-    _cache.compile_triton_code_str(code, "kernel")
-except _cache.CacheFolderError as error:
-    print(error)
-resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-print(_cache.compile_triton_code_str(code, "kernel"))
-"""
+def compile_on_a_full_disk() -> None:
+    """In a child."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    code = "x = 1\n" * 5000 + "kernel = 1\n"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file grows beyond it: a disk with no more room
+    try:
+        compile_triton_code_str(code, "kernel")
+        said = "nothing"
+    except CacheFolderError as error:
+        said = str(error)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert said.startswith("generated kernels cannot be kept in ")
+    assert said.endswith("or name another one in FLEXSN_CACHE_DIR.")
+    assert compile_triton_code_str(code, "kernel") == 1
 
 
+@forks
 @pytest.mark.long(all_but=["True"])
 @pytest.mark.parametrize("explicit", [True, False])
-def test_a_full_disk_is_named_and_leaves_nothing_behind(tmp_path: Path, explicit: bool) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(tmp_path / "home")}
-    environment["TMPDIR"] = str(tmp_path / "temporary")
-    for name in ("home", "temporary"):
+def test_a_full_disk_is_named_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, explicit: bool
+) -> None:
+    for name, variable in (("home", "HOME"), ("temporary", "TMPDIR")):
         (tmp_path / name).mkdir()
-    environment.pop("FLEXSN_CACHE_DIR", None)
+        monkeypatch.setenv(variable, str(tmp_path / name))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.delenv("FLEXSN_CACHE_DIR", raising=False)
     if explicit:
-        environment["FLEXSN_CACHE_DIR"] = str(tmp_path / "cache")
-    done = subprocess.run([sys.executable, "-c", FULL], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    error, value = done.stdout.splitlines()
-    assert error.startswith("generated kernels cannot be kept in ")
-    assert error.endswith("or name another one in FLEXSN_CACHE_DIR.")
-    assert value == "1"
+        monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path / "cache"))
+    child = FORK.Process(target=compile_on_a_full_disk)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
     assert len(list(tmp_path.rglob("kernel_*.py"))) == 1  # that of the second time
     assert not list(tmp_path.rglob("*.tmp"))
 
