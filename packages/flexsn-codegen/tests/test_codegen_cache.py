@@ -270,7 +270,12 @@ def test_forked_processes_go_on(folder: Path) -> None:
 def test_a_fork_while_another_thread_loads_does_not_hang(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child has one thread: a lock that another one held would be held for ever."""
     inside, done = threading.Event(), threading.Event()
-    monkeypatch.setattr(builtins, "wait", lambda: (inside.set(), done.wait()), raising=False)
+
+    def wait() -> None:
+        inside.set()
+        done.wait()
+
+    monkeypatch.setattr(builtins, "wait", wait, raising=False)
     slow = threading.Thread(target=compile_triton_code_str, args=("wait()\nkernel = 1", "kernel"))
     slow.start()
     inside.wait()

@@ -145,6 +145,7 @@ def test_single_steps_equal_a_sequence(backend: str) -> None:
     torch.testing.assert_close(a, b)
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_requires_grad_masks(backend: str) -> None:
     """A mask blocks the gradient of an input, and of the state from call to call."""
@@ -266,6 +267,7 @@ def test_another_batch_size_without_reset(backend: str) -> None:
     assert tensor(layer(random(2, 3, 5))).shape == (2, 3, 5)
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_truncated_backpropagation_trains(backend: str) -> None:
     """Two calls, one optimiser step between them: the second backward must not reach the first."""
@@ -301,6 +303,7 @@ def test_a_module_core_registers_its_parameters() -> None:
     assert dict(layer.named_buffers()).keys() == {"core.bias"}
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_state_dict_round_trip(backend: str) -> None:
     x = random(3, *STEP)
@@ -323,6 +326,7 @@ def test_state_dict_round_trip(backend: str) -> None:
     assert torch.equal(tensor(one(x)), tensor(third(x)))
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_to_dtype_moves_core_and_state(backend: str) -> None:
     layer = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend, store_state_seqs=True)
@@ -336,6 +340,7 @@ def test_to_dtype_moves_core_and_state(backend: str) -> None:
     assert layer.core.decay.dtype == torch.float64  # type: ignore[attr-defined]
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_train_and_eval(backend: str) -> None:
     layer, x = FlexSN(Decay().to(DEVICE), 1, 1, 1, backend=backend), random(3, *STEP)
@@ -399,6 +404,7 @@ def test_spawned_processes() -> None:
         assert torch.equal(pool.apply(run_in_child, (layer, x)), expected)
 
 
+@pytest.mark.long(all_but=["torch", "hop", "auto"])
 @backends
 def test_two_modules_share_a_core(backend: str) -> None:
     core = Decay().to(DEVICE)

@@ -173,6 +173,7 @@ def test_a_dropout_drops_the_same_at_every_step(channels: bool) -> None:
         SharedDropout(1.0)
 
 
+@pytest.mark.long(all_but=["<lambda>0", "<lambda>3", "<lambda>4"])
 @pytest.mark.parametrize(
     "make",
     [
