@@ -119,7 +119,7 @@ def test_spikes_to_the_bit(dtype: torch.dtype, memory_format: torch.memory_forma
 
 @pytest.mark.parametrize("backend", BACKENDS[-2:])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.long(all_but=["True-cpp"])
+@pytest.mark.long(all_but=[f"True-{KERNELS[-1]}"])
 def test_gradcheck(training: bool, backend: str) -> None:
     layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64, track_running_stats=not training), smooth_neuron(backend))
     layer.train(training)
