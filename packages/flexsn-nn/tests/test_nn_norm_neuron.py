@@ -274,6 +274,42 @@ def test_transforms() -> None:
     torch.testing.assert_close(torch.func.grad(loss)(x.detach()), wanted)
 
 
+@pytest.mark.parametrize("backend", BACKENDS[-2:])
+@pytest.mark.parametrize("learned", ["x", "norm"])
+@pytest.mark.long(all_but=["x-triton", "norm-cpp"])
+def test_gradients_of_either_alone(learned: str, backend: str) -> None:
+    """Of an input behind a norm that is frozen, and of a norm whose input nobody learns."""
+    apart, fused, norm = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
+    for net in (apart, fused):
+        for parameter in net.parameters():
+            parameter.requires_grad_(learned == "norm")
+    x = torch.randn(NORMS["2d"][1], dtype=torch.float64, requires_grad=learned == "x")
+    weight = torch.randn(x.shape, dtype=torch.float64)
+    for _ in range(2):  # the second call is found again
+        gradients = []
+        for net in (apart, fused):
+            functional.reset_net(net)
+            wanted = [x] if learned == "x" else list(net.parameters())
+            gradients.append(torch.autograd.grad((net(x) * weight).sum(), wanted))
+        assert all(gradient.abs().max() > 0 for gradient in gradients[0])
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_a_transform_behind_a_usual_call() -> None:
+    """What the call before took into the step, the loop computes in front of it."""
+    layer = NormNeuron(nn.BatchNorm1d(3, track_running_stats=False, dtype=torch.float64), smooth_neuron("auto"))
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+
+    def loss(x: Tensor) -> Tensor:
+        layer.neuron.reset()
+        output: Tensor = layer(x)
+        return output.square().sum()
+
+    for _ in range(2):
+        wanted = torch.autograd.grad(loss(x.requires_grad_()), x)[0]
+        torch.testing.assert_close(torch.func.grad(loss)(x.detach()), wanted)
+
+
 def test_single_steps() -> None:
     layer = NormNeuron(nn.BatchNorm2d(3), LIF(v_threshold=0.3, step_mode="s")).eval()
     assert isinstance(layer.norm, nn.BatchNorm2d)

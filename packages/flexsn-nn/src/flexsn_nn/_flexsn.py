@@ -535,7 +535,7 @@ class FlexSN(nn.Module):
         if program is None or own["count_spikes"]:
             return False
         fits = len(inputs) == own["num_inputs"] and type(inputs[0]) is Tensor and own["_step_mode"] == "m"
-        return fits and isinstance(program.core, Behind)
+        return fits and isinstance(program.core, Behind) and transform_at_work() is None
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], packing: bool, affine: Absorbed | None = None
