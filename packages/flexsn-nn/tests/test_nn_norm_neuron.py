@@ -135,6 +135,27 @@ def test_gradcheck(training: bool, backend: str) -> None:
     assert torch.autograd.gradcheck(run, tensors)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_statistics_to_the_bit(device: str) -> None:
+    """The same, where the step computes the scale from a norm's statistics."""
+    norm = nn.BatchNorm2d(5).to(device).eval()
+    for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+        assert tensor is not None
+        nn.init.uniform_(tensor, 0.2, 1.0)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    x = 4 * torch.randn(4, 3, 5, 9, 17, device=device)
+    scale = torch.rsqrt(norm.running_var + norm.eps) * norm.weight
+    affine = Affine(*(tensor.view(5, 1, 1) for tensor in (norm.running_mean, scale, norm.bias)))
+    for backend in KERNELS if device == "cpu" else ["triton"]:
+        before, inside = LIF(backend=backend), LIF(backend=backend)
+        wanted, got = before(affine.of(x)), NormNeuron(norm, inside)(x)
+        assert isinstance(got, Tensor)
+        assert 0.05 < wanted.mean() < 0.95
+        assert torch.equal(got, wanted)
+        assert torch.equal(inside.states[0], before.states[0])
+
+
 def test_a_second_gradient_in_a_loop() -> None:
     layer = NormNeuron(nn.BatchNorm1d(3, dtype=torch.float64), smooth_neuron("torch"))
     x = torch.randn(3, 4, 3, dtype=torch.float64, requires_grad=True)
@@ -279,7 +300,7 @@ def test_transforms() -> None:
 @pytest.mark.long(all_but=["x-triton", "norm-cpp"])
 def test_gradients_of_either_alone(learned: str, backend: str) -> None:
     """Of an input behind a norm that is frozen, and of a norm whose input nobody learns."""
-    apart, fused, norm = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
+    apart, fused, _ = pair("2d", lambda: smooth_neuron(backend), dtype=torch.float64)
     for net in (apart, fused):
         for parameter in net.parameters():
             parameter.requires_grad_(learned == "norm")
