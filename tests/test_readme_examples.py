@@ -37,6 +37,8 @@ EXTRAS = {
     "docs/nir.md": "nir",
 }
 
+# They have tests of their own, with nothing but their package.
+ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
 # Documents whose neurons compile for half a minute: that waits for `--long`; without, they run as loops.
 MANY_KERNELS = ["docs/recurrent.md"]
 
@@ -78,8 +80,7 @@ def run_blocks(path: Path, module: ModuleType) -> None:
 @pytest.mark.filterwarnings("ignore:The given buffer is not writable")
 # torch's forward mode scripts its own formulas.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-# Those of codegen and hop have tests of their own, with nothing but their package.
-@pytest.mark.long(all_but=["README.md", "ARCHITECTURE.md", "docs/[!r]*", "packages/flexsn-[gnr]*"])
+@pytest.mark.long(all_but=[document for document in DOCUMENTS if document not in (*ALONE, *MANY_KERNELS)])
 @one_thread()
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,6 +138,7 @@ def test_a_graph_is_a_function() -> None:
     assert torch.equal(result, torch.relu(x) + y)
 
 
+@pytest.mark.long(all_but=["dtype0", "dtype2"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_gradients_equal_eager(dtype: torch.dtype) -> None:
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:

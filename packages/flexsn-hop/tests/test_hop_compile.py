@@ -325,6 +325,7 @@ def test_modules_methods_and_partials(how: str) -> None:
     torch.testing.assert_close(gradient(compiled(flex_sn_scan)), expected)
 
 
+@pytest.mark.long
 def test_a_network_of_several_layers() -> None:
     class Layer(torch.nn.Module):
         def __init__(self, scan: Run) -> None:

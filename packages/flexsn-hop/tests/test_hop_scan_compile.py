@@ -272,6 +272,7 @@ def test_random_numbers_and_writes_are_refused() -> None:
         torch.compile(functools.partial(scan, writing), fullgraph=True, backend="aot_eager")(draw(3), draw(4, 3))
 
 
+@pytest.mark.long
 def test_several_scans_in_one_network() -> None:
     cells, init = [MinimalGRU(3, 4), MinimalGRU(4, 4)], draw(2, 4)
 

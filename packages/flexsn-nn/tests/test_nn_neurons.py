@@ -78,7 +78,7 @@ def test_kernels_equal_the_equation(case: Case) -> None:
     assert made.explain().startswith("triton")
 
 
-@pytest.mark.long(all_but=["gated_lif", "refractory_relative", "leaky_zero"])
+@pytest.mark.long(all_but=["refractory_relative", "leaky_zero"])
 @SOME
 def test_kernels_start_where_the_equation_does(case: Case) -> None:
     made = case.make(backend="triton")
