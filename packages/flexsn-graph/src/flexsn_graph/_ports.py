@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from typing import NamedTuple
 
 
 class Role(StrEnum):
@@ -40,12 +40,11 @@ class Role(StrEnum):
     __hash__ = str.__hash__  # an Enum's own is a function of Python's, and ports are keys everywhere
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
+class Port(NamedTuple):  # as a key: a tuple's hash and comparison are no functions of Python's
     """One argument or result: `index` counts within its role."""
 
     role: Role
-    index: int
+    index: int  # type: ignore[assignment]  # in the place of a tuple's method
 
     @property
     def name(self) -> str:
