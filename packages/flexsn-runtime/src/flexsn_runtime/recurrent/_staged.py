@@ -35,7 +35,7 @@ from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.launches._cpp_launch import CppLaunch
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands
-from flexsn_runtime.operands._order import StepOrder
+from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
@@ -74,6 +74,14 @@ class RecurrentSpecialization(CoreSpecialization):
         # By layout: what calls have in common. Their keys have the numbers of stages and views that live as long.
         self.prepared: Recent[_Prepared] = Recent()
         self.seen: Recent[Seen] = Recent()
+        self._formats: Recent[ScanFormat] = Recent()
+
+    def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
+        key = tuple([None if t is None else (t.shape, t.stride()) for t in (*inputs, *states)])
+        found = self._formats.get(key)
+        if found is None:
+            found = self._formats[key] = super().format(inputs, states)
+        return found
 
     def forget_plans(self) -> None:
         self.prepared.clear()

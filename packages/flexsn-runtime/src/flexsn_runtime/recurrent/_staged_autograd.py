@@ -260,7 +260,8 @@ class _Backward:
             if port in plan.of_inputs:
                 like, dtype = plan.of_inputs[port]
                 full = (num_steps, *like)
-                strides = strides_like(x) if x.shape == full else contiguous_strides(full)
+                usual = x.shape != full or x.is_contiguous()
+                strides = contiguous_strides(full) if usual else strides_like(x)
                 self._gradients[i] = torch.empty_strided(full, strides, dtype=dtype, device=device)
 
     def scans(self) -> Iterator[StagedScan]:
