@@ -115,8 +115,9 @@ GOLDENS = [
 
 @pytest.mark.long(
     all_but=[
-        "lif_hard_float32", "alif_float32_long", "alif_float32_fast_math_True", "two_in_two_out_bfloat16",
-        "plif_channel_float32_long_strided", "izhikevich_bfloat16_precision_float32",
+        "if_float32", "lif_hard_float32", "lif_soft_detached_float32", "alif_float32_long",
+        "alif_float32_fast_math_True", "plif_scalar_float32", "plif_neuron_float32",
+        "plif_channel_float32_long_strided", "two_in_two_out_bfloat16", "izhikevich_bfloat16_precision_float32",
     ]
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)
