@@ -246,7 +246,7 @@ def main() -> None:
         for name in variants(case)
         if name == "ReLU" or any(part in name for part in chosen.neurons)
     ]
-    # The profiler slows down all launches after it, in this process: what it is not needed for is measured before.
+    # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
     found: dict[tuple[Case, str, str], list[Row | str]] = {row: [] for row in rows}
     for measure, until in ((walls, chosen.seconds * 0.6), (device_times, chosen.seconds)):
         for row in rows:
