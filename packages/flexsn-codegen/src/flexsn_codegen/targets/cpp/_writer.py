@@ -266,13 +266,15 @@ class CppWriter(KernelWriter):
         dense = {port: " + begin" if self._is_dense(port) else "" for port in self._params}
         dense |= dict.fromkeys(self._bits, " + begin / 8")
         lines = [f"const auto {port.name}_block = {port.name}_ptr{begin};" for port, begin in dense.items()]
+        first: dict[tuple[tuple[str, str, str], ...], Port] = {}
         for port, terms in self._terms.items():  # of which each costs divisions
-            like = next(other for other in self._terms if self._terms[other] == terms)
-            if like != port and terms:
+            if not terms:
+                continue
+            like = first.setdefault(tuple(terms), port)
+            if like != port:
                 lines.append(f"const auto& {port.name}_offset_of = {like.name}_offset_of;")
                 continue
-            if terms:
-                lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
+            lines.append(f"int64_t {port.name}_offset_of[BLOCK] = {{}};")
             for inner, size, stride in terms:
                 lines.append(f"dev::add_offsets({port.name}_offset_of, begin, lanes, {inner}, {size}, {stride});")
         # In the order in which they were computed first: the type of one may be that of another.
