@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("interpreted")
 
 FOLDER = Path(__file__).parent / "golden"
 COMMAND = "PYTHONPATH=tests hatch run python tests/test_scan_goldens.py"
-STEP = (3, 5)
+STEP, ROWS = (3, 5), (160, 5)
 SHORT, LONG = 2, 19
 
 
@@ -38,6 +38,7 @@ class Golden:
     Attributes:
         steps: up to eight are one chunk; of more, whole chunks and a rest are written, and checkpoints.
         strided: whether inputs come in another order than their memory's.
+        rows: whether steps are large enough for programs that walk rows.
         options: of the program.
     """
 
@@ -45,12 +46,13 @@ class Golden:
     dtype: torch.dtype = torch.float32
     steps: int = SHORT
     strided: bool = False
+    rows: bool = False
     options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def name(self) -> str:
         words = [self.case.name, str(self.dtype).removeprefix("torch.")]
-        words += ["long"] * (self.steps > SHORT) + ["strided"] * self.strided
+        words += ["long"] * (self.steps > SHORT) + ["strided"] * self.strided + ["rows"] * self.rows
         return "_".join([*words, *(f"{key}_{value}" for key, value in self.options)])
 
     @property
@@ -69,7 +71,7 @@ class Golden:
     def _run(
         self, call: Callable[..., None], *, states: bool = True, state_seqs: bool = False, **options: Any
     ) -> Iterator[str]:
-        given = problem(self.case, self.steps, STEP, dtype=self.dtype)
+        given = problem(self.case, self.steps, ROWS if self.rows else STEP, dtype=self.dtype)
         options.update(self.options)
         program = ScanProgram(given.core, *given.counts, **options)
         inputs = [x.detach().mT.contiguous().mT.requires_grad_() if self.strided else x for x in given.inputs]
@@ -109,6 +111,7 @@ GOLDENS = [
     Golden(BY_NAME["izhikevich"], torch.bfloat16, options=(("precision", "float32"),)),
     Golden(BY_NAME["alif"], options=(("fast_math", True),)),
     Golden(BY_NAME["plif_channel"], steps=LONG, strided=True),
+    Golden(BY_NAME["plif_channel"], rows=True),
     Golden(BY_NAME["alif"], steps=LONG),
 ]
 
@@ -117,7 +120,8 @@ GOLDENS = [
     all_but=[
         "if_float32", "lif_hard_float32", "lif_soft_detached_float32", "alif_float32_long",
         "alif_float32_fast_math_True", "plif_scalar_float32", "plif_neuron_float32",
-        "plif_channel_float32_long_strided", "two_in_two_out_bfloat16", "izhikevich_bfloat16_precision_float32",
+        "plif_channel_float32_long_strided", "plif_channel_float32_rows",
+        "two_in_two_out_bfloat16", "izhikevich_bfloat16_precision_float32",
     ]
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)

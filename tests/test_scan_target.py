@@ -156,6 +156,29 @@ def test_a_dtype_that_it_does_not_have_is_refused_by_name() -> None:
         emit_core(trace.forward, "step", prune=True, target=NUMPY)
 
 
+def test_rows_that_it_does_not_walk_are_refused_by_name() -> None:
+    trace = trace_step(lambda x, v: (x + v, x), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+    vjp = trace.vjp((True, True), (True, True))
+    spec = BackwardSpec(
+        inputs=(InputLayout(),),
+        states=(DENSE,),
+        state_dtypes=(torch.float32,),
+        lifted=(),
+        num_outputs=1,
+        grad_outputs=(True,),
+        grad_state_seqs=(False,),
+        grad_final_states=(True,),
+        gradients=vjp.gradients,
+        grad_inputs=(True,),
+        grad_states=(True,),
+        grad_lifted=(),
+        lifted_dtypes=(),
+        rows=True,
+    )
+    with pytest.raises(UnsupportedOpError, match="kernels in NumPy walk no rows"):
+        backward_source("backward", None, emit_core(vjp, "vjp", prune=True, target=NUMPY), spec)
+
+
 def test_one_folder_alone_knows_tritons_syntax() -> None:
     root = Path(__file__).resolve().parents[1]
     triton = root / "packages/flexsn-codegen/src/flexsn_codegen/targets/triton"

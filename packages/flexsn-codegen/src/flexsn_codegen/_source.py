@@ -85,8 +85,8 @@ class KernelSource:
         params: its tensor arguments, first.
         sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
             ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
-            ``"<operand>_stride<i>"``; and those of the step's numbers (`CoreSource.integers`). In Triton, the
-            constexpr `BLOCK` comes last, elements per program.
+            ``"<operand>_stride<i>"``; ``"ROWS"`` and ``"ROW"`` if it walks rows; and those of the step's numbers
+            (`CoreSource.integers`). In Triton, the constexpr `BLOCK` comes last, elements per program.
         target: what it is written for.
     """
 

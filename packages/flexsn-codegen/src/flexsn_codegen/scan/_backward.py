@@ -45,9 +45,31 @@ class _Backward:
         self._lifted_gradients = spec.gradients[first_lifted:]
 
     def write(self, name: str) -> KernelSource:
-        w, chunk = self._writer, self._spec.chunk
+        w, spec = self._writer, self._spec
         w.begin()
-        self._declare()
+        self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
+        if spec.rows:
+            self._declare_lifted()
+            self._declare_grad_lifted()
+            with w.rows():
+                self._declare_inputs()
+                self._declare_others()
+                self._walk()
+        else:
+            self._declare_inputs()
+            self._declare_lifted()
+            self._declare_others()
+            self._declare_grad_lifted()
+            self._walk()
+        for i, param in self._grad_lifted.items():
+            w.store(param, f"grad_lifted_{i}")
+        elements = "BLOCK elements of each row" if spec.rows else "BLOCK elements"
+        doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
+        return w.finish(name, self._cores, doc)
+
+    def _walk(self) -> None:
+        """From the last step to the first."""
+        w, chunk = self._writer, self._spec.chunk
         w.integer("chunks", f"T // {chunk}")
         for param in self._moving():
             w.point(param, "chunks", chunk)
@@ -67,20 +89,27 @@ class _Backward:
             self._chunk("c", chunk)
         for i, param in self._grad_states.items():
             w.store(param, f"grad_state_{i}")
-        for i, param in self._grad_lifted.items():
-            w.store(param, f"grad_lifted_{i}")
-        doc = f"Backward scan, {chunk} steps a chunk. One program: BLOCK elements, all T."
-        return w.finish(name, self._cores, doc)
 
-    def _declare(self) -> None:
+    def _declare_inputs(self) -> None:
+        self._inputs = self._writer.add_inputs(self._spec.inputs, self._used)
+
+    def _declare_lifted(self) -> None:
+        """And what is the same in each step."""
         w, spec = self._writer, self._spec
-        self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
-        self._inputs = w.add_inputs(spec.inputs, self._used)
         lifted = w.add_lifted(spec.lifted, self._used, spec.lifted_like)
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         for core in self._cores:
             self._numbers[core.name] += w.add_once(core, self._numbers[core.name])
+
+    def _declare_grad_lifted(self) -> None:
+        w, spec = self._writer, self._spec
+        self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
+        for i in self._grad_lifted:
+            w.assign(f"grad_lifted_{i}", w.zeros(spec.lifted_dtypes[i]))
+
+    def _declare_others(self) -> None:
+        w, spec = self._writer, self._spec
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
         self._states = {
@@ -102,9 +131,6 @@ class _Backward:
             w.assign(f"came_state_{flag.state}", w.flag(flag.given), flag=True)
         self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
         self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
-        self._grad_lifted = w.add_present(Role.GRAD_LIFTED, spec.grad_lifted, spec.summed_lifted)
-        for i in self._grad_lifted:
-            w.assign(f"grad_lifted_{i}", w.zeros(spec.lifted_dtypes[i]))
 
     def _moving(self) -> list[Port]:
         return [

@@ -123,6 +123,7 @@ class Target(ABC):
         header: what every module of generated source begins with.
         once: whether what is the same in each step has to be computed before the loop over time, because a compiler
             would not move it there.
+        rows: whether programs can walk rows of a step.
         rules: how each op is written.
     """
 
@@ -130,6 +131,7 @@ class Target(ABC):
     reserved: Collection[str] = ()
     header: str = ""
     once: bool = False
+    rows: bool = False
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -427,6 +429,14 @@ class KernelWriter(ABC):
     @abstractmethod
     def loop(self, variable: str, start: str, end: str, stages: int = 1) -> AbstractContextManager[None]:
         """A loop, whose loads may be issued `stages - 1` rounds ahead."""
+
+    def rows(self) -> AbstractContextManager[None]:
+        """What is done for each row of the step; what is declared in it is declared for that row.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:

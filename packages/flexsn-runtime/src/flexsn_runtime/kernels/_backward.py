@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from flexsn_codegen import BackwardSpec
 from flexsn_graph import Port, Presence, Residuals, Role
+from flexsn_runtime.kernels._rows import fewer_elements, rows
 from flexsn_runtime.kernels._sums import LiftedGradient, input_gradient
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._layout import contiguous_strides
@@ -111,10 +113,17 @@ class BackwardScan:
         summed_lifted = tuple(layout == 0 for layout in operands.lifted)
         self._summed = (*summed_inputs, *(False,) * num_states, *summed_lifted)
         full, ncl = (arguments.num_steps, *trace.step_shape), math.prod(trace.step_shape)
-        programs = -(-ncl // config.block)
+        counted = form.order.shape(trace.step_shape)
+        read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
+        cut = None
+        by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
+        if source.target.rows and by_element and not any(summed_inputs):
+            narrow = replace(config, block=fewer_elements(config.block, config.num_warps))
+            cut = rows(counted, list(read_by.values()), narrow.block)
+            config = config if cut is None else narrow
+        programs = -(-(ncl if cut is None else math.prod(cut.shape)) // config.block)
         # For each of `[*inputs, *states, *lifted]`: the gradient as the kernel writes it.
         sums = (arguments.num_steps, programs)
-        counted = form.order.shape(trace.step_shape)
         described = [
             *(
                 (sums, contiguous_strides(sums), _sum_dtype(x.dtype))
@@ -129,7 +138,7 @@ class BackwardScan:
             *(
                 (shape, contiguous_strides(shape), _sum_dtype(value.dtype))
                 for value, summed in zip(trace.lifted_values, summed_lifted, strict=True)
-                for shape in ((programs,) if summed else counted,)
+                for shape in ((programs,) if summed else counted if cut is None else cut.shape,)
             ),
         ]
         self._written = [one if want else None for one, want in zip(described, self._wanted, strict=True)]
@@ -171,6 +180,7 @@ class BackwardScan:
             lifted_dtypes=step.lifted_dtypes,
             summed_inputs=summed_inputs,
             summed_lifted=summed_lifted,
+            rows=cut is not None,
             saved=len(residuals.dtypes) if residuals else 0,
             chunk=config.chunk,
             stages=config.stages,
@@ -179,7 +189,7 @@ class BackwardScan:
             flags=self._presence.flags,
         )
         kernel = step.backward_kernel(spec, source)
-        integers = operands.sizes | step.core().integers | source.integers
+        integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
         self._launch = launch(kernel, integers, config, arguments.device)
         allocate = self._launch.allocator
         self._allocators = [
@@ -202,7 +212,8 @@ class BackwardScan:
         self._in_order = picker([places.index(param) for param in kernel.params])
         # Those whose gradients the kernel writes in another shape than theirs.
         self._broadcast = {i: unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
-        read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
+        if cut is not None:
+            read_by = {i: cut.layout(layout) for i, layout in read_by.items()}
         self._sums = {
             i: LiftedGradient(one[0], tensor, read_by.get(i - self._first_lifted), by_program=self._summed[i])
             for i, tensor in enumerate(arguments.lifted, self._first_lifted)

@@ -17,9 +17,10 @@ class LiftedGradient:
     """Sums over the elements of the step that read the same element of a captured tensor.
 
     Args:
-        written: the shape of what the kernel writes: `[programs]`, or `[*step]`, in the order in which it counts.
+        written: the shape of what the kernel writes: `[programs]`, or that of the step, or of a row of it (`Rows`), in
+            the order in which it counts.
         tensor: the captured one, or one of its layout.
-        layout: how the step reads it, in the same order; `None`: nothing that counts is computed from it.
+        layout: how the step or the row reads it, in the same order; `None`: nothing that counts is computed from it.
         by_program: which of the two shapes.
     """
 

@@ -32,6 +32,8 @@ def allocator(
 class Launch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
 
+    Of a kernel that walks rows, there are programs for `sizes["ROW"]` elements.
+
     Args:
         sizes: at least the kernel's integer arguments.
         device: of the tensors that it will be called with. Of these, those in the same place have to be aligned
@@ -48,7 +50,7 @@ class Launch:
     ) -> None:
         self._function = kernel.function
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
-        self.programs = -(-sizes["NCL"] // config.block)
+        self.programs = -(-sizes["ROW" if "ROW" in kernel.sizes else "NCL"] // config.block)
         self._grid = (self.programs, 1, 1)
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}

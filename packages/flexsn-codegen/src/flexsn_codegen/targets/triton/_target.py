@@ -24,6 +24,7 @@ class Triton(Target):
     """Sources are Python modules of `@triton.jit` functions on blocks of values, which call `dev.<name>`."""
 
     name = "Triton"
+    rows = True
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
 import triton.language as tl

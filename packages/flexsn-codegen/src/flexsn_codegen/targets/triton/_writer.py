@@ -144,6 +144,20 @@ class TritonWriter(KernelWriter):
         return self._block(f"if {condition}:")
 
     @contextmanager
+    def rows(self) -> Iterator[None]:
+        self._sizes += ["ROWS", "ROW"]
+        self._unspecialised.append("ROWS")
+        self.line("first = off")
+        self.line("within = first < ROW")
+        with self._block("for row in range(0, ROWS):"):
+            self.line("off = first + row * tl.cast(ROW, tl.int64)")
+            self.line(f"mask = within & (off < {self._elements})")
+            self._computed.clear()  # of the first row
+            yield
+        self.line("off = first")
+        self.line("mask = within")
+
+    @contextmanager
     def _block(self, header: str) -> Iterator[None]:
         self.line(header)
         before = len(self._lines)

@@ -1,0 +1,71 @@
+"""Rows of a step that a program walks one after the other, for the gradients of captured tensors.
+
+Each element of the step has a share of such a gradient. Elements of different rows that stand in the same place read
+the same elements of all captured tensors: a program adds up their shares in its registers, and writes a fraction of the
+bytes, which are read again for the sum over all programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from flexsn_graph import LiftedLayout
+from flexsn_runtime._availability import triton_interpreted
+
+# More rows save little more. As many programs keep an H200 busy; for others, too, it is better to write more.
+_MOST = 16
+_FEWEST_PROGRAMS = 512
+
+# Elements of a thread at the most: what is added up is in registers beside all else.
+_ELEMENTS = 4
+
+
+class Rows(NamedTuple):
+    """How a step is cut.
+
+    Attributes:
+        number: of rows; of the last one, some may be missing.
+        shape: of a row, in the order in which the kernel counts.
+        outer: how many of the step's first dimensions are cut, into the first of `shape`.
+    """
+
+    number: int
+    shape: tuple[int, ...]
+    outer: int
+
+    def layout(self, step: LiftedLayout) -> LiftedLayout:
+        """How a row reads a tensor that the step reads so."""
+        return LiftedLayout((0, *step.strides[self.outer :]), step.offset)
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """What the kernel takes."""
+        return {"ROWS": self.number, "ROW": math.prod(self.shape)}
+
+
+def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> Rows | None:
+    """The rows of a step for programs of `block` elements; `None`: it is not worth it.
+
+    Args:
+        shape: the step's, in the order in which the kernel counts.
+        layouts: how the step reads captured tensors, in the same order.
+    """
+    if not all(type(size) is int for size in (*shape, *(n for layout in layouts for n in layout.strides))):
+        return None  # kernels of sizes that are symbols serve all of them
+    outer = 0
+    while outer < len(shape) and all(layout.strides[outer] == 0 or shape[outer] == 1 for layout in layouts):
+        outer += 1
+    places, inner = math.prod(shape[:outer]), math.prod(shape[outer:])
+    fewest = 2 if triton_interpreted() else _FEWEST_PROGRAMS
+    count = min(_MOST, places, places * inner // (block * fewest))
+    if count < 2:
+        return None
+    each = -(-places // count)
+    return Rows(-(-places // each), (each, *shape[outer:]), outer)
+
+
+def fewer_elements(block: int, num_warps: int) -> int:
+    """The block of programs that walk rows, where others have `block` elements."""
+    return min(block, _ELEMENTS * 32 * num_warps)

@@ -1,0 +1,89 @@
+"""Programs that walk rows of a step: gradients of captured tensors are added up over them, and stay the same."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from runtime_cores import DEVICE, loop, random, soft_lif
+from torch import Tensor
+
+from flexsn_graph import LiftedLayout
+from flexsn_runtime import PointwiseProgram, prepare, scan
+from flexsn_runtime.kernels._rows import rows
+
+STEPS = 5
+BLOCK = 128  # of the interpreter's programs that walk rows
+
+# The step's shape, the captured tensors', and how many rows. Of some steps the last row or the last block is not whole.
+CASES: list[tuple[tuple[int, ...], tuple[int, ...], int]] = [
+    ((3, 5, 16, 12), (5, 1, 1), 3),
+    ((7, 11, 6, 6), (11, 1, 1), 7),
+    ((19, 128), (128,), 7),
+    ((33, 100), (100,), 11),
+    ((700, 2), (2,), 5),
+    ((6, 3, 8, 5), (3, 1, 5), 2),
+    ((6, 3, 8, 5), (3, 8, 5), 2),
+    ((9, 128), (9, 1), 1),
+    ((4, 3, 8, 64), (4, 1, 8, 1), 1),
+]
+
+
+@pytest.mark.parametrize(("shape", "captured", "count"), CASES, ids=str)
+def test_how_a_step_is_cut(shape: tuple[int, ...], captured: tuple[int, ...], count: int) -> None:
+    layout = LiftedLayout(torch.empty(captured).expand(shape).stride(), 0)
+    cut = rows(shape, [layout], BLOCK)
+    assert (1 if cut is None else cut.number) == count
+    if cut is not None:
+        # Row by row, the step reads the tensor as each row does.
+        numbers, length = torch.arange(math.prod(captured)), math.prod(cut.shape)
+        step = numbers.view(captured).expand(shape).flatten().split(length)
+        read = numbers.as_strided(cut.shape, cut.layout(layout).strides).flatten()
+        assert len(step) == cut.number
+        assert all(torch.equal(row, read[: len(row)]) for row in step)
+
+
+def test_what_is_not_cut() -> None:
+    every = LiftedLayout((0, 1), 0)
+    assert rows((33, 100), [every, LiftedLayout((1, 0), 0)], BLOCK) is None, "one of the tensors differs by row"
+    assert rows((3, 16), [every], BLOCK) is None, "two programs would be too few"
+
+
+@pytest.mark.parametrize(
+    ("shape", "captured"),
+    [
+        *(pytest.param(shape, captured, id=f"{shape}-{captured}") for shape, captured, _ in CASES),
+        # Large enough for rows on a GPU.
+        *(
+            pytest.param(shape, captured, id=f"{shape}-{captured}", marks=pytest.mark.gpu)
+            for shape, captured in [((29, 11, 60, 60), (11, 1, 1)), ((17001, 64), (64,)), ((4099, 257), (257,))]
+        ),
+    ],
+)
+def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
+    """Of captured tensors, one number among them, an input with strides of its own, and an initial state."""
+    gain, bias = random(*captured, seed=1).requires_grad_(), random(*captured, seed=2).requires_grad_()
+    offset = torch.tensor(0.1, device=DEVICE, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> Any:
+        return soft_lif(x * gain + bias + offset, v)
+
+    x = random(STEPS, *shape, 2, seed=3)[..., 0].requires_grad_()
+    v = random(*shape, seed=5).requires_grad_()
+    weight = random(*x.shape, seed=4)
+    leaves = [gain, bias, offset, x, v]
+
+    def gradients(outputs: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((outputs * weight).sum(), leaves)
+
+    program = PointwiseProgram(core, 1, 1, 1)
+    results = []
+    for _ in range(2):
+        step, arguments = prepare(program, (x, v))
+        results.append(gradients(scan(step, arguments, state_seqs=False)[0]))
+    wanted = gradients(loop(core, 1, [x], [v])[0])
+    for first, second, other in zip(*results, wanted, strict=True):
+        assert torch.equal(first, second)
+        assert (first - other).abs().max() <= 1e-5 * math.sqrt(x.numel() / other.numel())
