@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from flexsn_nn import OverTime
@@ -64,6 +65,58 @@ def vgg8(activation: Activation, classes: int = 10) -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(2), nn.Linear(512 * 16, classes))
 
 
+class SpikingAttention(nn.Module):
+    """Attention without a softmax, between activations: `[T, B, width, tokens]` to the same.
+
+    Source: Zhou et al., "Spikformer: when spiking neural network meets transformer", ICLR 2023.
+    """
+
+    def __init__(self, width: int, heads: int, activation: Activation) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Sequential(_projection(width, width), activation()) for _ in range(3))
+        self.gathered = activation()
+        self.out = nn.Sequential(_projection(width, width), activation())
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (
+            part(x).unflatten(2, (self.heads, -1)).transpose(-2, -1) for part in (self.query, self.key, self.value)
+        )
+        gathered = torch.matmul(query, key.transpose(-2, -1)) @ value * 0.125
+        result: Tensor = self.out(self.gathered(gathered.transpose(-2, -1).flatten(2, 3)))
+        return result
+
+
+class SpikformerBlock(nn.Module):
+    """Attention and two projections, each added to its input. Source: as for `SpikingAttention`."""
+
+    def __init__(self, width: int, heads: int, activation: Activation) -> None:
+        super().__init__()
+        self.attention = SpikingAttention(width, heads, activation)
+        self.projections = nn.Sequential(
+            _projection(width, 4 * width), activation(), _projection(4 * width, width), activation()
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        result: Tensor = x + self.projections(x)
+        return result
+
+
+class Spikformer(nn.Module):
+    """Blocks over tokens that are there: `[T, B, width, tokens]` to `[T, B, classes]`."""
+
+    def __init__(self, activation: Activation, width: int = 384, heads: int = 12, depth: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Sequential(_projection(width, width), activation())
+        self.blocks = nn.Sequential(*(SpikformerBlock(width, heads, activation) for _ in range(depth)))
+        self.classes = nn.Linear(width, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.classes(self.blocks(self.tokens(x)).mean(-1))
+        return result
+
+
 def feed_forward(activation: Activation, *widths: int) -> nn.Module:
     """`[T, B, widths[0]]` to `[T, B, widths[-1]]`."""
     layers: list[nn.Module] = []
@@ -75,3 +128,7 @@ def feed_forward(activation: Activation, *widths: int) -> nn.Module:
 def _convolution(before: int, after: int, kernel: int, stride: int = 1) -> nn.Module:
     convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
     return OverTime(convolution, nn.BatchNorm2d(after))
+
+
+def _projection(before: int, after: int) -> nn.Module:
+    return OverTime(nn.Conv1d(before, after, 1, bias=False), nn.BatchNorm1d(after))

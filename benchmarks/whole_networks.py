@@ -1,6 +1,6 @@
 """Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
 
-    python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32"]
+    python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
         [--format channels-last] [--neurons fused bits] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
@@ -8,8 +8,9 @@ T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neuron
 their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
 afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter with norms and residual
 additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's
-LIFNode (Triton) runs where it is installed. In each memory format (of the convolutions' weights and of the input),
-eager and as a CUDA graph.
+LIFNode (its Triton kernels; its loop; compiled) and, in networks without norms, snnTorch's Leaky run where they are
+installed. In each memory format (of the convolutions' weights and of the input), eager and as a CUDA graph. A picture
+of the ratios to ReLU is written beside the table.
 Numbers are printed as they are found. What fails has its error in its row, and `--seconds` is when nothing else is
 begun.
 """
@@ -18,17 +19,19 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
-import importlib.util
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from measure import graphed, kernel_time, milliseconds, publish, table, where
-from networks import Activation, feed_forward, sew_resnet18, vgg8
+from network_plot import draw
+from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
+from peer_neurons import SnnTorchLeaky, has, spikingjelly_lif, spikingjelly_loop
+from peer_neurons import reset as reset_peers
 from torch import Tensor, nn
 
 from flexsn_nn import LIF
@@ -52,6 +55,11 @@ class Case:
         images = len(self.shape) == 5
         return (torch.contiguous_format, torch.channels_last) if images else (torch.contiguous_format,)
 
+    @property
+    def normed(self) -> bool:
+        """Whether norms stand in front of the neurons."""
+        return len(self.shape) > 3
+
 
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
@@ -60,6 +68,7 @@ CASES = (
     Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
     Case("SEW-ResNet18, T 4, B 32, 224², bf16", sew_resnet18, (4, 32, 3, 224, 224), 1000, torch.bfloat16),
     Case("SEW-ResNet18, T 4, B 64, 224², bf16", sew_resnet18, (4, 64, 3, 224, 224), 1000, torch.bfloat16),
+    Case("Spikformer, 4 blocks, T 4, B 32, bf16", Spikformer, (4, 32, 384, 196), 1000, torch.bfloat16),
     Case(
         "700-512-512-20, T 250, B 256, fp32",
         lambda activation: feed_forward(activation, 700, 512, 512, 20),
@@ -84,12 +93,6 @@ CASES = (
 )
 
 
-def spikingjelly_lif() -> nn.Module:
-    neuron = importlib.import_module("spikingjelly.activation_based.neuron")
-    node: nn.Module = neuron.LIFNode(tau=2.0, step_mode="m")  # which runs its Triton kernels on a GPU
-    return node
-
-
 @dataclass(frozen=True, slots=True)
 class Variant:
     """Which neurons, and how.
@@ -112,26 +115,28 @@ class Variant:
 
 def variants(case: Case) -> dict[str, Variant]:
     found = {"ReLU": Variant(nn.ReLU), "FlexSN LIF": Variant(LIF)}
-    if len(case.formats) > 1:  # those with norms
+    if case.normed:
         found["the same, norms fused"] = Variant(LIF, fused=True)
-    fused = len(case.formats) > 1
-    found["the same, spikes as bits"] = Variant(LIF, fused=fused, packed=True)
-    found["the same, bits packed afterwards"] = Variant(LIF, fused=fused, packed=True, by_kernels=False)
+    found["the same, spikes as bits"] = Variant(LIF, fused=case.normed, packed=True)
+    found["the same, bits packed afterwards"] = Variant(LIF, fused=case.normed, packed=True, by_kernels=False)
+    if has("spikingjelly"):
+        found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
+        found["SpikingJelly LIFNode, a loop"] = Variant(spikingjelly_loop)
+    if has("snntorch") and not case.normed:
+        found["snnTorch Leaky"] = Variant(SnnTorchLeaky)
     found["compiled ReLU"] = Variant(nn.ReLU, compiled=True)
     found["compiled"] = Variant(LIF, compiled=True)
     found["compiled, absorbing"] = Variant(LIF, compiled=True, absorbed=True)
     found["compiled, spikes as bits"] = Variant(LIF, compiled=True, packed=True)
     found["compiled, absorbing, spikes as bits"] = Variant(LIF, compiled=True, packed=True, absorbed=True)
-    if importlib.util.find_spec("spikingjelly") is not None:
-        found["SpikingJelly LIFNode"] = Variant(spikingjelly_lif)
+    if has("spikingjelly"):
+        found["compiled SpikingJelly LIFNode"] = Variant(spikingjelly_lif, compiled=True)
     return found
 
 
 def reset(net: nn.Module) -> None:
     reset_net(net)
-    for module in net.modules():
-        if type(module).__module__.startswith("spikingjelly") and hasattr(module, "reset"):
-            module.reset()  # type: ignore[operator]
+    reset_peers(net)
 
 
 def training_step(
@@ -222,6 +227,20 @@ def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
     return [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found, limit, strict=True)]
 
 
+def ratios(found: Mapping[tuple[Case, str, str], Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
+    """To ReLU's in the same network, by the figure's name, and by network and neurons."""
+    drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
+    for (case, form, name), results in found.items():
+        limits = found[case, form, "ReLU"]
+        for title, of, column in (("time of a step", 0, 0), ("peak memory", 0, 2), ("time in a graph", 1, 1)):
+            value, limit = results[of], limits[of]
+            if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
+                ratio = value[column] / limit[column]
+                if math.isfinite(ratio):  # what cannot be captured has none
+                    drawn[title][f"{case.name}, {form}", name] = ratio
+    return drawn
+
+
 HEADER = (
     "network", "format", "neurons", "step, ms", "backward in its thread", "peak, MiB", "its kernels", "in a CUDA graph",
 )
@@ -230,9 +249,9 @@ HEADER = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
-    parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="rows whose neurons contain one of these, and ReLU")
-    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="this memory format alone")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="neurons whose name contains one of these, and ReLU")
+    parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="images in this format alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
@@ -240,9 +259,9 @@ def main() -> None:
     rows = [
         (case, FORMATS[memory_format], name)
         for case in CASES
-        if chosen.only in case.name
+        if any(part in case.name for part in chosen.only)
         for memory_format in case.formats
-        if chosen.format in ("", FORMATS[memory_format])
+        if len(case.formats) == 1 or chosen.format in ("", FORMATS[memory_format])
         for name in variants(case)
         if name == "ReLU" or any(part in name for part in chosen.neurons)
     ]
@@ -258,7 +277,8 @@ def main() -> None:
         limits = found[case, form, "ReLU"] if name != "ReLU" else (None, None)
         first, second = (cells(*three) for three in zip(results, limits, (3, 2), strict=True))
         lines.append((case.name, form, name, *first, *second))
-    options = {"--only": [chosen.only], "--format": [chosen.format], "--neurons": chosen.neurons}
+    draw(ratios(found), chosen.output.with_suffix(".svg"))
+    options = {"--only": chosen.only, "--format": [chosen.format], "--neurons": chosen.neurons}
     given = "".join(f" {name} {' '.join(map(repr, values))}" for name, values in options.items() if any(values))
     publish(
         [

@@ -1,0 +1,132 @@
+"""Bytes that a training step of one normalised layer moves, behind its convolution, on a GPU.
+
+    python benchmarks/layer_traffic.py [--output benchmarks/results/layer_traffic.md]
+
+The layer takes what the convolution has written: a batch norm, and ReLU or LIF behind it; or `NormNeuron`, whose steps
+compute the norm's affine part, without and with spikes written as bits besides. A stream is the bytes of the
+convolution's output once. They are counted by hardware, between the GPU and its memory, each kernel beginning with
+empty caches: needs Nsight Compute (`ncu`). `time` is that of the kernels, in times of a copy of one stream's bytes,
+half of which are read and half of which are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from measure import copy_floor, kernel_time, publish, table, where
+from torch import nn
+
+from flexsn_nn import LIF, OverTime
+from flexsn_nn.functional import reset_net
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.memory import PackedSpikes
+
+SHAPE = (4, 32, 64, 112, 112)
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+CHANNELS = SHAPE[2]
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "ReLU behind the norm": lambda: nn.Sequential(OverTime(nn.BatchNorm2d(CHANNELS)), nn.ReLU()),
+    "LIF behind the norm": lambda: nn.Sequential(OverTime(nn.BatchNorm2d(CHANNELS)), LIF()),
+    "NormNeuron": lambda: NormNeuron(nn.BatchNorm2d(CHANNELS), LIF()),
+    "NormNeuron, with bits": lambda: NormNeuron(nn.BatchNorm2d(CHANNELS), LIF()),
+}
+ROWS = [(name, form, dtype) for dtype in DTYPES for form in FORMATS for name in LAYERS]
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+MARK = "spin_kernel"  # what `torch.cuda._sleep` runs
+BYTES = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9}
+
+
+def training_step(name: str, form: str, dtype: torch.dtype) -> Callable[[], None]:
+    device = torch.device("cuda")
+    layer = LAYERS[name]().to(device)
+    frames = torch.randn(SHAPE, device=device, dtype=dtype).flatten(0, 1).contiguous(memory_format=FORMATS[form])
+    x = frames.unflatten(0, SHAPE[:2]).requires_grad_()
+    gradient = torch.randn_like(frames).unflatten(0, SHAPE[:2])
+
+    def step() -> None:
+        reset_net(layer)
+        with PackedSpikes(layer) if name.endswith("bits") else nullcontext():
+            output = layer(x)
+        torch.autograd.grad(output, [x, *layer.parameters()], gradient)
+
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    return step
+
+
+def profiled() -> list[float]:
+    """Bytes that the kernels of a step move, of each row: by one child under `ncu`."""
+    command = [
+        *("ncu", "--csv", "--clock-control", "none", "--profile-from-start", "off", "--metrics", ",".join(METRICS)),
+        *(sys.executable, __file__, "--child"),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
+    found: list[float] = []
+    for row in csv.DictReader(lines[head:]):
+        if MARK in row["Kernel Name"]:
+            if row["Metric Name"] == METRICS[0]:
+                found.append(0)
+        else:
+            found[-1] += float(row["Metric Value"].replace(",", "")) * BYTES[row["Metric Unit"]]
+    return found
+
+
+def profile_steps() -> None:
+    """A step of each row, behind a kernel that marks where it begins."""
+    for name, form, dtype in ROWS:
+        step = training_step(name, form, DTYPES[dtype])
+        torch.cuda.profiler.start()
+        torch.cuda._sleep(1)
+        step()
+        torch.cuda.synchronize()
+        torch.cuda.profiler.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "layer_traffic.md")
+    parser.add_argument("--child", action="store_true", help="one step of each, for the profiler")
+    chosen = parser.parse_args()
+    if chosen.child:
+        profile_steps()
+        return
+    if shutil.which("ncu") is None:
+        parser.error("Nsight Compute (ncu) is not on the path.")
+    device, lines, elements = torch.device("cuda"), [], torch.Size(SHAPE).numel()
+    copies = {dtype: 1e3 * copy_floor(elements, 2, device, kind) / 2 for dtype, kind in DTYPES.items()}
+    for (name, form, dtype), moved in zip(ROWS, profiled(), strict=True):
+        kind = DTYPES[dtype]
+        streams = moved / (elements * kind.itemsize)
+        time, kernels = kernel_time(training_step(name, form, kind), 5)
+        row = (dtype, form, name, f"{streams:.2f}", f"{time / copies[dtype]:.2f}", f"{kernels:.0f}")
+        lines.append(row)
+        print(*row, sep=" | ", flush=True)
+    publish(
+        [
+            f"# Streams of a normalised layer, {' x '.join(map(str, SHAPE))}",
+            "",
+            "`python benchmarks/layer_traffic.py`: a training step behind the convolution. `streams`: bytes to and",
+            "from memory by the counters of Nsight Compute, in bytes of the convolution's output; `time`: of the",
+            "kernels, in times of a copy of one stream.",
+            where(device),
+            "",
+            *table(("dtype", "format", "layer", "streams", "time", "kernels"), lines),
+        ],
+        chosen.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,47 @@
+"""A picture of networks beside the same networks with ReLU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+
+MARKERS = "osD^vP*Xhp<>"
+
+
+def draw(ratios: Mapping[str, Mapping[tuple[str, str], float]], path: Path) -> None:
+    """Writes a picture, a panel for each figure: where networks stand by their neurons, ReLU's being 1.
+
+    Args:
+        ratios: by the figure's name, and by network and neurons.
+        path: of a picture in SVG.
+    """
+    mpl.rcParams["svg.hashsalt"] = "flexsn"  # or else each picture is another file
+    pairs = list(dict.fromkeys(pair for figure in ratios.values() for pair in figure))
+    networks, neurons = (list(dict.fromkeys(names)) for names in zip(*pairs, strict=True))
+    height = 1.6 + 0.42 * len(neurons) + 0.2 * len(networks)
+    figure, panels = pyplot.subplots(1, len(ratios), figsize=(12, height), sharey=True, layout="constrained")
+    for panel, (title, values) in zip(panels, ratios.items(), strict=True):
+        for network, marker in zip(networks, MARKERS, strict=False):
+            points = [(value, neurons.index(who)) for (one, who), value in values.items() if one == network]
+            across, down = zip(*points, strict=True) if points else ((), ())
+            panel.plot(across, down, marker, alpha=0.7, markersize=6, label=network)
+        _ruled(panel, title, neurons)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize="small")
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _ruled(panel: Axes, title: str, neurons: Sequence[str]) -> None:
+    """Names and lines around the points."""
+    panel.axvline(1, color="black", linewidth=0.8)
+    panel.set_xscale("log", base=2)
+    panel.xaxis.set_major_formatter("{x:g}")
+    panel.grid(axis="x", alpha=0.3)
+    panel.set_yticks(range(len(neurons)), neurons)
+    panel.set_ylim(len(neurons) - 0.5, -0.5)
+    panel.set_title(f"{title}, ReLU = 1", fontsize="medium")

@@ -1,0 +1,56 @@
+"""LIF neurons of other libraries in the place of an activation, where they are installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import torch
+from torch import Tensor, nn
+
+
+def has(library: str) -> bool:
+    """Whether it is installed."""
+    return importlib.util.find_spec(library) is not None
+
+
+def spikingjelly_lif() -> nn.Module:
+    """SpikingJelly 2, as installed: its Triton kernels on a GPU."""
+    node: nn.Module = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode(tau=2.0, step_mode="m")
+    return node
+
+
+def spikingjelly_loop() -> nn.Module:
+    """The same in a loop of PyTorch's operators, which SpikingJelly runs for steps that are not its own."""
+    node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
+
+    class LoopedLIFNode(node):  # type: ignore[misc, valid-type]
+        def single_step_functional_forward(self, *args: object, **kwargs: object) -> object:
+            return super().single_step_functional_forward(*args, **kwargs)
+
+    looped: nn.Module = LoopedLIFNode(tau=2.0, step_mode="m")
+    return looped
+
+
+class SnnTorchLeaky(nn.Module):
+    """snnTorch's `Leaky`, which is a loop over time: `[T, B, ...]` to the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.leaky: nn.Module = importlib.import_module("snntorch").Leaky(beta=0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        spikes, membrane = [], torch.zeros_like(x[0])
+        for frame in x:
+            spike, membrane = self.leaky(frame, membrane)
+            spikes.append(spike)
+        return torch.stack(spikes)
+
+
+def reset(net: nn.Module) -> None:
+    """Lets the neurons of other libraries in it begin anew."""
+    for module in net.modules():
+        # By what it is made of: a class of one's own that derives from theirs counts, too.
+        theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
+        if theirs and hasattr(module, "reset"):
+            module.reset()  # type: ignore[operator]
