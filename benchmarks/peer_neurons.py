@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -47,10 +48,12 @@ class SnnTorchLeaky(nn.Module):
         return torch.stack(spikes)
 
 
-def reset(net: nn.Module) -> None:
-    """Lets the neurons of other libraries in it begin anew."""
+def resets(net: nn.Module) -> list[Callable[[], object]]:
+    """What lets the neurons of other libraries in it begin anew."""
+    found: list[Callable[[], object]] = []
     for module in net.modules():
         # By what it is made of: a class of one's own that derives from theirs counts, too.
         theirs = any(kind.__module__.startswith("spikingjelly") for kind in type(module).__mro__)
         if theirs and hasattr(module, "reset"):
-            module.reset()  # type: ignore[operator]
+            found.append(module.reset)  # type: ignore[arg-type]
+    return found

@@ -1,7 +1,7 @@
 """Whole networks beside the same networks with ReLU: a training step's time, its kernels' time, and peak memory.
 
     python benchmarks/whole_networks.py [--output benchmarks/results/whole_networks.md] [--only "B 32" fp32]
-        [--format channels-last] [--neurons fused bits] [--seconds 150]
+        [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
 T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
@@ -30,8 +30,7 @@ import torch
 from measure import graphed, kernel_time, milliseconds, publish, table, where
 from network_plot import draw
 from networks import Activation, Spikformer, feed_forward, sew_resnet18, vgg8
-from peer_neurons import SnnTorchLeaky, has, spikingjelly_lif, spikingjelly_loop
-from peer_neurons import reset as reset_peers
+from peer_neurons import SnnTorchLeaky, has, resets, spikingjelly_lif, spikingjelly_loop
 from torch import Tensor, nn
 
 from flexsn_nn import LIF
@@ -134,11 +133,6 @@ def variants(case: Case) -> dict[str, Variant]:
     return found
 
 
-def reset(net: nn.Module) -> None:
-    reset_net(net)
-    reset_peers(net)
-
-
 def training_step(
     case: Case, variant: Variant, memory_format: torch.memory_format, device: torch.device
 ) -> Callable[[], None]:
@@ -158,12 +152,16 @@ def training_step(
         backend = PackingBackend() if variant.packed else "inductor"
         run = torch.compile(net, backend=AbsorbingBackend(backend) if variant.absorbed else backend)
     labels = torch.randint(case.classes, (case.shape[1],), device=device)
+    others = resets(net)
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9, fused=True)
 
     def step() -> None:
         with packing, torch.autocast(device.type, dtype=case.dtype, enabled=case.dtype != torch.float32):
             out = run(frames)
-            reset(net)  # the next batch begins anew, and the backward has the memory of the last states
+            # The next batch begins anew, and the backward has the memory of the last states.
+            reset_net(net)
+            for reset in others:
+                reset()
             loss = nn.functional.cross_entropy(out.mean(0).float(), labels)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -250,7 +248,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_networks.md")
     parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
-    parser.add_argument("--neurons", nargs="*", default=[""], help="neurons whose name contains one of these, and ReLU")
+    parser.add_argument("--neurons", nargs="*", default=[""], help="neurons whose name begins with one of these")
     parser.add_argument("--format", default="", choices=["", *FORMATS.values()], help="images in this format alone")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
@@ -263,7 +261,7 @@ def main() -> None:
         for memory_format in case.formats
         if len(case.formats) == 1 or chosen.format in ("", FORMATS[memory_format])
         for name in variants(case)
-        if name == "ReLU" or any(part in name for part in chosen.neurons)
+        if name == "ReLU" or name.startswith(tuple(chosen.neurons))
     ]
     # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
     found: dict[tuple[Case, str, str], list[Row | str]] = {row: [] for row in rows}
