@@ -23,11 +23,11 @@ def spikingjelly_lif() -> nn.Module:
 
 def spikingjelly_loop() -> nn.Module:
     """The same in a loop of PyTorch's operators, which SpikingJelly runs for steps that are not its own."""
+    base = importlib.import_module("spikingjelly.activation_based.base").MemoryModule
     node = importlib.import_module("spikingjelly.activation_based.neuron").LIFNode
 
     class LoopedLIFNode(node):  # type: ignore[misc, valid-type]
-        def single_step_functional_forward(self, *args: object, **kwargs: object) -> object:
-            return super().single_step_functional_forward(*args, **kwargs)
+        multi_step_functional_forward = base.multi_step_functional_forward
 
     looped: nn.Module = LoopedLIFNode(tau=2.0, step_mode="m")
     return looped
