@@ -18,6 +18,9 @@ from flexsn_runtime._availability import triton_interpreted
 _MOST = 16
 _FEWEST_PROGRAMS = 512
 
+# Rows begin at multiples of so many elements, or else each of them would be loaded by itself.
+_ALIGNED = 16
+
 # Elements of a thread at the most: what is added up is in registers beside all else.
 _ELEMENTS = 4
 
@@ -62,8 +65,10 @@ def rows(shape: Sequence[int], layouts: Sequence[LiftedLayout], block: int) -> R
     count = min(_MOST, places, places * inner // (block * fewest))
     if count < 2:
         return None
-    each = -(-places // count)
-    return Rows(-(-places // each), (each, *shape[outer:]), outer)
+    multiple = _ALIGNED // math.gcd(inner, _ALIGNED)
+    each = -(-places // (count * multiple)) * multiple
+    number = -(-places // each)
+    return Rows(number, (each, *shape[outer:]), outer) if number > 1 else None
 
 
 def fewer_elements(block: int, num_warps: int) -> int:

@@ -42,7 +42,7 @@ _POINTERS = {
     torch.float64: "*fp64",
 }
 # These sizes are multiples of 16 as a rule, and compiled for that.
-_ALIGNED = {"N", "NCL"}
+_ALIGNED = {"N", "NCL", "ROW"}
 
 
 @dataclass(frozen=True, slots=True)
