@@ -134,6 +134,14 @@ def has_rests(codes: Sequence[str]) -> list[bool]:
     return ["left > 0" in code or "chunks * 8, T" in code for code in codes]
 
 
+def rows() -> list[tuple[str, list[Any]]]:
+    """Launches of a step that is large enough for programs that walk rows."""
+    p = problem(next(case for case in CASES if case.name == "plif_channel"), 2, (16384, 64))
+    begun = len(Launch.made)
+    train(torch.compile(partial(network, p), fullgraph=True, dynamic=False), p.leaves, *p.inputs, *p.states)
+    return Launch.made[begun:]
+
+
 def channels_last() -> dict[str, Any]:
     """Convolution, batch norm, LIF, convolution, LIF: strides of what the scans read and write, and layout copies."""
     core = CASES[1].make(hard_spike, [])
@@ -206,6 +214,7 @@ def main() -> None:
             "direct": direct(),
             "dynamic": dynamic(),
             "rests": rests(4, 16),
+            "rows": rows(),
             "channels_last": channels_last(),
             "inexact": inexact(),
         }

@@ -46,6 +46,16 @@ def test_a_graph_for_one_length_compiles_what_it_needs(found: Any) -> None:
     assert found["direct"]["rests"] == [True, True]  # of 20
 
 
+def test_a_large_step_is_walked_row_by_row(found: Any) -> None:
+    (forward, _), (backward, arguments) = found["rows"]
+    assert (forward, backward) == ("scan_forward", "scan_backward")
+    steps, elements, _, channels, _, rows, row, *grid = (each for each in arguments if not isinstance(each, list))
+    assert (steps, elements, channels) == (2, 16384 * 64, 64)
+    assert rows > 1
+    assert rows * row == elements
+    assert grid == [row // 512, 1, 1]
+
+
 def test_channels_last_is_read_and_written_in_its_own_order(found: Any) -> None:
     launches = found["channels_last"]["launches"]
     assert [name for name, _ in launches] == ["scan_forward"] * 2 + ["scan_backward"] * 2
