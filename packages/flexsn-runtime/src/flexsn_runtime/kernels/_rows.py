@@ -14,9 +14,9 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. As many programs keep an H200 busy; for others, too, it is better to write more.
+# More rows save little more. With fewer programs, a GPU like the H200 would not be full; then it is better to write more.
 _MOST = 16
-_FEWEST_PROGRAMS = 512
+_FEWEST_PROGRAMS = 1024
 
 # Rows begin at multiples of so many elements, or else each of them would be loaded by itself.
 _ALIGNED = 16
