@@ -60,7 +60,7 @@ class Cpp(Target):
         lines = [f"const auto {s.name} = {s.text};" + _comment(s.citation) for s in statements]
         body = "\n".join(f"    {line}" for line in (*lines, f"return std::make_tuple({', '.join(results)});"))
         head = f"template <{types}>\n" if arguments else ""
-        return f"{head}static inline auto {name}({given}) {{\n{body}\n}}\n"
+        return f"{head}DEV_INLINE auto {name}({given}) {{\n{body}\n}}\n"
 
     def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
         return CppWriter(self, strided, sizes)
