@@ -24,7 +24,7 @@ def test_a_value_that_is_known_is_no_condition() -> None:
         source = written("false", then)
         assert "auto after = true ? float(2)" in source
         # The loop begins with what its last round left.
-        assert "auto before = (int32_t(lane) < dev::lanes_if(came, lanes)) ?" in source
+        assert "auto before = (dev::conditions<condition_t, BLOCK>.all(came)[lane] != 0) ?" in source
         assert "\n            came = true;" in source
     assert "auto after = false ? float(2)" in written("true", "false")
 
@@ -32,5 +32,5 @@ def test_a_value_that_is_known_is_no_condition() -> None:
 def test_a_value_that_is_not_known_is_a_condition() -> None:
     source = written("true", "came | other")
     assert "const bool came_1 = came | other;" in source
-    assert "auto after = (int32_t(lane) < dev::lanes_if(came_1, lanes)) ?" in source
+    assert "auto after = (dev::conditions<condition_t, BLOCK>.all(came_1)[lane] != 0) ?" in source
     assert "\n            came = came_1;" in source

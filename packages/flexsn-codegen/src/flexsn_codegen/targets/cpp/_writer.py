@@ -14,9 +14,10 @@ from flexsn_codegen._numbers import Number
 from flexsn_codegen._source import CoreSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Target
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
-from flexsn_graph import Port
+from flexsn_graph import Port, Role
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_GRADIENTS = (Role.GRAD_INPUT, Role.GRAD_STATE, Role.GRAD_LIFTED)  # written by backward scans
 _KNOWN = ("true", "false")  # values of flags that the source says
 
 
@@ -121,7 +122,7 @@ class CppWriter(KernelWriter):
 
     def _where(self, condition: str) -> str:
         """A condition that is the same for all lanes, as a loop over them can have it."""
-        return f"int32_t(lane) < dev::lanes_if({_scalar(condition)}, lanes)"
+        return f"dev::conditions<condition_t, BLOCK>.all({_scalar(condition)})[lane] != 0"
 
     # -- operands ------------------------------------------------------------------------------------------
 
@@ -319,11 +320,16 @@ class CppWriter(KernelWriter):
         signature = ",\n    ".join([*tensors, *(f"int64_t {size}" for size in self._sizes), "int64_t threads"])
         elements = self._elements
         work = f"{elements} * T" if "T" in self._sizes else elements
+        wide = "DEV_WIDE " if any(port.role in _GRADIENTS for port in self._params) else ""
+        conditions = ""
+        if "condition_t" in body:
+            names = ", ".join(f"{port.name}_t" for port in self._params)
+            conditions = f"    using condition_t = dev::condition_t<{names}>;\n"
         return f"""// {doc}
 template <int64_t BLOCK, {types}>
-static void {name}(
+{wide}static void {name}(
     {signature}) {{
-    const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
+{conditions}    const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
     const int64_t team = dev::team(threads, programs, {work});
     #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
     for (int64_t program = 0; program < programs; ++program) {{

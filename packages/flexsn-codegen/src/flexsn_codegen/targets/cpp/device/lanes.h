@@ -18,6 +18,15 @@
 #define DEV_LANES _Pragma("GCC ivdep")
 #endif
 
+// A kernel that computes so much for each element that vectors of 512 bits are worth it, which GCC does not prefer; where
+// memory is waited for, they are slower. Processors of before VBMI2 lower their clock for them.
+#if defined(__AVX512VBMI2__) && !defined(__clang__)
+#define DEV_512
+#define DEV_WIDE __attribute__((target("prefer-vector-width=512")))
+#else
+#define DEV_WIDE
+#endif
+
 // What is called from outside: it takes `number` integers.
 #define DEV_ENTRY(number)                                                                    \
     extern "C" __attribute__((visibility("default"))) const int64_t count = number;          \
@@ -58,9 +67,33 @@ static inline T number(int64_t low, int64_t high = 0) {
     }
 }
 
-// How many lanes compute what depends on a condition that is the same for all: `lane < lanes_if(...)` is a comparison of
-// vectors, where the condition itself would keep a loop from becoming one over vectors.
-static inline int32_t lanes_if(bool condition, int64_t lanes) { return int32_t(lanes) & -int32_t(condition); }
+// Of this type are conditions that loops over lanes read, in kernels with tensors of `Types`. GCC takes as many lanes at a
+// time as a vector has of the narrowest type: 32 of float, so that chains of results that wait for each other overlap.
+// Fewer where there are not the registers for it: of double, and of float16, whose conversions are long.
+#if defined(DEV_512)
+using narrow_t = int16_t;
+#else
+using narrow_t = int8_t;
+#endif
+template <typename... Types>
+using condition_t = std::conditional_t<
+    ((sizeof(Types) > 4) || ...), int32_t,
+    std::conditional_t<(std::is_same_v<Types, float16> || ...), int16_t, narrow_t>>;
+
+template <typename T, int64_t count>
+struct Conditions {
+    T values[2 * count];
+
+    constexpr Conditions() : values() {
+        for (int64_t i = count; i < 2 * count; ++i) values[i] = 1;
+    }
+    const T* all(bool condition) const { return values + (condition ? count : 0); }
+};
+
+// A condition that is the same for all lanes, `conditions<T, BLOCK>.all(...)[lane]`: by itself it would keep a loop from
+// becoming one over vectors.
+template <typename T, int64_t count>
+static constexpr Conditions<T, count> conditions;
 
 // Adds `i / inner % size * stride` for the elements `i` of a block: with two divisions, and not two for each.
 static inline void add_offsets(
