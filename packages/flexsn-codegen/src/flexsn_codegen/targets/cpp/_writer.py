@@ -129,6 +129,13 @@ class CppWriter(KernelWriter):
     def begin(self) -> None:
         pass
 
+    def add_once(self, core: CoreSource, numbers: Sequence[str]) -> list[str]:
+        if any(self._terms.values()):
+            # A loop of its own: not every processor has fast vectors of elements that are apart, and a loop with loads
+            # of such may not become one over vectors.
+            self._lanes = None
+        return super().add_once(core, numbers)
+
     def _declare(self, port: Port, terms: Sequence[tuple[str, str, str]] | None, *, strided_time: bool) -> None:
         self._times[port] = f"{port.name}_time" if strided_time else self._elements
         if terms is not None:
