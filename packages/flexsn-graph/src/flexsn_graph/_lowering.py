@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from flexsn_graph._decompositions import LEFT, TO_PRIMS
-from flexsn_graph._ops import VIEW_OPS, facts_of
+from flexsn_graph._ops import kept_ops
 from flexsn_graph._torch_private import (
     FakeTensorMode,
     Table,
@@ -17,7 +17,10 @@ from flexsn_graph._torch_private import (
 
 def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
     """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
-    return trace_again(module, mode, {op: d for op, d in table.items() if op not in VIEW_OPS and facts_of(op) is None})
+    applied = dict(table)  # of a thousand ops, none of which a copy asks for its hash
+    for op in kept_ops():
+        applied.pop(op, None)
+    return trace_again(module, mode, applied)
 
 
 def split_joint(

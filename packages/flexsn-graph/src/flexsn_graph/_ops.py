@@ -7,8 +7,9 @@ A target says how each of these ops is written: `flexsn_codegen.register_op`. Ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 
@@ -132,6 +133,11 @@ def facts_of(op: object) -> OpFacts | None:
 def known_ops() -> tuple[Op, ...]:
     """The ops that work element by element, sorted by name."""
     return tuple(sorted(_FACTS, key=str))
+
+
+def kept_ops() -> Iterator[Op]:
+    """The ops that are left as they are called: views, and those of which facts are known."""
+    return chain(VIEW_OPS, _FACTS)
 
 
 def is_pointwise(op: object) -> bool:

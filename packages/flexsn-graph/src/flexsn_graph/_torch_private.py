@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import linecache
 import logging
 import sys
 import threading
@@ -65,7 +64,13 @@ _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
 decomposition_table = private("torch._decomp", "decomposition_table", _NO_TRACE, default={})
-_sources = private("torch.fx.graph_module", "_loader.eval_cache", "torch keeps the source of every trace", default={})
+# Of a module that is no more than a graph, torch writes no Python, which it would keep.
+_lazy_graph_module = private(
+    "torch.fx._lazy_graph_module",
+    "_use_lazy_graph_module",
+    "torch keeps the source of every trace",
+    default=lambda should_use: nullcontext(),
+)
 _fake_results: dict[Any, Any] = private(
     "torch._subclasses.fake_tensor", "FakeTensorMode.cache", "torch keeps the result of every traced call", default={}
 )
@@ -323,17 +328,9 @@ def record(
     function: Callable[..., Sequence[Tensor]], arguments: Sequence[FakeTensor], mode: FakeTensorMode, table: Table
 ) -> fx.GraphModule:
     """Records `function(*arguments)` as ATen ops, as they are called; those in `table` decomposed."""
-    with mode, _keeping_locations():
+    with mode, _keeping_locations(), _lazy_graph_module(True):
         graph: fx.GraphModule = make_fx(function, decomposition_table=table)(*arguments)
-    return _without_source(graph)
-
-
-def _without_source(module: fx.GraphModule) -> fx.GraphModule:
-    """`module`, whose Python source torch does not keep: it would keep that of every trace for good."""
-    name = type(module).forward.__code__.co_filename
-    _sources.pop(name, None)
-    linecache.cache.pop(name, None)
-    return module
+    return graph
 
 
 @contextmanager
@@ -351,9 +348,9 @@ def trace_again(module: fx.GraphModule, mode: FakeTensorMode, table: Table) -> f
 
     arguments = [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
     functional = torch.func.functionalize(replay, remove="mutations")
-    with mode, _keeping_locations(), torch.no_grad():
+    with mode, _keeping_locations(), _lazy_graph_module(True), torch.no_grad():
         graph: fx.GraphModule = make_fx(functional, decomposition_table=table)(*arguments)
-    return _without_source(graph)
+    return graph
 
 
 def rounded(value: float, dtype: torch.dtype) -> float:
