@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
@@ -14,10 +15,14 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 # Inductor compiles in this process: a pool of compilers for each test process would be a crowd.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Nor does it try, by compilers and Pythons, which of the processor's vector instructions the compiler knows: all.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
 
+# Pytest listens to loggers that hand nothing on; while somebody listens, torch writes down all graphs of compilations.
+logging.getLogger("torch.__trace").propagate = True
 torch.set_num_threads(1)  # where something imported torch before this file
 
 HAS_GPU = torch.cuda.is_available()
