@@ -118,6 +118,12 @@ def interpreted() -> None:
         pytest.skip("kernels run on this machine's GPU; the interpreter is tested without one")
 
 
+@pytest.fixture
+def loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of what does not depend on who computes: neurons run as loops, as where there is no compiler."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+
 @pytest.fixture(scope="session")
 def compiler() -> None:
     """For tests that run kernels in C++: they need a compiler on the path."""

@@ -102,7 +102,7 @@ _GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of as
 _THREE_TERMS = (Adaptive, Synaptic, Transposed)
 
 
-@pytest.mark.long(all_but=["*LowRank*", "*Heads*"])
+@pytest.mark.long(all_but=["*LowRank*"])
 @cells
 def test_nothing_differs_where_every_sum_has_one_term(cell: type[Cell]) -> None:
     check_equal(cell, "triton")

@@ -73,7 +73,9 @@ ALIKE = {
     "constant_by_import_module", "default_of_a_helper", "argument_of_a_partial", "bound_method_of_an_object",
     "last_of_a_list", "list_inside_of_a_tuple", "ordered_dictionary", "default_dictionary", "values_of_a_dictionary",
     "number_in_bytes", "module_appended_to_a_list", "forward_of_a_class", "method_by_super", "attribute_of_an_element",
-    "property_replaced", "user_dictionary",
+    "property_replaced", "user_dictionary", "constant_of_a_module_by_getattr", "keyword_default", "number_in_an_array",
+    "list_of_ones_own", "closure_variable_of_a_function_inside", "attribute_over_a_class_default",
+    "method_added_to_a_class", "forward_pre_hook", "longer_list", "value_of_a_dictionary", "element_of_a_module_list",
 }
 OTHER_CHANGES = {("attribute_of_module", "tensor"), ("closure_variable", "tensor"), ("nested_dictionary", "function")}
 

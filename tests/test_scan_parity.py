@@ -61,8 +61,8 @@ def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tenso
 
 @pytest.mark.long(
     all_but=[
-        "seqs-1-alif", "seqs-2-alif", "seqs-15-plif_neuron", "final-7-if", "final-7-lif_soft_detached",
-        "final-7-plif_channel", "final-7-two_in_two_out", "final-7-izhikevich", "final-33-lif_hard",
+        "seqs-1-alif", "seqs-15-plif_neuron", "final-7-if", "final-7-lif_soft_detached", "final-7-two_in_two_out",
+        "final-7-izhikevich", "final-33-lif_hard",
     ]
 )
 @cases
@@ -78,7 +78,6 @@ def test_parity_in_the_interpreter(case: Case, steps: int, state_seqs: bool, int
         "final-7-two_in_two_out",
         "final-7-plif_channel",
         "seqs-33-lif_hard",
-        "final-7-lif_soft_detached",
     ]
 )
 @cases

@@ -58,9 +58,9 @@ CASES = [
 
 @pytest.mark.long(
     all_but=[
-        "h = x ? 1.0; h.fill_(c)-k", "h = x.masked_fill(x > 0, c)-k", "h = torch.where(x > 0, c, x)-k",
-        "h = x ? c-k", "h = x.clamp(min=c)-k", "h = torch.addcdiv(x, x, c)-k",
-        "h = w ? 1.0; h?1:?.fill_(c); h = h ? x-k", "h = w ? 1.0; h?h > 0? = c; h = h ? x-k",
+        "h = x.masked_fill(x > 0, c)-k", "h = torch.where(x > 0, c, x)-k", "h = x ? c-k",
+        "h = torch.addcdiv(x, x, c)-k", "h = w ? 1.0; h?1:?.fill_(c); h = h ? x-k",
+        "h = w ? 1.0; h?h > 0? = c; h = h ? x-k",
     ]
 )
 @pytest.mark.parametrize(("lines", "number"), CASES)

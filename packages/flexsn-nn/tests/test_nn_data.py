@@ -40,6 +40,7 @@ def gradients(net: nn.Module, value: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(value, list(net.parameters())))
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.long(all_but=["max", "last"])
 @pytest.mark.parametrize("reduction", REDUCTIONS)
 def test_a_sequence_in_a_batch_is_read_as_alone(reduction: str) -> None:

@@ -221,6 +221,7 @@ LEFT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("what", LEFT)
 def test_what_is_left_and_why(what: str) -> None:
     make, why = LEFT[what]

@@ -16,6 +16,8 @@ from flexsn_nn import (
     UnknownNameError,
 )
 
+pytestmark = pytest.mark.usefixtures("loops")  # that kernels compute the equations is another test's matter
+
 
 def test_refractory_neurons_rest() -> None:
     x = torch.full((10, 1), 5.0)

@@ -337,6 +337,7 @@ RANGES: list[tuple[nn.Module, tuple[int, int] | None]] = [
 ]
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("neuron", "spike_range"), RANGES)
 def test_what_neurons_give(neuron: nn.Module, spike_range: tuple[int, int] | None) -> None:
     assert neuron.spike_range == spike_range

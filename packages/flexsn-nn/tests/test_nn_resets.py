@@ -197,6 +197,7 @@ def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None
             assert torch.equal(got, wanted)
 
 
+@pytest.mark.usefixtures("loops")
 def test_gated_lif_has_a_conductance_per_step() -> None:
     neuron = GatedLIF(T=3)
     assert neuron.conduct.shape == (3,)

@@ -73,7 +73,9 @@ def test_gradients_go_through_the_states(backend: str) -> None:
         assert b[:4].any()
 
 
-@pytest.mark.parametrize("make", [LIF, QIF, lambda **o: GatedLIF(init_linear_decay=0.1, **o)])
+@pytest.mark.parametrize(
+    "make", [LIF, QIF, pytest.param(lambda **o: GatedLIF(init_linear_decay=0.1, **o), marks=pytest.mark.long)]
+)
 def test_single_steps(make: Any) -> None:
     neuron = make(step_mode="s").to(DEVICE)
     x = draw(5, *STEP) + 0.5

@@ -114,7 +114,7 @@ def sources_of_training(steps: int) -> list[str]:
     return [inspect.getsource(kernel.function.fn) for kernel in step._kernels.values()]
 
 
-@pytest.mark.long(all_but=["1", "5"])
+@pytest.mark.long(all_but=["5"])
 @pytest.mark.parametrize("steps", [1, 2, 5, 8])
 def test_a_short_sequence_is_one_chunk(steps: int) -> None:
     for source in sources_of_training(steps):
