@@ -414,29 +414,29 @@ def test_a_full_home_leaves_the_temporary_folder(tmp_path: Path, monkeypatch: py
     assert not [path for path in home.rglob("*") if path.is_file()]
 
 
-READ_ONLY = """
-import os, sys
-from pathlib import Path
-from flexsn_codegen import _cache
-_cache._require_triton = lambda: None
-os.setuid(12345)
-print(_cache.compile_triton_code_str("kernel = 1", "kernel"), _cache.cache_folder())
-"""
+def as_somebody_else(temporary: Path) -> None:
+    """In a child."""
+    os.environ.pop("FLEXSN_CACHE_DIR", None)
+    os.environ |= {"HOME": "/", "TMPDIR": str(temporary)}
+    tempfile.tempdir = None  # it was looked up for the parent
+    os.setuid(12345)
+    kernel = compile_triton_code_str("kernel = 1", "kernel")
+    (temporary / "said").write_text(f"{kernel} {cache_folder()}")
 
 
+@forks
 @pytest.mark.skipif(os.getuid() != 0, reason="needs an administrator, who can become somebody else")
-def test_somebody_without_a_home_of_their_own(tmp_path: Path) -> None:
+def test_somebody_without_a_home_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A real read-only home: a folder of the administrator's, seen by another user."""
     temporary = Path(tempfile.mkdtemp(dir="/tmp"))
     try:
         temporary.chmod(0o1777)
-        environment = {**os.environ, "HOME": "/", "TMPDIR": str(temporary)}
-        environment.pop("FLEXSN_CACHE_DIR", None)
-        environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-        done = subprocess.run(
-            [sys.executable, "-c", READ_ONLY], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.stdout == f"1 {temporary}/flexsn-12345\n", done.stderr
+        monkeypatch.setattr(cache, "_require_triton", lambda: None)
+        child = FORK.Process(target=as_somebody_else, args=(temporary,))
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+        assert (temporary / "said").read_text() == f"1 {temporary}/flexsn-12345"
     finally:
         shutil.rmtree(temporary)
 
