@@ -39,8 +39,20 @@ EXTRAS = {
 
 # They have tests of their own, with nothing but their package.
 ALONE = ["packages/flexsn-codegen/README.md", "packages/flexsn-hop/README.md"]
-# Documents whose neurons compile for half a minute: that waits for `--long`; without, they run as loops.
-MANY_KERNELS = ["docs/recurrent.md"]
+# Documents whose neurons compile for seconds to half a minute, and which are about something else: that waits for
+# `--long`; without, they run as loops.
+MANY_KERNELS = [
+    "docs/convert.md",
+    "docs/data-audio.md",
+    "docs/data-events.md",
+    "docs/data-images.md",
+    "docs/helpers.md",
+    "docs/metrics-and-blocks.md",
+    "docs/migrating.md",
+    "docs/nir.md",
+    "docs/recurrent.md",
+    "docs/training.md",
+]
 
 # Documents about what one version of torch does, which others may do otherwise.
 ABOUT = {"docs/why-not-torch-scan.md": "2.15"}
@@ -87,10 +99,10 @@ def test_examples_run(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     run_document(document, tmp_path, monkeypatch)
 
 
+@pytest.mark.usefixtures("loops")
 @one_thread()
 @pytest.mark.parametrize("document", MANY_KERNELS)
 def test_examples_run_without_a_compiler(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler")
     run_document(document, tmp_path, monkeypatch)
 
 

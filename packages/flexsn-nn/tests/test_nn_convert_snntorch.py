@@ -335,6 +335,7 @@ def test_recurrent_neurons_in_detail() -> None:
     assert convert(learned).model.V is weight
 
 
+@pytest.mark.usefixtures("loops")
 def test_states_by_name_and_none() -> None:
     theirs = snn.Synaptic(0.5, 0.8)
     ours: Any = convert(snn.Synaptic(0.5, 0.8)).model
@@ -363,6 +364,7 @@ def test_states_by_name_and_none() -> None:
     assert inside.mem.numel() == 0
 
 
+@pytest.mark.usefixtures("loops")
 def test_parameters_stay_the_objects_that_an_optimizer_has() -> None:
     net = Loop(snn.Leaky(0.6, learn_beta=True))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

@@ -408,6 +408,7 @@ def test_one_neuron_is_returned() -> None:
     assert [item.name for item in conversion.converted] == ["LIFNode"]
 
 
+@pytest.mark.usefixtures("loops")
 def test_spikingjellys_own_functions_reach_converted_neurons() -> None:
     net = mlp(maker("LIFNode"))
     theirs.reset_net(net)  # which remembers the modules that it found

@@ -16,6 +16,7 @@ from flexsn_nn import neuron
 MODULES = sorted(info.name for info in pkgutil.walk_packages(flexsn_nn.__path__, prefix="flexsn_nn.") if not info.ispkg)
 
 
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
     module = importlib.import_module(name)

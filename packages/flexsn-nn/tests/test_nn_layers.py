@@ -30,6 +30,8 @@ from flexsn_nn.layer import (
     ThresholdDependentBatchNorm3d,
 )
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 
 def draw(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -44,6 +44,7 @@ LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
         "<lambda>-shape0", "<lambda>-shape2", "<lambda>-shape5", "<lambda>-shape8", "<lambda>-shape9",
     ]
 )
+@pytest.mark.usefixtures("loops")
 @pytest.mark.parametrize(("make", "shape"), LAYERS)
 def test_single_steps_are_not_folded(make: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)

@@ -29,7 +29,7 @@ from flexsn_nn._run_kernels import run_kernels
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.
-pytestmark = pytest.mark.usefixtures("interpreted")
+pytestmark = pytest.mark.usefixtures("interpreted", "loops")
 
 BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "triton"])
 
@@ -197,7 +197,6 @@ def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None
             assert torch.equal(got, wanted)
 
 
-@pytest.mark.usefixtures("loops")
 def test_gated_lif_has_a_conductance_per_step() -> None:
     neuron = GatedLIF(T=3)
     assert neuron.conduct.shape == (3,)

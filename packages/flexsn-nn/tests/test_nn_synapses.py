@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from flexsn_nn import IF, LIF, OverTime, ParameterError, UnknownNameError, functional
 from flexsn_nn.monitor import RateMonitor, SynapseMonitor, SynapticOperations
 
+pytestmark = pytest.mark.usefixtures("loops")
+
 T, B = 4, 2
 LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "linear": (nn.Linear(5, 3), (5,)),
