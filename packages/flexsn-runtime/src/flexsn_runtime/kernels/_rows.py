@@ -14,7 +14,7 @@ from typing import NamedTuple
 from flexsn_graph import LiftedLayout
 from flexsn_runtime._availability import triton_interpreted
 
-# More rows save little more. With fewer programs, a GPU like the H200 would not be full; then it is better to write more.
+# More rows save little more. With fewer programs, a GPU like the H200 would not be full: better to write more then.
 _MOST = 16
 _FEWEST_PROGRAMS = 1024
 
