@@ -88,3 +88,21 @@ def test_gradients(shape: tuple[int, ...], captured: tuple[int, ...]) -> None:
     for first, second, other in zip(*results, wanted, strict=True):
         assert torch.equal(first, second)
         assert (first - other).abs().max() <= 1e-5 * math.sqrt(x.numel() / other.numel())
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_an_input_of_one_number_a_step(wanted: bool) -> None:
+    """Its gradient is a sum over all programs at each step: if it is wanted, no rows are walked."""
+    gain = random(2, seed=1).requires_grad_()
+    x, v = random(STEPS, 700, 2, seed=2), random(700, 2, seed=4)
+    one = random(STEPS, 1, 1, seed=3).requires_grad_(wanted)
+
+    def core(x: Tensor, one: Tensor, v: Tensor) -> Any:
+        return soft_lif(x * gain + one, v)
+
+    leaves = [gain, one] if wanted else [gain]
+    step, arguments = prepare(PointwiseProgram(core, 2, 1, 1), (x, one, v))
+    found = torch.autograd.grad(scan(step, arguments, state_seqs=False)[0].sum(), leaves)
+    for gradient, other in zip(found, torch.autograd.grad(loop(core, 1, [x, one], [v])[0].sum(), leaves), strict=True):
+        assert (gradient - other).abs().max() <= 1e-5 * math.sqrt(x.numel() / other.numel())
+    assert any("ROWS" in kernel.sizes for kernel in step._kernels.values()) == (not wanted and DEVICE.type == "cpu")

@@ -72,7 +72,7 @@ class BackwardSpec:
         rows: each program walks the rows of the step, one after the other, and adds up over them what it writes of the
             gradients of lifted tensors, which are the same for all rows; the target must have `rows`. The kernel takes
             the integers ``"ROWS"`` and ``"ROW"``, the elements of a row; of the last row there may be fewer. No input's
-            gradient can be summed then.
+            gradient that is written can be summed then.
         flags: those that the VJP takes.
         strided: layouts of what the forward kept, of the gradients that come in, and of those that are written; what
             is not in it is dense.

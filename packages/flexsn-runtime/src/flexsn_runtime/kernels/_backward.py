@@ -117,7 +117,8 @@ class BackwardScan:
         read_by = {i: form.order.layout(layout) for i, layout in layouts.items()}
         cut = None
         by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
-        if source.target.rows and by_element and not any(summed_inputs):
+        by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
+        if source.target.rows and by_element and not by_step:
             narrow = replace(config, block=fewer_elements(config.block, config.num_warps))
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
