@@ -15,8 +15,6 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 # Inductor compiles in this process: a pool of compilers for each test process would be a crowd.
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-# Nor does it try, by compilers and Pythons, which of the processor's vector instructions the compiler knows: all.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
