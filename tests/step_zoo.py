@@ -268,7 +268,7 @@ def _alpha(spike: Spike, alpha: Tensor) -> Core:
     return core
 
 
-@_step(parameters=(False,))
+@_step(parameters=(False,), functions=True)
 def _lapicque(spike: Spike, beta: Tensor) -> Core:
     """The form with resistance and capacity."""
 
