@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import importlib.metadata
-import importlib.util
 import math
 import os
 import statistics
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import torch
 from measure import publish, table, where
+from peer_neurons import SnnTorchLeaky, has
 from torch import Tensor, nn
 
 from flexsn_nn import ALIF, IF, LIF, FlexSN, Izhikevich
@@ -108,7 +108,7 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
     """A training step of LIF in the libraries that are there."""
     found: dict[str, Run] = {}
     leaf = x.clone().requires_grad_()
-    if importlib.util.find_spec("spikingjelly"):
+    if has("spikingjelly"):
         from spikingjelly.activation_based import functional, neuron, surrogate
 
         jelly = neuron.LIFNode(step_mode="m", surrogate_function=surrogate.ATan())
@@ -119,19 +119,15 @@ def peers(x: Tensor, weight: Tensor) -> dict[str, Run]:
             jelly(leaf).backward(weight)
 
         found["SpikingJelly `LIFNode`"] = spikingjelly
-    if importlib.util.find_spec("snntorch"):
-        leaky = importlib.import_module("snntorch").Leaky(beta=0.5)
+    if has("snntorch"):
+        leaky = SnnTorchLeaky()
 
         def snn() -> None:
             leaf.grad = None
-            membrane, outputs = leaky.reset_mem(), []
-            for step in leaf:
-                spikes, membrane = leaky(step, membrane)
-                outputs.append(spikes)
-            torch.stack(outputs).backward(weight)
+            leaky(leaf).backward(weight)
 
         found["snnTorch `Leaky`"] = snn
-    if importlib.util.find_spec("norse"):
+    if has("norse"):
         cells = importlib.import_module("norse.torch").LIF()
 
         def norse_lif() -> None:

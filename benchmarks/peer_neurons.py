@@ -41,7 +41,7 @@ class SnnTorchLeaky(nn.Module):
         self.leaky: nn.Module = importlib.import_module("snntorch").Leaky(beta=0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        spikes, membrane = [], torch.zeros_like(x[0])
+        spikes, membrane = [], self.leaky.reset_mem()  # type: ignore[operator]
         for frame in x:
             spike, membrane = self.leaky(frame, membrane)
             spikes.append(spike)

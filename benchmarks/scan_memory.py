@@ -12,13 +12,13 @@ allocated between forward and backward, and `peak` the most that is allocated du
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from measure import publish, table, where
+from peer_neurons import has
 from scan_models import MODELS, Work
 from scan_peers import PEERS, Forward, loop
 from torch import Tensor
@@ -46,7 +46,7 @@ def bytes_per_element(forward: Forward, x: Tensor, grad: Tensor) -> tuple[float,
 def available(peers: Path) -> list[tuple[str, Callable[[], Forward]]]:
     """The peers that can be imported."""
     sys.path.append(str(peers / "sj2"))
-    if importlib.util.find_spec("spikingjelly") is None:
+    if not has("spikingjelly"):
         return []
     return [(name, PEERS[name].make) for name in PEER_NAMES]
 
