@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Specialization
+from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Specialization, launcher_in_words
 
 
 def kernels(program: ScanProgram) -> list[str]:
@@ -17,6 +17,12 @@ def kernels(program: ScanProgram) -> list[str]:
         for step in program.specializations
         if step.kernel_names
     ]
+
+
+def launchers(program: ScanProgram) -> list[str]:
+    """What makes the launches of training, of steps that were compiled."""
+    devices = {step.device: None for step in program.specializations if isinstance(step, Specialization)}
+    return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
 
 _PHASES = {

@@ -28,7 +28,7 @@ from flexsn_nn._backends import (
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
-from flexsn_nn._explain import constants, kernels, products, traffic
+from flexsn_nn._explain import constants, kernels, launchers, products, traffic
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
@@ -399,7 +399,7 @@ class FlexSN(nn.Module):
         launched = any(choice.backend in COMPILED for (_, inside), choice in self._choices.items() if not inside)
         counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
-        lines += [*kernels(program), *products(program), *constants(program)]
+        lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
             states = None if self._kernels_start_alike(given) and not counting else self._initial(given)

@@ -44,6 +44,7 @@ from flexsn_runtime.errors import (
     DoubleBackwardError,
     DtypeError,
     GaveUpError,
+    LauncherError,
     LayoutError,
     ResidualsError,
     ShapeError,
@@ -56,6 +57,7 @@ from flexsn_runtime.errors import (
     UnsupportedScanError,
 )
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
+from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.program._arguments import prepare
@@ -82,6 +84,7 @@ __all__ = [
     "KernelLowering",
     "LaunchConfig",
     "LaunchPlan",
+    "LauncherError",
     "LayoutError",
     "Phase",
     "PointwiseProgram",
@@ -118,6 +121,7 @@ __all__ = [
     "flexsn_inference_final_state",
     "flexsn_kernel_registry_info",
     "get_flexsn_kernel_handle",
+    "launcher_in_words",
     "prepare",
     "register_flexsn_kernel_handle",
     "release_active_flexsn_kernel_handle",

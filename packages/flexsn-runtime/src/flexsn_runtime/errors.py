@@ -7,6 +7,10 @@ class BackendUnavailableError(RuntimeError):
     """Compiled kernels cannot run here."""
 
 
+class LauncherError(ValueError):
+    """`FLEXSN_LAUNCHER` says something that it may not say."""
+
+
 class DeviceError(RuntimeError):
     """Tensors are on several devices, or on one without compiled kernels."""
 

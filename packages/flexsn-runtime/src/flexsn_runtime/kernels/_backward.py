@@ -15,7 +15,9 @@ from flexsn_codegen import BackwardSpec
 from flexsn_graph import Port, Presence, Residuals, Role
 from flexsn_runtime.kernels._rows import fewer_elements, rows
 from flexsn_runtime.kernels._sums import LiftedGradient, input_gradient
+from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._launches import Launch, launch
+from flexsn_runtime.launches._sum import PlainSum
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.operands._order import in_order, strides_like, unusual_order
@@ -210,7 +212,8 @@ class BackwardScan:
             *gradient_params,
             *_params(Role.GRAD_LIFTED, wanted_lifted),
         ]
-        self._in_order = picker([places.index(param) for param in kernel.params])
+        self._places = [places.index(param) for param in kernel.params]
+        self._in_order = picker(self._places)
         # Those whose gradients the kernel writes in another shape than theirs.
         self._broadcast = {i: unusual_order(x) for i, x in enumerate(arguments.inputs) if x.shape != full}
         if cut is not None:
@@ -249,6 +252,31 @@ class BackwardScan:
             assert lifted is not None
             gradients[i] = sums(written, lifted)
         return gradients
+
+    def plain_sums(self, given: Sequence[Tensor | None]) -> dict[int, PlainSum] | None:
+        """What `gradients` sums up behind the kernel, by gradient; `None`: it does more with some than to sum them."""
+        sums = {i: one.plain(tensor) for i, one in self._sums.items() if (tensor := given[i]) is not None}
+        plain = {i: one for i, one in sums.items() if one is not None}
+        return plain if len(plain) == len(sums) and not self._broadcast else None
+
+    def copies(self, given: Sequence[Tensor | None]) -> dict[int, Tensor]:
+        """Of incoming gradients that are copied first: tensors like the copies, without memory."""
+        found = {}
+        for place, strides in self._copied.items():
+            gradient = given[place]
+            assert gradient is not None
+            found[place] = torch.empty_strided(gradient.shape, strides, dtype=gradient.dtype, device="meta")
+        return found
+
+    def by_address(self) -> ByAddress | None:
+        """How `gradients` launches, as `ForwardScan.by_address`."""
+        if self._launch is None or not self._all_flow or self._moves:
+            return None
+        written = [
+            None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device="meta")
+            for one in self._written
+        ]
+        return ByAddress.of(self._launch, self._places, written, self._device)
 
     def gradients(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
         """As `run`; but where no gradient flows, there is none, as in the loop."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flexsn_codegen import WORD, ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
+from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
@@ -126,7 +127,8 @@ class ForwardScan:
         assert not bits or config.block % WORD == 0, "a word belongs to one program"
         kernel = step.forward_kernel(spec, residuals)
         places = [*operands.params, *(param for param, *_ in self._written)]
-        self._in_order = picker([places.index(param) for param in kernel.params])
+        self._places = [places.index(param) for param in kernel.params]
+        self._in_order = picker(self._places)
         self._moves = operands.moves
         integers = operands.sizes | step.core(residuals).integers
         self._launch = launch(kernel, integers, config, arguments.device)
@@ -163,6 +165,12 @@ class ForwardScan:
     def is_compiled(self) -> bool:
         """Whether there is nothing to compile any more."""
         return self._launch is None or self._launch.is_compiled
+
+    def by_address(self) -> ByAddress | None:
+        """How `run` launches, for who does it in its place; `None`: more is done than allocating and launching."""
+        if self._launch is None or self._moves:
+            return None
+        return ByAddress.of(self._launch, self._places, self.results(), self._device)
 
     def results(self) -> list[Tensor]:
         """Tensors like those that `run` returns, without memory."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from flexsn_graph import LiftedLayout
+from flexsn_runtime.launches._sum import PlainSum, Sum
 from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._order import in_order, unusual_order
 
@@ -31,7 +32,7 @@ class LiftedGradient:
         if layout is None:
             return
         self._shape: tuple[int, ...] = (1,) * len(layout.strides)
-        self._sum: Callable[[Tensor], Tensor] = Tensor.sum
+        self._sum = Sum(((None, ()),))
         if not by_program:
             dims = [d for d, stride in enumerate(layout.strides) if stride == 0 and written[d] > 1]
             self._shape = tuple(1 if d in dims else size for d, size in enumerate(written))
@@ -63,30 +64,37 @@ class LiftedGradient:
         return ordered
 
 
+    def plain(self, tensor: Tensor) -> PlainSum | None:
+        """The same where it is nothing else than a sum; `None`: it is more."""
+        if self._layout is None or not self._all_in_order or self._order is not None:
+            return None
+        return PlainSum(self._sum, tuple(tensor.shape), tensor.dtype)
+
+
 # On an H200, torch sums the columns of a large matrix three times as fast if they are 2048 as if they are 128.
 _COLUMNS = 2048
 _LARGE = 2**20  # elements
 
 
-def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
+def sum_over(shape: Sequence[int], dims: Sequence[int]) -> Sum:
     """The elements of `tensor.sum(dims)`, in order and in any shape, of a contiguous tensor; of no dimensions, its own.
 
     Args:
         shape: the tensor's.
     """
     if not dims:
-        return lambda tensor: tensor
+        return Sum(())
     count, summed = len(dims), tuple(dims)
     if summed != tuple(range(count)):
-        return lambda tensor: tensor.sum(summed)
+        return Sum(((None, summed),))
     rows, columns = math.prod(shape[:count]), math.prod(shape[count:])
     # What a compiler has symbols for, it lays out itself.
     beside = 1
     if isinstance(rows, int) and isinstance(columns, int) and rows * columns >= _LARGE and columns < _COLUMNS:
         beside = math.gcd(rows, _COLUMNS // columns)
     if beside != 1:
-        return lambda tensor: tensor.view(-1, beside * columns).sum(0).view(beside, columns).sum(0)
-    return (lambda tensor: tensor.sum(0)) if count == 1 else lambda tensor: tensor.view(-1, columns).sum(0)
+        return Sum((((-1, beside * columns), (0,)), ((beside, columns), (0,))))
+    return Sum(((None if count == 1 else (-1, columns), (0,)),))
 
 
 def input_gradient(gradient: Tensor | None, tensor: Tensor | None, by_program: bool) -> Tensor | None:

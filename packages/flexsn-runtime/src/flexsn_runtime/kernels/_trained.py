@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from flexsn_runtime._torch_private import is_batched
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._backward import BackwardScan
+from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
+from flexsn_runtime.native import NativeScan, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments, same_layout
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -26,6 +30,7 @@ class TrainedScan:
         first_kept: where in the result of `run` begins what is for the backward.
         first_bits: where before that begin the bits of outputs; no gradient comes to those.
         fixed: which of the results before `first_kept` no gradient flows through.
+        native: what runs it without Python, once the compiled launcher is there and a backward was run.
     """
 
     def __init__(
@@ -44,6 +49,11 @@ class TrainedScan:
         self.fixed = (*(i for i, one in enumerate(flows) if not one), *bits)
         # The backward scan that ran last, and for what. In one object: threads may share this.
         self._latest: tuple[tuple[bool, ...], Callable[[Sequence[Tensor | None]], bool], BackwardScan] | None = None
+        self.native: NativeScan | None = None
+        self._there = [t is not None for t in arguments.all]
+        self._device = arguments.device
+        self._followed: BackwardScan | None = None  # what `native` was told
+        self._backwards = 0
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Scans `[*inputs, *states, *lifted]` forward; as `ForwardScan.run`."""
@@ -61,20 +71,75 @@ class TrainedScan:
         self.run = self.forward.run  # type: ignore[method-assign, assignment]  # nothing is to be compiled any more
         return written
 
-    def backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
-        """What scans backward over these; as `backward_scan`.
+    def reads_hold(self) -> bool:
+        """Whether what backward formulas read is there still."""
+        return self.step.trace.reads.holds_for_backward()
+
+    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
+        """Scans backward; of each that is needed its gradient, where one flows.
 
         Args:
-            needed: whether the gradient of this is asked for, which has none, and then, as `wanted`.
+            tensors: `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs, *grad_states]`.
+            needed: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
+
+        Raises:
+            TransformError: several gradients come at once.
         """
+        if not self.reads_hold():
+            self.step.check_backward()
+        needed = tuple(needed)
+        try:
+            backward = self._backward(tensors, needed)
+        except RuntimeError:
+            if not any(map(is_batched, tensors)):
+                raise
+            raise several_at_once() from None
+        if torch.is_grad_enabled():  # `create_graph`
+            with torch.no_grad():
+                found = backward.gradients(tensors)
+            return refuse_double_backward(found, tensors)
+        gradients = backward.gradients(tensors)
+        self._backwards += 1
+        if backward is not self._followed:
+            self._hand_over(tensors, needed, backward)
+        return gradients
+
+    def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
+        """What scans backward over these."""
         latest = self._latest
         if latest is not None and needed == latest[0] and latest[1](tensors):
             return latest[2]
         scan = backward_scan(
-            self.step, tensors, needed[1:], state_seqs=self._state_seqs, residuals=self._residuals
+            self.step, tensors, needed, state_seqs=self._state_seqs, residuals=self._residuals
         )
         self._latest = needed, same_layout(tensors), scan
         return scan
+
+    def _hand_over(
+        self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...], backward: BackwardScan
+    ) -> None:
+        """From now on, the compiled launcher makes calls like this one, if it is there and can."""
+        module = compiled_launcher(self._device, self._backwards)
+        if module is None:
+            return
+        self._followed = backward
+        forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
+        if forward_launch is None or backward_launch is None:
+            return
+        sums = backward.plain_sums(tensors)
+        if sums is None:
+            return
+        native = self.native or NativeScan(
+            module,
+            self,
+            self._there,
+            forward_launch,
+            first_bits=self.first_bits,
+            first_kept=self.first_kept,
+            fixed=self.fixed,
+        )
+        native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums)
+        self.native = native
 
 
 def trained_scan(

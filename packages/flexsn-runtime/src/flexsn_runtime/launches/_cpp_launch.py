@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_codegen.targets.cpp import CppKernel, Program
 from flexsn_runtime.launches import _large_memory
+from flexsn_runtime.launches._entry import Entry, unwatched
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.step._specialization import CompiledKernel
 
@@ -38,7 +39,7 @@ class CppLaunch:
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
         self._block = config.block
         self._fast_math = kernel.options["enable_fp_fusion"]
-        self._run: Callable[[Sequence[int]], None] | None = None
+        self._run: Program | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -55,6 +56,11 @@ class CppLaunch:
             self.compile(tensors)
             assert self._run is not None
         launch_program(self._run, tensors, self._numbers)
+
+    def entry(self) -> Entry | None:
+        """How it is launched by its address; `None`: it is not compiled."""
+        run = self._run
+        return None if run is None else Entry(run.address, self._numbers, 1, 1, 0, run, unwatched)
 
     def at(self, example: Sequence[Tensor], addresses: Sequence[Sequence[int]]) -> Callable[[int], None]:
         """What launches for one of several sets of tensors, by its number.

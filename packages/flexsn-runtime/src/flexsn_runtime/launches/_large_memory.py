@@ -36,11 +36,21 @@ def allocator(
 ) -> Callable[[], Tensor]:
     """`torch.empty_strided` of these; the storage of a large tensor on the CPU cannot be resized."""
     small = partial(torch.empty_strided, shape, strides, dtype=dtype, device=device)
-    if _POSSIBLE and device.type == "cpu" and 0 not in shape:
-        count = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        if count * dtype.itemsize >= LARGE:
-            return partial(_large, -(-count * dtype.itemsize // _HUGE_PAGE) * _HUGE_PAGE, small)
+    size = _bytes(shape, strides, dtype)
+    if device.type == "cpu" and is_large(shape, strides, dtype):
+        return partial(_large, -(-size // _HUGE_PAGE) * _HUGE_PAGE, small)
     return small
+
+
+def is_large(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> bool:
+    """Whether a result on the CPU lies in memory of ours."""
+    return _POSSIBLE and _bytes(shape, strides, dtype) >= LARGE
+
+
+def _bytes(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> int:
+    if 0 in shape:
+        return 0
+    return dtype.itemsize * (1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
 
 
 def _large(size: int, small: partial[Tensor]) -> Tensor:

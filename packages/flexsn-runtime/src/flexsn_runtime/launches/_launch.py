@@ -11,8 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import launcher
+from flexsn_codegen.targets.triton import entry, launcher
 from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.step._specialization import CompiledKernel
 
@@ -57,10 +58,15 @@ class Launch:
         self._device = device
         # Once it is compiled: without Triton's search for the binary that fits the arguments.
         self._again: Callable[[Sequence[Tensor]], None] | None = None
+        self._entry: Entry | None = None
 
     @property
     def is_compiled(self) -> bool:
         return self._again is not None or triton_interpreted()
+
+    def entry(self) -> Entry | None:
+        """How it is launched by its address; `None`: it has not been launched, or cannot be that way."""
+        return self._entry
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors like these, of which dtypes and alignment count, without launching."""
@@ -84,7 +90,13 @@ class Launch:
             with on_device(self._device):
                 compiled = self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block, **self._options)
             if compiled is not None:
-                self._again = launcher(compiled, self._grid, (*self._numbers, self._block), self._device)
+                numbers = (*self._numbers, self._block)
+                self._again = launcher(compiled, self._grid, numbers, self._device)
+                told = entry(compiled, numbers)
+                if told is not None:
+                    self._entry = Entry(
+                        told.function, told.numbers, self.programs, told.threads, told.shared, compiled, told.hooks
+                    )
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_runtime.launches._cpp_launch import CppLaunch
 from flexsn_runtime.launches._cpp_op import RecordedCpp, RecordedCppLaunch
+from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.launches._launch import Launch as TritonLaunch
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.step._specialization import CompiledKernel
@@ -27,6 +28,9 @@ class Launch(Protocol):
         self, shape: Sequence[int], strides: Sequence[int], *, dtype: torch.dtype, device: torch.device
     ) -> Callable[[], Tensor]:
         """What allocates a tensor that it writes, for each call another one."""
+
+    def entry(self) -> Entry | None:
+        """How it is launched by its address, without Python; `None`: it cannot be, or not yet."""
 
     def compile(self, tensors: Sequence[Tensor]) -> None:
         """Compiles for tensors like these in dtype and alignment, without launching."""

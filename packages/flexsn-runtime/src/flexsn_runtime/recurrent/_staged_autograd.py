@@ -13,7 +13,8 @@ from torch import Tensor
 from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
-from flexsn_runtime.kernels._autograd import not_differentiable, refuse_double_backward, scan_pointwise, several_at_once
+from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
+from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._layout import contiguous_strides

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -67,9 +68,7 @@ def load(source: str) -> ctypes.CDLL:
         CompilationError: it refuses the source.
         CacheFolderError: see `cache_folder`.
     """
-    why = why_no_compiler()
-    if why is not None:
-        raise CompilerMissingError(why)
+    compiler()
     digest = hashlib.sha256(f"{_environment()}\n{source}".encode()).hexdigest()[:32]
     with _locks.setdefault(digest, threading.Lock()):
         library = _loaded.get(digest)
@@ -80,9 +79,6 @@ def load(source: str) -> ctypes.CDLL:
 
 def library_of(source: str) -> bytes:
     """The library of a source, as a file's content, compiled anew. Raises as `load` does."""
-    why = why_no_compiler()
-    if why is not None:
-        raise CompilerMissingError(why)
     return _compiled(source)
 
 
@@ -114,8 +110,25 @@ def _close(handle: int) -> None:
 
 
 def _compiled(source: str) -> bytes:
+    with in_a_folder() as folder:
+        text, compiled, library = (folder / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
+        text.write_text(source, encoding="utf-8")
+        command = compiler()
+        run_compiler([*command, *FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
+        run_compiler([*command, "-shared", *_link(), str(compiled), "-o", str(library)])
+        return library.read_bytes()
+
+
+@contextlib.contextmanager
+def in_a_folder() -> Iterator[Path]:
+    """A folder to compile in, while this lasts.
+
+    Raises:
+        CacheFolderError: there is no room for it.
+    """
     try:
-        return _compiled_in_a_folder(source)
+        with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
+            yield Path(folder)
     except OSError as error:
         raise _no_room(str(error)) from error
 
@@ -127,16 +140,16 @@ def _no_room(what: str) -> CacheFolderError:
     )
 
 
-def _compiled_in_a_folder(source: str) -> bytes:
-    with tempfile.TemporaryDirectory(prefix="flexsn-") as folder:
-        text, compiled, library = (Path(folder) / f"kernel.{kind}" for kind in ("cpp", "o", "so"))
-        text.write_text(source, encoding="utf-8")
-        _run([*_command(), *FLAGS, *_openmp(), *_include(source), "-c", str(text), "-o", str(compiled)])
-        _run([*_command(), "-shared", *_link(), str(compiled), "-o", str(library)])
-        return library.read_bytes()
+def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> None:
+    """Runs it.
 
+    Args:
+        what: it compiles, for the error.
 
-def _run(command: list[str]) -> None:
+    Raises:
+        CompilationError: it refuses the source.
+        CacheFolderError: the disk is full.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
@@ -146,14 +159,20 @@ def _run(command: list[str]) -> None:
         if "-lomp" in done.stderr:
             remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler refuses a generated kernel. {remedy}\n"
+            f"the C++ compiler refuses {what}. {remedy}\n"
             f"{shlex.join(command)}\n{done.stderr[:4000]}"
         )
 
 
-def _command() -> list[str]:
+def compiler() -> list[str]:
+    """The command of the C++ compiler.
+
+    Raises:
+        CompilerMissingError: there is none.
+    """
     command = _compiler()
-    assert command is not None
+    if command is None:
+        raise CompilerMissingError(why_no_compiler())
     return command
 
 
@@ -184,7 +203,7 @@ def _link() -> tuple[str, ...]:
     """
     if sys.platform == "darwin":
         return ("-undefined", "dynamic_lookup")
-    called = "__kmpc_fork_call" if _is_clang(tuple(_command())) else "GOMP_parallel"
+    called = "__kmpc_fork_call" if _is_clang(tuple(compiler())) else "GOMP_parallel"
     return () if hasattr(ctypes.CDLL(None), called) else ("-fopenmp",)
 
 
@@ -198,7 +217,7 @@ def _include(source: str) -> list[str]:
 
 def _environment() -> str:
     """What compiled code depends on besides its source: the compiler, the machine's instructions, our headers."""
-    return _environment_of(tuple(_command()))
+    return _environment_of(tuple(compiler()))
 
 
 @functools.cache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,6 @@ import torch
 from flexsn_codegen._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
-
-Run = Callable[[Sequence[int]], None]
 
 # Products and sums in one instruction, and one reciprocal for several divisions. NaN and infinity stay what they are,
 # and sums keep their order: the functions in `device/` depend on it.
@@ -40,10 +38,11 @@ class CppKernel:
         pointers = [f"const {port.name}_t* " in source.source for port in source.params]
         self.first_written = sum(pointers)
         assert all(pointers[: self.first_written]), "what is written comes last"
-        self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Run] = {}  # open as long as this kernel is there
+        # Open as long as this kernel is there.
+        self._runs: dict[tuple[tuple[torch.dtype, ...], int, bool], Program] = {}
         self._texts: dict[tuple[tuple[torch.dtype, ...], int, bool], str] = {}
 
-    def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Run:
+    def compiled(self, dtypes: tuple[torch.dtype, ...], block: int, *, fast_math: bool = False) -> Program:
         """What launches it: a function of the tensors' addresses, the sizes, and the largest number of threads: as many
         are used as are worth it; 0: at most those that OpenMP says.
 
@@ -80,7 +79,7 @@ class CppKernel:
         return f"{special}{source.source}\nDEV_ENTRY({len(tensors) + len(numbers)}) {{\n    {call}\n}}\n"
 
 
-def program(text: str) -> Run:
+def program(text: str) -> Program:
     """What launches a program, compiled unless it has been; its library is closed when nobody has it any more.
 
     Args:
@@ -95,11 +94,13 @@ def program(text: str) -> Run:
     if run is None:
         library = load(text)
         count = ctypes.c_int64.in_dll(library, "count").value
-        run = _programs[text] = _Program(library["run"], count)
+        run = _programs[text] = Program(library["run"], count)
     return run
 
 
-class _Program:
+class Program:
+    """What launches a program: called with the arguments of its entry, addresses and integers."""
+
     __slots__ = ("__weakref__", "_function", "_pack")  # the function keeps its library open
 
     def __init__(self, function: Any, count: int) -> None:
@@ -110,5 +111,10 @@ class _Program:
     def __call__(self, arguments: Sequence[int]) -> None:
         self._function(self._pack(*arguments))
 
+    @property
+    def address(self) -> int:
+        """Of a function that takes a pointer to the arguments, while this is there."""
+        return ctypes.cast(self._function, ctypes.c_void_p).value or 0
 
-_programs: weakref.WeakValueDictionary[str, _Program] = weakref.WeakValueDictionary()
+
+_programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()

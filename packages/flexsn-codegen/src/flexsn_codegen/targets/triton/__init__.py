@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from flexsn_codegen.targets.triton._launcher import launcher
+from flexsn_codegen.targets.triton._launcher import Entry, entry, launcher
 from flexsn_codegen.targets.triton._offline import OfflineJob, ResourceUse, compile_offline
 from flexsn_codegen.targets.triton._target import TRITON, Triton
 
-__all__ = ["TRITON", "OfflineJob", "ResourceUse", "Triton", "compile_offline", "launcher"]
+__all__ = ["TRITON", "Entry", "OfflineJob", "ResourceUse", "Triton", "compile_offline", "entry", "launcher"]

@@ -3,9 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the CUDA driver needs to launch a compiled kernel.
+
+    Attributes:
+        function: a `CUfunction`.
+        threads: of a program.
+        shared: bytes of shared memory of a program, beside what the kernel declares.
+        numbers: the arguments behind the tensors, each of at most 8 bytes.
+        hooks: whether profilers want to be told of launches now, which whoever launches by himself would not do.
+    """
+
+    function: int
+    threads: int
+    shared: int
+    numbers: tuple[int, ...]
+    hooks: Callable[[], bool]
 
 
 def launcher(
@@ -26,3 +46,18 @@ def launcher(
     from flexsn_codegen.targets.triton import _triton_private  # imports triton, which need not be there
 
     return _triton_private.launcher(compiled, grid, numbers, device)
+
+
+def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
+    """How to launch a compiled kernel without Python, on an NVIDIA GPU.
+
+    Args:
+        compiled, numbers: as for `launcher`.
+
+    Returns:
+        `None` for a kernel that takes more than tensors and integers, or is launched in a way of its own, and where
+        this version of Triton does not tell.
+    """
+    from flexsn_codegen.targets.triton import _triton_private
+
+    return _triton_private.entry(compiled, numbers)

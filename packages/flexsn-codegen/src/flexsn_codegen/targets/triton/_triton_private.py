@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from flexsn_codegen.targets.triton._launcher import Entry
 from flexsn_graph.versions import UnsupportedVersionWarning, expect, installed, lacking, needed, private, say_if_newer
 
 say_if_newer("triton")
@@ -46,6 +47,12 @@ expect(_DRIVER, ["driver"], _NO_LAUNCH)
 expect("triton", ["knobs"], _NO_LAUNCH)
 expect(_COMPILER, _LAUNCHER, "calls of compiled kernels take longer")
 _short = not lacking(_COMPILER, _LAUNCHER)
+# What a launch may have beside a grid, threads and shared memory, as it is where it has not.
+_USUAL = {"launch_cooperative_grid": False, "launch_pdl": False, "num_ctas": 1}
+# Behind its own arguments, each kernel takes pointers to memory that Triton allocates: ours ask for none.
+_SCRATCH = {"global_scratch_size": 0, "profile_scratch_size": 0}
+_INTEGERS = ("i32", "u32", "i64", "u64")
+_told = _short and not lacking(_COMPILER, ["CompiledKernel.metadata", "CompiledKernel.src"])
 
 
 def array_of(x: Any) -> Any:
@@ -97,3 +104,31 @@ def launcher(
             run(x, y, z, stream, function, metadata, None, None, None, *tensors, *numbers)
 
     return launch
+
+
+def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
+    """As `targets.triton.entry`, which says what it is for."""
+    if not _told or torch.version.hip is not None:
+        return None
+    run, metadata = compiled.run, compiled.metadata
+    if any(getattr(run, name, None) != value for name, value in (_USUAL | _SCRATCH).items()):
+        return None
+    if getattr(run, "gsan_enabled", False):  # a sanitizer, which adds arguments of its own
+        return None
+    kinds = list(compiled.src.signature.values())
+    passed = []
+    for kind, number in zip(kinds[len(kinds) - len(numbers) :], numbers, strict=True):
+        if kind in _INTEGERS:
+            passed.append(number)
+        elif kind != "constexpr":
+            return None
+    if any(not str(kind).startswith("*") for kind in kinds[: len(kinds) - len(numbers)]):
+        return None
+    hooks = needed("triton", "knobs.runtime", _NO_LAUNCH)
+    return Entry(
+        compiled.function,
+        32 * metadata.num_warps,
+        metadata.shared,
+        (*passed, *(0,) * len(_SCRATCH)),
+        lambda: bool(hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls),
+    )

@@ -1,0 +1,33 @@
+"""How a compiled kernel is launched by its address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A kernel with all of its arguments but the tensors.
+
+    Attributes:
+        address: on a GPU a `CUfunction`; on the CPU a function of a pointer to the arguments, of which the last one is
+            the number of threads.
+        numbers: the arguments behind the tensors.
+        programs, threads, shared: the launch on a GPU.
+        kept: what has to be there as long as the address is called.
+        watched: whether somebody wants to be told of launches, whom a launch by address would not tell.
+    """
+
+    address: int
+    numbers: tuple[int, ...]
+    programs: int
+    threads: int
+    shared: int
+    kept: object
+    watched: Callable[[], bool]
+
+
+def unwatched() -> bool:
+    """A `watched` where nobody can ask to be told."""
+    return False

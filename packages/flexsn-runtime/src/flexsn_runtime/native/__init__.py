@@ -1,0 +1,8 @@
+"""The compiled launcher: scans with gradients, launched and joined to autograd without Python."""
+
+from __future__ import annotations
+
+from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words
+from flexsn_runtime.native._scan import NativeScan
+
+__all__ = ["LauncherChoice", "NativeScan", "compiled_launcher", "launcher_in_words"]

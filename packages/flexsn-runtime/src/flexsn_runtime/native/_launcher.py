@@ -1,0 +1,152 @@
+"""When the compiled launcher is compiled, and whether it is there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Literal, get_args
+
+import torch
+
+from flexsn_codegen.targets.cpp import Extension
+from flexsn_runtime.errors import LauncherError
+
+LauncherChoice = Literal["auto", "compiled", "python"]
+
+_VARIABLE = "FLEXSN_LAUNCHER"
+_NAME = "flexsn_launcher"
+# So many calls of one kind are a training loop, which the half minute of a compiler is worth to.
+_MANY = 64
+
+
+class _Launcher:
+    """The module, once it is there.
+
+    Attributes:
+        why_not: why it could not be compiled or loaded; nobody tries again in this process.
+        building: what compiles it now.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._extension: Extension | None = None
+        self.module: ModuleType | None = None
+        self.why_not: str | None = None
+        self.building: threading.Thread | None = None
+
+    def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
+        """The module, or what comes before it: see `compiled_launcher`."""
+        if self.module is not None or self.why_not is not None or self.building is not None:
+            return self.module
+        with self._lock:
+            if self.module is None and self.building is None and self.why_not is None:
+                try:
+                    self._begin(choice, calls)
+                except Exception as error:
+                    if choice == "compiled":
+                        raise
+                    self.why_not = str(error)
+        return self.module
+
+    def _begin(self, choice: LauncherChoice, calls: int) -> None:
+        if self._extension is None:
+            source = Path(__file__).with_name("launcher.cpp").read_text(encoding="utf-8")
+            self._extension = Extension(_NAME, source)
+        path = self._extension.kept()
+        if path is not None:
+            self._load(path)
+        elif choice == "compiled":
+            self._load(self._extension.build())
+        elif calls >= _MANY:
+            self.building = threading.Thread(target=self._build, name=_NAME, daemon=True)
+            self.building.start()
+
+    def _build(self) -> None:
+        """In a thread of its own, which waits for the compiler."""
+        assert self._extension is not None
+        try:
+            self._load(self._extension.build())
+        except Exception as error:
+            self.why_not = str(error)
+        finally:
+            self.building = None
+
+    def _load(self, path: Path) -> None:
+        assert self._extension is not None
+        module = self._extension.load(path)
+        if torch.cuda.is_available():
+            module.on_gpu(_address("libcuda.so.1", "cuLaunchKernel"), _address(*_CURRENT_STREAM))
+        self.module = module
+
+
+_CURRENT_STREAM = (str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"), "aoti_torch_get_current_cuda_stream")
+_launcher = _Launcher()
+
+
+def _address(library: str, name: str) -> int:
+    return ctypes.cast(getattr(ctypes.CDLL(library), name), ctypes.c_void_p).value or 0
+
+
+if hasattr(os, "register_at_fork"):
+
+    def _begin_anew() -> None:
+        """In the child of a fork, where the thread that compiles is not."""
+        if _launcher.module is None:
+            _launcher.__init__()  # type: ignore[misc]
+
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def launcher_choice() -> LauncherChoice:
+    """What the environment variable `FLEXSN_LAUNCHER` says: `"auto"` unless it is set.
+
+    Raises:
+        LauncherError: it says something else.
+    """
+    said = os.environ.get(_VARIABLE, "auto")
+    if said not in get_args(LauncherChoice):
+        raise LauncherError(f"{_VARIABLE} is {said!r}; it may be {', '.join(get_args(LauncherChoice))}.")
+    return said  # type: ignore[return-value]
+
+
+def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
+    """The module `flexsn_launcher`, if calls on this device are to be launched by it and it is there.
+
+    With `"auto"`, that is on a GPU. If it was compiled before, it is loaded; otherwise it is compiled beside what the
+    process does, from many calls on, and until then there is none. With `"compiled"` it is compiled at once.
+
+    Args:
+        device: of a scan's tensors.
+        calls: how many of one kind there were.
+
+    Raises:
+        LauncherError: see `launcher_choice`.
+        CompilerMissingError, CompilationError, CacheFolderError, ImportError: it was asked for by name, and cannot be
+            compiled or loaded.
+    """
+    choice = launcher_choice()
+    if choice == "python" or sys.platform != "linux" or (choice == "auto" and device.type != "cuda"):
+        return None
+    return _launcher.get(choice, calls)
+
+
+def launcher_in_words(device: torch.device) -> str:
+    """What launches training steps on a device that were called a few times, and why."""
+    choice = launcher_choice()
+    if choice == "python":
+        return f"Python, as {_VARIABLE} says"
+    if sys.platform != "linux":
+        return "Python; the compiled launcher is for Linux"
+    if choice == "auto" and device.type != "cuda":
+        return f"Python; {_VARIABLE}=compiled has the compiled launcher on the CPU, too"
+    if _launcher.module is not None:
+        return "the compiled launcher"
+    if _launcher.why_not is not None:
+        return f"Python; the compiled launcher cannot be had: {_launcher.why_not}"
+    if _launcher.building is not None:
+        return "Python, while the compiled launcher is compiled"
+    return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once on a machine"

@@ -1,0 +1,422 @@
+// Scans with gradients, launched and joined to autograd without Python.
+//
+// What kernels/_trained.py has prepared for tensors of one layout is told once: which tensors a kernel writes, its address,
+// and its arguments. After that a call allocates, launches and notes what its backward needs; the backward, in autograd's
+// thread, does the same. Where a backward is not like the one that was told, Python's does it.
+
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DeviceGuard.h>
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using Tensors = std::vector<std::optional<at::Tensor>>;
+
+// Of the CUDA driver and of torch, by address: nothing of CUDA is needed to compile this.
+using LaunchOnGpu = int (*)(
+    void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void*, void**, void**);
+using CurrentStream = int (*)(std::int32_t, void**);
+LaunchOnGpu launch_on_gpu = nullptr;
+CurrentStream current_stream = nullptr;
+
+// What a prepared launch depends on of a tensor: the same as `layout_key` in Python, and what the dispatcher sees.
+class Layout {
+ public:
+  explicit Layout(const at::Tensor& tensor)
+      : sizes_(tensor.sizes().vec()),
+        strides_(tensor.strides().vec()),
+        keys_(tensor.key_set()),
+        dtype_(tensor.scalar_type()),
+        device_(tensor.device()),
+        place_(place(tensor)) {}
+
+  bool is_of(const at::Tensor& tensor) const {
+    return tensor.key_set() == keys_ && tensor.scalar_type() == dtype_ && tensor.device() == device_ &&
+        tensor.sizes().equals(sizes_) && tensor.strides().equals(strides_) && place(tensor) == place_;
+  }
+
+ private:
+  static int place(const at::Tensor& tensor) {
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+    return address == 0 ? -1 : static_cast<int>(address % 16);
+  }
+
+  std::vector<std::int64_t> sizes_, strides_;
+  c10::DispatchKeySet keys_;
+  at::ScalarType dtype_;
+  at::Device device_;
+  int place_;
+};
+
+// A tensor that a kernel writes, in each call another one.
+class Written {
+ public:
+  explicit Written(const at::Tensor& like)
+      : sizes_(like.sizes().vec()), strides_(like.strides().vec()), dtype_(like.scalar_type()) {}
+
+  at::Tensor allocate(at::Device device) const {
+    return at::empty_strided(sizes_, strides_, at::TensorOptions().dtype(dtype_).device(device));
+  }
+
+ private:
+  std::vector<std::int64_t> sizes_, strides_;
+  at::ScalarType dtype_;
+};
+
+// A compiled kernel with all of its arguments but the tensors.
+//
+// `places`: where each tensor that it takes is among those of a call. `numbers`: behind the tensors, of at most 8 bytes each.
+// `kept`: what has to live as long as the address is called.
+class Kernel {
+ public:
+  Kernel(
+      std::uintptr_t entry,
+      std::vector<std::size_t> places,
+      std::vector<std::int64_t> numbers,
+      unsigned programs,
+      unsigned threads,
+      unsigned shared,
+      py::object kept)
+      : entry_(entry),
+        places_(std::move(places)),
+        numbers_(std::move(numbers)),
+        programs_(programs),
+        threads_(threads),
+        shared_(shared),
+        kept_(std::move(kept)) {}
+  Kernel(const Kernel&) = delete;
+  Kernel& operator=(const Kernel&) = delete;
+  ~Kernel() { // whichever thread is the last to have it
+    py::gil_scoped_acquire gil;
+    kept_ = py::object();
+  }
+
+  void launch(const std::vector<void*>& addresses, at::Device device) const {
+    std::vector<std::int64_t> arguments;
+    arguments.reserve(places_.size() + numbers_.size() + 1);
+    for (const auto place : places_)
+      arguments.push_back(reinterpret_cast<std::int64_t>(addresses[place]));
+    arguments.insert(arguments.end(), numbers_.begin(), numbers_.end());
+    if (device.is_cpu()) {
+      arguments.push_back(at::get_num_threads());
+      reinterpret_cast<void (*)(const std::int64_t*)>(entry_)(arguments.data());
+    } else {
+      launch_on(device, arguments);
+    }
+  }
+
+ private:
+  void launch_on(at::Device device, std::vector<std::int64_t>& arguments) const {
+    const c10::DeviceGuard guard(device);
+    void* stream = nullptr;
+    TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
+    std::vector<void*> pointers;
+    pointers.reserve(arguments.size());
+    for (auto& argument : arguments)
+      pointers.push_back(&argument);
+    const int failed = launch_on_gpu(
+        reinterpret_cast<void*>(entry_), programs_, 1, 1, threads_, 1, 1, shared_, stream, pointers.data(), nullptr);
+    TORCH_CHECK(failed == 0, "a scan kernel was not launched on ", device, ": CUDA driver error ", failed);
+  }
+
+  std::uintptr_t entry_;
+  std::vector<std::size_t> places_;
+  std::vector<std::int64_t> numbers_;
+  unsigned programs_, threads_, shared_;
+  py::object kept_;
+};
+
+void* address_of(const at::Tensor& tensor) {
+  return tensor.data_ptr();
+}
+
+// What becomes of a gradient that a kernel has written: it is seen in a shape and summed over dimensions, again and again,
+// and at last in the shape and the dtype of what it is the gradient of.
+class Sum {
+ public:
+  using Steps = std::vector<std::pair<std::optional<std::vector<std::int64_t>>, std::vector<std::int64_t>>>;
+
+  Sum(Steps steps, std::vector<std::int64_t> shape, const at::Tensor& like)
+      : steps_(std::move(steps)), shape_(std::move(shape)), dtype_(like.scalar_type()) {}
+
+  at::Tensor of(at::Tensor tensor) const {
+    for (const auto& [shape, dims] : steps_) {
+      const auto seen = shape ? tensor.view(*shape) : tensor;
+      tensor = dims.empty() ? seen.sum() : seen.sum(dims);
+    }
+    return tensor.view(shape_).to(dtype_);
+  }
+
+ private:
+  Steps steps_;
+  std::vector<std::int64_t> shape_;
+  at::ScalarType dtype_;
+};
+
+// The forward: `written` begins with `first_kept` results, of which no gradient flows through those in `fixed`; behind them is
+// what the backward needs.
+struct Forward {
+  std::vector<Written> written;
+  std::shared_ptr<Kernel> kernel;
+  std::size_t first_kept;
+  std::vector<std::size_t> fixed;
+};
+
+// A backward: of tensors and gradients of these layouts, for these needs.
+struct Backward {
+  std::vector<std::optional<Layout>> given;
+  std::vector<bool> needed;
+  std::vector<std::optional<Written>> written; // for each tensor of the forward; of those that are needed
+  std::shared_ptr<Kernel> kernel;
+  std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
+  std::vector<std::optional<Sum>> sums; // of some of them
+};
+
+class Scan : public torch::CustomClassHolder {
+ public:
+  // `owner`: a weak reference to the `TrainedScan`, which goes on where this cannot. Its step may have the neuron whose last
+  // state has this in its graph, a circle that nobody would see. `there`: which of a call's tensors are; the others are states
+  // that begin with zeros. `first_bits`: where in the results begin those to which no gradient comes.
+  Scan(
+      py::object owner,
+      std::vector<bool> there,
+      const std::vector<at::Tensor>& written,
+      std::shared_ptr<Kernel> kernel,
+      std::size_t first_bits,
+      std::size_t first_kept,
+      std::vector<std::size_t> fixed)
+      : there(std::move(there)),
+        forward{{written.begin(), written.end()}, std::move(kernel), first_kept, std::move(fixed)},
+        first_bits(first_bits),
+        owner_(std::move(owner)) {}
+  Scan(const Scan&) = delete;
+  Scan& operator=(const Scan&) = delete;
+  ~Scan() override {
+    py::gil_scoped_acquire gil;
+    owner_ = py::object();
+  }
+
+  variable_list run(const Tensors& tensors);
+
+  // The `TrainedScan`, or None: there are no more calls of its kind, and nobody is left who could change what it read.
+  py::object owner() const {
+    return owner_();
+  }
+
+  void follow(
+      const Tensors& given,
+      std::vector<bool> needed,
+      const Tensors& written,
+      std::shared_ptr<Kernel> kernel,
+      const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
+      std::vector<std::optional<Sum>> sums) {
+    auto told = std::make_shared<Backward>();
+    for (const auto& tensor : given)
+      told->given.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
+    for (const auto& tensor : written)
+      told->written.push_back(tensor ? std::optional<Written>(*tensor) : std::nullopt);
+    told->needed = std::move(needed);
+    told->kernel = std::move(kernel);
+    for (const auto& [place, like] : copies)
+      told->copies.emplace_back(place, Written(like));
+    told->sums = std::move(sums);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    backward_ = std::move(told);
+  }
+
+  std::shared_ptr<const Backward> backward() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return backward_;
+  }
+
+  const std::vector<bool> there;
+  const Forward forward;
+  const std::size_t first_bits;
+
+ private:
+  py::object owner_;
+  mutable std::mutex mutex_;
+  std::shared_ptr<const Backward> backward_;
+};
+
+struct ScanFunction : torch::autograd::Function<ScanFunction> {
+  // `tensors`: those of a call that are there.
+  static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
+    const auto& [written, kernel, first_kept, fixed] = scan->forward;
+    const auto device = tensors[0].device();
+    variable_list saved(tensors.begin(), tensors.end()), results;
+    std::vector<void*> addresses;
+    addresses.reserve(tensors.size() + written.size());
+    for (const auto& tensor : tensors)
+      addresses.push_back(address_of(tensor));
+    for (const auto& one : written) {
+      auto tensor = one.allocate(device);
+      addresses.push_back(address_of(tensor));
+      (results.size() < first_kept ? results : saved).push_back(std::move(tensor));
+    }
+    kernel->launch(addresses, device);
+    context->save_for_backward(std::move(saved));
+    context->set_materialize_grads(false);
+    context->saved_data["scan"] = c10::IValue::make_capsule(scan);
+    if (!fixed.empty()) {
+      variable_list without;
+      for (const auto i : fixed)
+        without.push_back(results[i]);
+      context->mark_non_differentiable(without);
+    }
+    return results;
+  }
+
+  static variable_list backward(AutogradContext* context, variable_list gradients) {
+    const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
+    auto given = context->get_saved_variables();
+    const auto count = given.size() - (scan->forward.written.size() - scan->forward.first_kept);
+    std::vector<bool> needed;
+    for (std::size_t i = 0; i < count; ++i)
+      needed.push_back(context->needs_input_grad(i));
+    gradients.resize(scan->first_bits);
+    for (auto& gradient : gradients)
+      given.push_back(std::move(gradient));
+    const auto told = scan->backward();
+    variable_list found{at::Tensor()}; // of what is no tensor
+    if (told != nullptr && !at::GradMode::is_enabled() && is_like(*told, given, needed) && reads_hold(*scan))
+      append(found, launched(*told, given));
+    else
+      append(found, of_python(*scan, given, needed));
+    return found;
+  }
+
+ private:
+  static void append(variable_list& all, variable_list more) {
+    for (auto& one : more)
+      all.push_back(std::move(one));
+  }
+
+  static bool is_like(const Backward& told, const variable_list& given, const std::vector<bool>& needed) {
+    if (given.size() != told.given.size() || needed != told.needed)
+      return false;
+    for (std::size_t i = 0; i < given.size(); ++i)
+      if (given[i].defined() != told.given[i].has_value() || (given[i].defined() && !told.given[i]->is_of(given[i])))
+        return false;
+    return true;
+  }
+
+  static bool reads_hold(const Scan& scan) {
+    py::gil_scoped_acquire gil;
+    try {
+      const auto owner = scan.owner();
+      return owner.is_none() || owner.attr("reads_hold")().cast<bool>();
+    } catch (py::error_already_set& error) {
+      raised(error);
+    }
+  }
+
+  static variable_list launched(const Backward& told, variable_list& given) {
+    const auto device = given[0].device();
+    variable_list gradients;
+    for (const auto& [place, copy] : told.copies)
+      given[place] = copy.allocate(device).copy_(given[place]);
+    std::vector<void*> addresses;
+    addresses.reserve(given.size() + told.written.size());
+    for (const auto& tensor : given)
+      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
+    for (const auto& one : told.written) {
+      gradients.push_back(one ? one->allocate(device) : at::Tensor());
+      addresses.push_back(one ? address_of(gradients.back()) : nullptr);
+    }
+    told.kernel->launch(addresses, device);
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (gradients[i].defined() && told.sums[i])
+        gradients[i] = told.sums[i]->of(std::move(gradients[i]));
+    return gradients;
+  }
+
+  static variable_list of_python(const Scan& scan, const variable_list& given, const std::vector<bool>& needed) {
+    py::gil_scoped_acquire gil;
+    try {
+      const auto owner = scan.owner();
+      TORCH_CHECK(
+          !owner.is_none(),
+          "the neuron that computed this is gone, and its gradient is asked for in another way than those before. Keep the "
+          "neuron until the backward has run.");
+      py::list all, needs;
+      std::size_t next = 0, need = 0;
+      for (const bool there : scan.there) {
+        all.append(there ? py::cast(given[next++]) : py::none());
+        needs.append(there && needed[need++]);
+      }
+      for (; next < given.size(); ++next)
+        all.append(given[next].defined() ? py::cast(given[next]) : py::none());
+      const auto gradients = owner.attr("gradients")(all, needs).cast<Tensors>();
+      variable_list found;
+      for (std::size_t i = 0; i < scan.there.size(); ++i)
+        if (scan.there[i])
+          found.push_back(gradients[i].value_or(at::Tensor()));
+      return found;
+    } catch (py::error_already_set& error) {
+      raised(error);
+    }
+  }
+
+  // As torch hands on an error of Python's through its engine.
+  [[noreturn]] static void raised(py::error_already_set& error) {
+    error.restore();
+    python_error handed;
+    handed.persist();
+    throw std::move(handed);
+  }
+};
+
+variable_list Scan::run(const Tensors& tensors) {
+  variable_list these;
+  for (const auto& tensor : tensors)
+    if (tensor)
+      these.push_back(*tensor);
+  const auto self = c10::intrusive_ptr<Scan>::reclaim_copy(this);
+  const py::gil_scoped_release others_may_run;
+  return ScanFunction::apply(self, at::TensorList(these));
+}
+
+} // namespace
+
+PYBIND11_MODULE(flexsn_launcher, module) {
+  module.def("on_gpu", [](std::uintptr_t launch, std::uintptr_t stream) {
+    launch_on_gpu = reinterpret_cast<LaunchOnGpu>(launch);
+    current_stream = reinterpret_cast<CurrentStream>(stream);
+  });
+  py::class_<Kernel, std::shared_ptr<Kernel>>(module, "Kernel")
+      .def(py::init<
+           std::uintptr_t,
+           std::vector<std::size_t>,
+           std::vector<std::int64_t>,
+           unsigned,
+           unsigned,
+           unsigned,
+           py::object>());
+  py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
+  py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
+      .def(py::init<
+           py::object,
+           std::vector<bool>,
+           const std::vector<at::Tensor>&,
+           std::shared_ptr<Kernel>,
+           std::size_t,
+           std::size_t,
+           std::vector<std::size_t>>())
+      .def("run", torch::wrap_pybind_function([](Scan& scan, const Tensors& tensors) {
+        return scan.run(tensors); // with torch's own exceptions, as of memory that is too small
+      }))
+      .def("follow", &Scan::follow);
+}

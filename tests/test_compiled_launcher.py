@@ -1,0 +1,556 @@
+"""Training steps that the compiled launcher makes are those that Python makes: results, gradients, refusals."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN, Izhikevich, functional, surrogate
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.memory import PackedSpikes
+from flexsn_runtime import ScanProgram
+from flexsn_runtime.errors import CapturedTensorError, DoubleBackwardError, LauncherError, TransformError
+from flexsn_runtime.kernels._trained import TrainedScan
+from flexsn_runtime.native import NativeScan, _launcher, compiled_launcher, launcher_in_words
+
+CPU = torch.device("cpu")
+_spike = surrogate.Sigmoid()
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+
+
+@pytest.fixture
+def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
+    """Notes each call that the compiled launcher makes."""
+    runs: list[NativeScan] = []
+    run = NativeScan.run
+
+    def noted(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        runs.append(scan)
+        return run(scan, tensors)
+
+    monkeypatch.setattr(NativeScan, "run", noted)
+    return runs
+
+
+@pytest.fixture
+def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
+    """Notes what is needed of each backward that Python makes."""
+    needs: list[tuple[bool, ...]] = []
+    gradients = TrainedScan.gradients
+
+    def noted(
+        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        needs.append(tuple(needed))
+        return gradients(scan, tensors, needed)
+
+    monkeypatch.setattr(TrainedScan, "gradients", noted)
+    return needs
+
+
+def _lif(**options: Any) -> LIF:
+    return LIF(backend="cpp", **options)
+
+
+def _data(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (3 * torch.rand(*shape, dtype=torch.float64)).to(dtype).requires_grad_()
+
+
+class TwoInTwoOut(nn.Module):
+    """Two inputs, two outputs of which one has no gradient, and a captured tensor for each of the channels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 7))
+
+    def forward(self, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = v + self.gain * x - y / 2
+        s = _spike(h - 1)
+        return s, (h > 0).to(h.dtype), h * (1 - s)
+
+
+NEURONS: dict[str, Callable[[], tuple[FlexSN, int]]] = {
+    "lif": lambda: (_lif(), 1),
+    "plif": lambda: (PLIF(backend="cpp"), 1),
+    "alif": lambda: (ALIF(backend="cpp"), 1),
+    "izhikevich": lambda: (Izhikevich(backend="cpp"), 1),
+    "two": lambda: (FlexSN(TwoInTwoOut(), 2, 1, 2, backend="cpp"), 2),
+}
+
+
+def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs, final states and gradients of a step of training that begins anew."""
+    neuron.reset()
+    found = neuron(*inputs)
+    outputs = [found] if isinstance(found, Tensor) else list(found)
+    outputs += neuron.states
+    learned = [*inputs, *neuron.parameters()]
+    weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs]
+    gradients = torch.autograd.grad(torch.stack([w for w in weighed if w.requires_grad]).sum(), learned)
+    return [*(o.detach() for o in outputs), *gradients]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", NEURONS)
+@pytest.mark.long(all_but=["lif-*", "two-torch.float32", "plif-torch.bfloat16"])
+def test_equals_python(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
+) -> None:
+    neuron, count = NEURONS[name]()
+    inputs = [_data(11, 3, 5, 7, dtype=dtype) for _ in range(count)]
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
+    twin = copy.deepcopy(neuron)
+    for _ in range(2):
+        expected = _step(twin, inputs)
+    assert not native_runs
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+    for _ in range(4):
+        found = _step(neuron, inputs)
+        assert all(map(torch.equal, found, expected))
+    assert len(native_runs) >= 2
+
+
+def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
+    neuron, loop = _lif(), LIF(backend="torch")
+    x = _data(4, 70)
+    for neuron_or_loop in (neuron, loop):
+        for _ in range(3):
+            neuron_or_loop.reset()
+            for _ in range(3):
+                (neuron_or_loop(x).sum() + neuron_or_loop.states[0].sum()).backward()
+                neuron_or_loop.detach()
+        if neuron_or_loop is neuron:
+            ours, x.grad = x.grad, None
+    assert native_runs
+    torch.testing.assert_close(ours, x.grad)
+
+
+@pytest.fixture
+def ready(native_runs: list[NativeScan]) -> tuple[LIF, Tensor]:
+    """A neuron whose calls the compiled launcher makes, and an input of these calls."""
+    neuron, x = _lif(), _data(5, 3, 19)
+    for _ in range(3):
+        neuron.reset()
+        neuron(x).sum().backward()
+    assert native_runs
+    neuron.reset()
+    x.grad = None
+    native_runs.clear()
+    return neuron, x
+
+
+def _gradient(x: Tensor, weight: Tensor, **options: Any) -> Tensor:
+    loop = LIF(backend="torch", **options)
+    (gradient,) = torch.autograd.grad((loop(x) * weight).sum(), x)
+    return gradient
+
+
+def test_gradients_in_other_layouts(
+    ready: tuple[LIF, Tensor], native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
+) -> None:
+    neuron, x = ready
+    dense = torch.randn(5, 3, 19)
+    several = [dense, dense.transpose(0, 2).contiguous().transpose(0, 2), torch.ones(()).expand(5, 3, 19)]
+    for gradient in [*several, *several]:
+        neuron.reset()
+        (found,) = torch.autograd.grad(neuron(x), x, gradient)
+        torch.testing.assert_close(found, _gradient(x, gradient))
+    assert len(native_runs) == 6
+    assert python_gradients  # of those in other layouts
+    python_gradients.clear()
+    for _ in range(2):  # the last one that can be launched by its address is
+        neuron.reset()
+        torch.autograd.grad(neuron(x), x, several[1])
+    neuron.reset()
+    assert len(python_gradients) <= 1
+
+
+def test_gradients_of_states_alone(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    loop = LIF(backend="torch")
+    for _ in range(3):
+        found = []
+        for one in (neuron, loop):
+            one.reset()
+            one(x)
+            found.append(torch.autograd.grad(one.states[0].sum(), x)[0])
+        torch.testing.assert_close(*found)
+
+
+class Rectangle(torch.autograd.Function):
+    """A spike whose derivative has a width that is read in the backward."""
+
+    width = 1.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x >= 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where(x.abs() < Rectangle.width, gradients[0], 0)
+
+
+def test_backward_asks_whether_what_was_read_is_there(
+    native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + x
+        s = Rectangle.apply(h - 1)
+        return s, h * (1 - s)
+
+    x, neuron = _data(4, 33), FlexSN(core, 1, 1, 1, backend="cpp")
+    for _ in range(3):
+        neuron.reset()
+        y = neuron(x)
+        assert isinstance(y, Tensor)
+        y.sum().backward()
+    assert native_runs
+    neuron.reset()
+    y = neuron(x)
+    assert isinstance(y, Tensor)
+    monkeypatch.setattr(Rectangle, "width", 2.0)
+    with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
+        y.sum().backward()
+
+
+def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    y = neuron(x)
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_no_second_gradient(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    (gradient,) = torch.autograd.grad(neuron(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, _gradient(x, torch.ones(5, 3, 19)))
+    with pytest.raises(DoubleBackwardError, match="create_graph"):
+        gradient.sum().backward()
+
+
+def test_not_several_gradients_at_once(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    with pytest.raises(TransformError, match="is_grads_batched"):
+        torch.autograd.grad(neuron(x), x, torch.randn(2, 5, 3, 19), is_grads_batched=True)
+
+
+def test_graph_is_used_twice_or_freed(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    total = neuron(x).sum()
+    first = torch.autograd.grad(total, x, retain_graph=True)
+    assert torch.equal(*first, *torch.autograd.grad(total, x))
+    with pytest.raises(RuntimeError, match="a second time"):
+        torch.autograd.grad(total, x)
+
+
+def test_saved_tensors_have_hooks(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+    neuron, x = ready
+    packed = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        packed.append(tensor)
+        return tensor.double()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
+        y = neuron(x)
+    assert packed
+    assert native_runs
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
+
+
+def test_hooks_that_fail_are_told(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+
+    def fail(tensor: Tensor) -> Tensor:
+        raise ZeroDivisionError("a hook of the user's")
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(fail, lambda tensor: tensor),
+        pytest.raises(ZeroDivisionError, match="of the user's"),
+    ):
+        neuron(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, fail):
+        y = neuron(x)
+    with pytest.raises(ZeroDivisionError, match="of the user's"):
+        y.sum().backward()
+
+
+def test_checkpointed(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+    neuron, x = ready
+
+    def run(x: Tensor) -> Any:
+        neuron.reset()
+        return neuron(x)
+
+    y = checkpoint(run, x, use_reentrant=False)
+    (found,) = torch.autograd.grad(y.sum(), x)
+    torch.testing.assert_close(found, _gradient(x, torch.ones(5, 3, 19)))
+    assert len(native_runs) == 2
+
+
+def test_anomalies_are_found(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    gradient = torch.full((5, 3, 19), torch.nan)
+    with torch.autograd.set_detect_anomaly(True):
+        y = neuron(x)
+        with (
+            pytest.warns(UserWarning, match="forward call"),
+            pytest.raises(RuntimeError, match="nan values"),
+        ):
+            y.backward(gradient)
+
+
+def test_autocast_and_modes(ready: tuple[LIF, Tensor]) -> None:
+    neuron, x = ready
+    expected = neuron(x)
+    for mode in (torch.no_grad(), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16)):
+        for _ in range(3):
+            neuron.reset()
+            with mode:
+                y = neuron(x)
+            assert torch.equal(y, expected)
+            if y.requires_grad:
+                torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], _gradient(x, torch.ones(5, 3, 19)))
+
+
+def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
+    neuron, x = _lif(tau=3.0), _data(5, 41)
+    for _ in range(3):
+        neuron.reset()
+        neuron(x).sum().backward()
+    neuron.reset()
+    y = neuron(x)
+    gone = weakref.ref(neuron)
+    del neuron  # with a state that has the graph
+    native_runs.clear()
+    gc.collect()
+    assert gone() is None
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), x, retain_graph=True)[0], _gradient(x, torch.ones(5, 41), tau=3.0)
+    )
+    with pytest.raises(RuntimeError, match="the neuron that computed this is gone"):
+        torch.autograd.grad(y, x, torch.rand(41, 5).T)
+
+
+def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+    neuron, x = ready
+    y = neuron(x)
+    program, scan = neuron.__dict__["_repeats"], weakref.ref(native_runs[-1])
+    watched = [weakref.ref(program), scan]
+    del neuron, program, y
+    native_runs.clear()
+    ready[0].__dict__["_programs"] = None
+    ready[0].__dict__["_repeats"] = None
+    ready[0].states = []
+    gc.collect()
+    assert [one() for one in watched] == [None, None]
+
+
+def test_threads_share_a_neuron_s_kernels() -> None:
+    x = _data(5, 3, 23)
+    neuron = _lif()
+    for _ in range(3):
+        neuron.reset()
+        neuron(x).sum().backward()
+    expected = _gradient(x, torch.ones(5, 3, 23))
+    wrong: list[object] = []
+
+    def work() -> None:
+        mine = x.detach().clone().requires_grad_()
+        for _ in range(50):
+            y, _ = neuron.step(mine)
+            (gradient,) = torch.autograd.grad(y.sum(), mine)
+            if not torch.allclose(gradient, expected):
+                wrong.append(gradient)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_copies_begin_anew(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
+    neuron, x = ready
+    for twin in (copy.deepcopy(neuron), pickle.loads(pickle.dumps(neuron))):
+        neuron.reset()
+        assert torch.equal(twin(x), neuron(x))
+    assert len(native_runs) == 2  # the neuron's own
+
+
+def test_norms_and_packed_spikes(native_runs: list[NativeScan]) -> None:
+    torch.manual_seed(0)
+
+    def network(fused: bool) -> nn.Module:
+        torch.manual_seed(1)
+        norm = nn.BatchNorm1d(6)
+        neuron = _lif()
+        first: nn.Module = NormNeuron(norm, neuron) if fused else neuron
+        return nn.Sequential(first, nn.Linear(9, 5, bias=False), _lif())
+
+    x = _data(7, 4, 6, 9)
+    for fused in (False, True):
+        found = []
+        for choice in ("python", "compiled"):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("FLEXSN_LAUNCHER", choice)
+                net = network(fused)
+                native_runs.clear()
+                for _ in range(4):
+                    with PackedSpikes(net):
+                        y = net(x)
+                    gradients = torch.autograd.grad(y.sum(), [x, *net.parameters()])
+                    functional.reset_net(net)
+                found.append([y, *gradients])
+                assert bool(native_runs) == (choice == "compiled")
+        assert all(map(torch.equal, *found))
+
+
+def test_profilers_of_launches_see_them(
+    ready: tuple[LIF, Tensor], native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuron, x = ready
+    neuron(x)
+    (scan,) = native_runs
+    monkeypatch.setattr(scan, "watched", lambda: True)
+    neuron.reset()
+    neuron(x).sum().backward()
+    assert len(native_runs) == 1
+
+
+def test_large_results_keep_their_memory(native_runs: list[NativeScan]) -> None:
+    neuron = _lif()
+    x = _data(8, 2**16 + 3)
+    for _ in range(3):
+        neuron.reset()
+        neuron(x).sum().backward()
+    assert not native_runs
+
+
+# -- when it is compiled ------------------------------------------------------------------------------------------
+
+
+class _Extension:
+    """In the place of what is compiled."""
+
+    def __init__(self, *, there: bool = False, error: Exception | None = None) -> None:
+        self.there, self.error = there, error
+        self.built, self.may_end = 0, threading.Event()
+
+    def kept(self) -> str | None:
+        return "file" if self.there else None
+
+    def build(self) -> str:
+        self.built += 1
+        self.may_end.wait()
+        if self.error is not None:
+            raise self.error
+        return "file"
+
+    def load(self, path: str) -> ModuleType:
+        module = ModuleType("loaded")
+        module.__dict__["on_gpu"] = lambda *addresses: None
+        return module
+
+
+def _launcher_of(extension: _Extension) -> Any:
+    launcher = _launcher._Launcher()
+    launcher._extension = extension  # type: ignore[assignment]
+    return launcher
+
+
+def test_it_is_compiled_beside_from_many_calls_on() -> None:
+    extension = _Extension()
+    launcher = _launcher_of(extension)
+    assert launcher.get("auto", 63) is None
+    assert not extension.built
+    assert launcher.get("auto", 64) is None
+    building = launcher.building
+    assert launcher.get("auto", 65) is None
+    extension.may_end.set()
+    building.join()
+    assert launcher.get("auto", 66).__name__ == "loaded"
+    assert extension.built == 1
+
+
+def test_what_is_there_is_loaded_at_once() -> None:
+    assert _launcher_of(_Extension(there=True)).get("auto", 1).__name__ == "loaded"
+
+
+def test_without_a_compiler_python_goes_on() -> None:
+    extension = _Extension(error=RuntimeError("no compiler"))
+    extension.may_end.set()
+    launcher = _launcher_of(extension)
+    extension.may_end.clear()
+    launcher.get("auto", 64)
+    building = launcher.building
+    extension.may_end.set()
+    building.join()
+    assert launcher.get("auto", 65) is None
+    assert launcher.why_not == "no compiler"
+    assert extension.built == 1
+    with pytest.raises(RuntimeError, match="no compiler"):
+        _launcher_of(extension).get("compiled", 1)
+
+
+def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert launcher_in_words(CPU) == "the compiled launcher"
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "auto")
+    assert compiled_launcher(CPU, 1000) is None
+    assert "FLEXSN_LAUNCHER=compiled" in launcher_in_words(CPU)
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
+    assert compiled_launcher(torch.device("cuda"), 1000) is None
+    assert "as FLEXSN_LAUNCHER says" in launcher_in_words(CPU)
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "fast")
+    with pytest.raises(LauncherError, match="'fast'; it may be auto, compiled, python"):
+        compiled_launcher(CPU, 1)
+
+
+def test_explain_says_what_launches(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    neuron, _ = ready
+    assert "steps of training that repeat are launched by: the compiled launcher" in neuron.explain()
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
+    assert "are launched by: Python, as FLEXSN_LAUNCHER says" in neuron.explain()
+
+
+def test_a_program_without_a_neuron() -> None:
+    from flexsn_runtime import prepare, remember, repeated_scan, scan
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x * v, v + x
+
+    program = ScanProgram(core, 1, 1, 1, on_cpu="cpp")
+    x, v = _data(6, 13, dtype=torch.float64), _data(13, dtype=torch.float64)
+
+    def run(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        found = repeated_scan(program, (x,), (v,))
+        if found is None:
+            step, arguments = prepare(program, (x, v))
+            found = scan(step, arguments, state_seqs=False)
+            remember(program, (x,), (v,), step, arguments)
+        return tuple(found)
+
+    for _ in range(3):
+        torch.stack([t.sum() for t in run(x, v)]).sum().backward()
+    assert torch.autograd.gradcheck(run, (x, v))
