@@ -24,7 +24,7 @@ from recurrent_cores import (
 from test_recurrent import BOTH, DEVICE, differentiated, made, run, sequences
 from torch import Tensor
 
-from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError, Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
@@ -170,6 +170,34 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
     for a, b in zip(got, expected, strict=True):
         assert torch.equal(a, b)
     assert launched == ["one launch"]
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiles that run here are the interpreter's")
+@pytest.mark.parametrize(
+    ("size", "batch", "dtype", "expected"),
+    [
+        (64, 9, torch.float32, (8, 4)),
+        (128, 9, torch.bfloat16, (8, 4)),
+        (128, 17, torch.float32, (16, 8)),
+        (129, 9, torch.float32, None),
+    ],
+)
+def test_matrices_that_fit_into_registers_are_held(
+    size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and warps on a device of two processors."""
+    found: list[Tiles | None] = []
+
+    def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+        found.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
+        return iter([Tiles(16, 1, 32, 4, ahead=2)])
+
+    monkeypatch.setattr(_one_launch, "tiles_for", noted)
+    core = made(RLIF, size, Powers(), dtype)
+    with torch.no_grad():
+        run(core, sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
+    (tiles,) = found
+    assert (tiles and (tiles.rows, tiles.num_warps)) == expected
 
 
 def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:

@@ -14,7 +14,8 @@ from flexsn_runtime._availability import triton_interpreted
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
 _OPERAND_BYTES = 512  # of a thread: half of its registers
-# Of the matrices of a program that has all columns: half of the registers of a processor.
+# Of the matrices of a program that has all columns: half of the registers of a processor; measured by
+# benchmarks/recurrence_tiles.py, as is the rest of what `held_tiles` chooses.
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 32 << 10
 
@@ -38,7 +39,8 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
 def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
     """Tiles of which each has all columns, with the matrices in registers; `None`: those do not fit.
 
-    Few rows, as long as each program has a processor for itself: they are computed one after the other.
+    Args:
+        processors: of the device. As long as each program has one for itself, programs of few rows are the faster ones.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
