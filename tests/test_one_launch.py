@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 import torch
-from recurrent_cores import GRU, LSTM, RLIF, Cell, Dense, Hidden, LearnedDecay, LowRank, OfMembrane, Powers
+from recurrent_cores import (
+    CELLS,
+    GRU,
+    LSTM,
+    RLIF,
+    Cell,
+    Dense,
+    GatedGRU,
+    Hidden,
+    LearnedDecay,
+    LowRank,
+    OfMembrane,
+    Powers,
+    Sliced,
+)
 from test_recurrent import BOTH, DEVICE, differentiated, made, run, sequences
 from torch import Tensor
 
-from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
+from flexsn_codegen.recurrent import Loop, NotOneLaunchError, Tiles
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent import _one_launch, _staged
+from flexsn_runtime.recurrent import _one_launch, _staged, _tiles
 from flexsn_runtime.recurrent._over_time import OverTime
 
 gpu = pytest.mark.gpu
@@ -37,6 +51,24 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(_staged, "run_in_one_launch", noted)
     return found
+
+
+Choose = Callable[[bool], None]
+
+
+@pytest.fixture
+def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
+    """Says whether programs share rows and exchange values; if not, programs have all columns, as far as they fit."""
+
+    def choose(yes: bool) -> None:
+        if DEVICE.type == "cuda":
+            monkeypatch.setattr(_tiles, "held_tiles", (lambda *_, **__: None) if yes else held_tiles)
+            return
+        tiles = Tiles(16 if yes else 8, 1, 32, 4, ahead=2, exchanged=yes)
+        monkeypatch.setattr(_one_launch, "tiles_for", lambda *_, **__: iter([tiles]))
+
+    held_tiles = _tiles.held_tiles
+    return choose
 
 
 def check(cell: type[Cell], num_steps: int, batch: int, size: int, dtype: torch.dtype) -> None:
@@ -70,6 +102,118 @@ def test_it_is_the_loop(
 ) -> None:
     check(cell, num_steps, batch, size, dtype)
     assert launched == ["one launch"] * 2
+
+
+# -- programs that have all columns -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "num_steps", "batch", "size", "dtype"),
+    [
+        (RLIF, 3, 17, 37, torch.float32),
+        pytest.param(RLIF, 4, 3, 20, torch.bfloat16, marks=pytest.mark.long),
+        (LowRank, 3, 5, 19, torch.float16),
+    ],
+)
+def test_without_exchange_it_is_the_loop(
+    cell: type[Cell],
+    num_steps: int,
+    batch: int,
+    size: int,
+    dtype: torch.dtype,
+    exchanged: Choose,
+    launched: list[str],
+) -> None:
+    exchanged(False)
+    check(cell, num_steps, batch, size, dtype)
+    assert launched == ["one launch"] * 2
+
+
+_FIRST = (LSTM, GatedGRU, Sliced)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [pytest.param(cell, marks=[] if cell in _FIRST else pytest.mark.long) for cell in CELLS],
+    ids=lambda cell: cell.__name__,
+)
+def test_exchange_changes_nothing(cell: type[Cell], exchanged: Choose) -> None:
+    """Where every sum has one term: of gates, of pieces of a value, of products of products."""
+    found = []
+    for yes in (True, False):
+        exchanged(yes)
+        core = made(cell, 9, Powers())
+        results, gradients = differentiated(core, sequences(core, 3, 11, 9), "triton", state_seqs=False)
+        found.append([*results, *gradients])
+    for a, b in zip(*found, strict=True):
+        assert a is not None
+        assert b is not None
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
+def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+    class Ratio(Cell):
+        """In the padding are zeros, and 0 / 0."""
+
+        num_states = 1
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+            v = (v @ self.v + 1) / x
+            return v, v
+
+    exchanged(yes)
+    core = made(Ratio, 9, Powers())
+    x, v = (torch.full_like(t, 2.0) for t in sequences(core, 4, 5, 9))
+    with torch.no_grad():
+        got, expected = (run(core, (x, v), target) for target in ("triton", None))
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+    assert launched == ["one launch"]
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="the tiles that run here are the interpreter's")
+@pytest.mark.parametrize(
+    ("size", "batch", "dtype", "expected"),
+    [
+        (64, 9, torch.float32, (8, 4)),
+        (128, 9, torch.bfloat16, (8, 4)),
+        (128, 17, torch.float32, (16, 8)),
+        (129, 9, torch.float32, None),
+    ],
+)
+def test_matrices_that_fit_into_registers_are_held(
+    size: int, batch: int, dtype: torch.dtype, expected: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and warps on a device of two processors."""
+    found: list[Tiles | None] = []
+
+    def noted(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+        found.append(_tiles.held_tiles(loop, 2, from_zero=from_zero))
+        return iter([Tiles(16, 1, 32, 4, ahead=2)])
+
+    monkeypatch.setattr(_one_launch, "tiles_for", noted)
+    core = made(RLIF, size, Powers(), dtype)
+    with torch.no_grad():
+        run(core, sequences(core, 2, batch, size, dtype=dtype), "triton", state_seqs=False)
+    (tiles,) = found
+    assert (tiles and (tiles.rows, tiles.num_warps)) == expected
+
+
+def test_what_programs_with_all_columns_do_is_said(exchanged: Choose) -> None:
+    exchanged(False)
+    core = made(RLIF, 20, Powers())
+    tensors = sequences(core, 3, 17, 20)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    scan(step, arguments, state_seqs=False)
+    assert step.loops.told["forward"] == (
+        "one launch for all steps, of 3 programs of 8 rows x 32 columns, which keep the whole matrices and exchange "
+        "nothing"
+    )
+
+
+# -- the end of a sequence, and numbers --------------------------------------------------------------------------
 
 
 @pytest.mark.long(all_but=["LearnedDecay"])
@@ -207,27 +351,34 @@ def test_what_does_not_fit_is_launched_step_by_step_and_says_why(monkeypatch: py
 @gpu
 @pytest.mark.parametrize("size", [1, 33, 128, 250, 512])
 @pytest.mark.parametrize("batch", [1, 37, 300])
-def test_many_programs(size: int, batch: int, launched: list[str]) -> None:
+@pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
+def test_many_programs(size: int, batch: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:
+    exchanged(yes)
     for dtype in (torch.float32, torch.bfloat16):
         check(RLIF, 20, batch, size, dtype)
     assert launched == ["one launch"] * 4
 
 
 @gpu
-def test_rows_in_turns(launched: list[str]) -> None:
+@pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
+def test_rows_in_turns(yes: bool, exchanged: Choose, launched: list[str]) -> None:
+    exchanged(yes)
     check(RLIF, 10, 9000, 200, torch.bfloat16)
     assert launched == ["one launch"] * 2
 
 
 @gpu
 @pytest.mark.parametrize("num_steps", [2, 3, 1000])
-def test_steps(num_steps: int, launched: list[str]) -> None:
+@pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
+def test_steps(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:
+    exchanged(yes)
     check(RLIF, num_steps, 40, 96, torch.float32)
     assert launched == ["one launch"] * 2
 
 
 @gpu
-def test_ten_thousand_launches_on_two_streams(launched: list[str]) -> None:
+def test_ten_thousand_launches_on_two_streams(exchanged: Choose, launched: list[str]) -> None:
+    exchanged(True)
     core = made(RLIF, 128, Powers(), torch.bfloat16)
     x, s, v = (t.detach() for t in sequences(core, 3, 64, 128, dtype=torch.bfloat16))
     expected = run(core, (x, s, v), None)
@@ -249,10 +400,11 @@ def test_ten_thousand_launches_on_two_streams(launched: list[str]) -> None:
 
 
 @gpu
-def test_runs_of_the_same_call_are_equal_to_the_bit() -> None:
+@pytest.mark.parametrize("size", [64, 200])
+def test_runs_of_the_same_call_are_equal_to_the_bit(size: int) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        core = made(LSTM, 200, Dense(), dtype)
-        tensors = sequences(core, 50, 70, 200, dtype=dtype, bits=10)
+        core = made(LSTM, size, Dense(), dtype)
+        tensors = sequences(core, 50, 70, size, dtype=dtype, bits=10)
         first = differentiated(core, tensors, "triton", state_seqs=False)
         for _ in range(3):
             again = differentiated(core, tensors, "triton", state_seqs=False)
@@ -263,8 +415,9 @@ def test_runs_of_the_same_call_are_equal_to_the_bit() -> None:
 
 
 @gpu
-def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch, exchanged: Choose) -> None:
     """Without some of the programs: the results are not a number, and the next call raises."""
+    exchanged(True)
     from flexsn_runtime.errors import GaveUpError
     from flexsn_runtime.launches._cooperative_launch import CooperativeLaunch
 
@@ -290,7 +443,9 @@ def test_programs_that_wait_in_vain_give_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @gpu
-def test_in_a_cuda_graph() -> None:
+@pytest.mark.parametrize("yes", [True, False], ids=["exchanged", "held"])
+def test_in_a_cuda_graph(yes: bool, exchanged: Choose) -> None:
+    exchanged(yes)
     core = made(RLIF, 128, Powers())
     x, s, v = (t.detach() for t in sequences(core, 5, 33, 128))
     program = ScanProgram(core, 1, 2, 1)

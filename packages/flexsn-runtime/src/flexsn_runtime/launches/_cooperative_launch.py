@@ -1,4 +1,4 @@
-"""Launches a kernel whose programs wait for each other: all of them run at the same time, or none does."""
+"""Launches a kernel whose programs may wait for each other: all of them run at the same time then, or none does."""
 
 from __future__ import annotations
 
@@ -26,17 +26,22 @@ _REGISTER_UNIT = 256
 
 
 class CooperativeKernel:
-    """A kernel whose programs wait for each other.
+    """A kernel whose programs may wait for each other.
 
     Args:
         rows: of one program.
         num_warps: of one program.
+        together: whether its programs wait for each other.
     """
 
-    def __init__(self, kernel: CompiledKernel, rows: int, num_warps: int, device: torch.device) -> None:
+    def __init__(
+        self, kernel: CompiledKernel, rows: int, num_warps: int, device: torch.device, *, together: bool
+    ) -> None:
         self._function = kernel.function
         self._rows, self._num_warps, self._device = rows, num_warps, device
-        self._options = {**kernel.options, "num_warps": num_warps, "launch_cooperative_grid": True}
+        self._options = {**kernel.options, "num_warps": num_warps}
+        if together:
+            self._options["launch_cooperative_grid"] = True
         self._launches: Recent[CooperativeLaunch] = Recent()
 
     def launch(self, tensors: Sequence[Tensor], numbers: tuple[int, ...]) -> CooperativeLaunch:
@@ -88,7 +93,7 @@ class CooperativeLaunch:
         self._again: dict[int, Callable[[Sequence[Tensor]], None]] = {}
 
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
-        """Launches so many programs, at most as many as there is room for."""
+        """Launches so many programs; if they wait for each other, at most as many as there is room for."""
         if triton_interpreted():
             with INTERPRETER, warnings.catch_warnings():
                 # What is outside of the step is computed with, and not stored.

@@ -107,7 +107,9 @@ class Loops:
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
-            programs = CooperativeKernel(compiled, tiles.rows, tiles.num_warps, step.device)
+            programs = CooperativeKernel(
+                compiled, tiles.rows, tiles.num_warps, step.device, together=tiles.exchanged
+            )
             found = self._kernels[key] = (kernel, programs)
         return found
 
@@ -146,6 +148,8 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     if at_once == 0:
         room, count = launch.room, prepared.tiles.count
         raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
+    if not prepared.tiles.exchanged:  # nobody waits for those that run later
+        at_once = prepared.groups
     MARKS.check(step.device)
     launch(passed, at_once * prepared.tiles.count)
     return prepared.in_words(at_once)
@@ -175,10 +179,11 @@ class _Prepared:
         if found is None:
             turns = -(-self.groups // at_once)
             count = len(self.loop.exchanges)
+            kept = f"their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
             found = self._said[at_once] = (
                 f"one launch for all steps, of {at_once * self.tiles.count} programs of {self.tiles.rows} rows x "
-                f"{self.tiles.columns(self.loop.width)} columns, which keep their part of the matrices and exchange "
-                f"{count} value{'s' if count > 1 else ''} a step"
+                f"{self.tiles.columns(self.loop.width)} columns, which keep "
+                + (kept if self.tiles.exchanged else "the whole matrices and exchange nothing")
                 + (f"; {turns} turns of {at_once} groups of rows" if turns > 1 else "")
             )
         return found
@@ -218,7 +223,7 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prep
     loops = step.loops
     memory = _memory(loop, over)
     for tiles in tiles_for(loop, step.device, from_zero=over.from_zero):
-        if over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
+        if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
             raise NotOneLaunchError("there are too many steps for one counter")
         written, kernel = loops.kernel(step, over, loop, memory, tiles)
         groups = -(-loop.num_rows // tiles.rows)

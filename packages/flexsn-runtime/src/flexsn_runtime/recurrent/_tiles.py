@@ -14,6 +14,10 @@ from flexsn_runtime._availability import triton_interpreted
 _ROWS = (16, 32, 64)
 _COLUMNS = (16, 32, 64, 128)
 _OPERAND_BYTES = 512  # of a thread: half of its registers
+# Of the matrices of a program that has all columns: half of the registers of a processor; measured by
+# benchmarks/recurrence_tiles.py, as is the rest of what `held_tiles` chooses.
+_HELD_BYTES = 128 << 10
+_HELD_BY_FOUR_WARPS = 32 << 10
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -25,6 +29,28 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
     if triton_interpreted():
         yield Tiles(16, 1, 32, 4, ahead=2)  # one program after the other: none may wait
         return
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    held = held_tiles(loop, processors, from_zero=from_zero)
+    if held is not None:
+        yield held
+    yield from exchanged_tiles(loop, device, from_zero=from_zero)
+
+
+def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
+    """Tiles of which each has all columns, with the matrices in registers; `None`: those do not fit.
+
+    Args:
+        processors: of the device. As long as each program has one for itself, programs of few rows are the faster ones.
+    """
+    matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
+    if matrices > _HELD_BYTES:
+        return None
+    rows = 8 if loop.num_rows <= 8 * processors else 16
+    return Tiles(rows, 1, 512, 4 if matrices <= _HELD_BY_FOUR_WARPS else 8, ahead=1, exchanged=False)
+
+
+def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+    """Tiles that share rows and exchange values, see `tiles_for`."""
     properties = torch.cuda.get_device_properties(device)
     shared = properties.shared_memory_per_block_optin
     tiles = _best(loop.num_rows, loop.width, _weights(loop, from_zero), properties.multi_processor_count, shared)
@@ -43,6 +69,12 @@ class _Weight:
     columns: int
     matrix: int
     operand: int
+
+    @property
+    def held_bytes(self) -> int:
+        """Of the matrix, with all columns."""
+        whole = Tiles(16, 1, 16, 4, ahead=1)
+        return whole.columns(self.terms) * whole.columns(self.columns) * self.matrix
 
     def shared_bytes(self, tiles: Tiles) -> int:
         """Of the matrix."""

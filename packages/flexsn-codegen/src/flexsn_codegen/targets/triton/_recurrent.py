@@ -6,6 +6,8 @@ same rows: each publishes its columns in one of two slots, arrives at a counter,
 loads all of them. Two slots are enough: who writes a slot again has waited for those that have read it.
 
 While it waits, the program has the loads of the next step and the stores of this one under way.
+
+A program that has all columns of its rows exchanges nothing: it multiplies what is in its registers.
 """
 
 from __future__ import annotations
@@ -44,11 +46,13 @@ class Tiles:
     """How a step is divided among programs.
 
     Attributes:
-        rows: of one program, a power of two, at least 16.
+        rows: of one program, a power of two, at least 16, or 8 if nothing is exchanged.
         count: programs that have the same rows and share the columns.
         chunk: terms of a sum that are multiplied at a time.
         num_warps: of one program.
         ahead: so many chunks of an operand are loaded before the first one is multiplied, if it is not in parts.
+        exchanged: whether programs give each other what products read. If not, one program has all columns, `chunk`
+            and `ahead` are of no use, and programs need not run at the same time.
     """
 
     rows: int
@@ -56,6 +60,10 @@ class Tiles:
     chunk: int
     num_warps: int
     ahead: int
+    exchanged: bool = True
+
+    def __post_init__(self) -> None:
+        assert self.exchanged or self.count == 1
 
     def columns(self, width: int) -> int:
         """How many columns of a value of this width one program has."""
@@ -143,6 +151,38 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Some terms of a product's sums, which are multiplied at a time.
+
+    Attributes:
+        range: the kernel's name for as many numbers, from 0 on.
+        size: how many, with padding.
+        offset: number of the first term; below 0, those before the sum's first are no terms.
+        end: number behind the last term.
+        value: of the operand, what the program has in registers; `None`: it is exchanged.
+    """
+
+    range: str
+    size: int
+    offset: int
+    end: int
+    value: Columns | None
+
+    def terms(self, axis: str) -> str:
+        """Their numbers."""
+        return f"({self.offset} + {self.range}[{axis}])"
+
+    def inside(self, axis: str) -> str:
+        """Which of them are terms; `""`: all."""
+        terms, found = self.terms(axis), []
+        if self.offset < 0:
+            found.append(f"({terms} >= 0)")
+        if self.offset + self.size > self.end:
+            found.append(f"({terms} < {self.end})")
+        return " & ".join(found)
+
+
 class _Writer:
     def __init__(self, spec: LoopSpec) -> None:
         loop = spec.loop
@@ -173,12 +213,14 @@ class _Writer:
         self._line(f"tile = tl.program_id(0) % {tiles.count}")
         for width in sorted(self._widths()):
             self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
-        for chunk in sorted({size for e in self._loop.exchanges for size in self._spec.tiles.chunks(e.width)}):
-            self._line(f"terms_{chunk} = tl.arange(0, {chunk})")
+        if tiles.exchanged:
+            for chunk in sorted({size for e in self._loop.exchanges for size in tiles.chunks(e.width)}):
+                self._line(f"terms_{chunk} = tl.arange(0, {chunk})")
         self._load_matrices()
         groups = "tl.cdiv(B, BLOCK)"
         self._line("rows_in_all = tl.cast(B, tl.int64)")
-        self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
+        if tiles.exchanged:
+            self._line(f"padded = {groups}.to(tl.int64) * BLOCK")
         # Rounded up: with fewer programs than share a row, it would be 0, and the loop would have no end.
         first, step = f"tl.program_id(0) // {tiles.count}", f"tl.cdiv(tl.num_programs(0), {tiles.count})"
         self._line(f"for group in range({first}, {groups}, {step}):")
@@ -202,7 +244,8 @@ class _Writer:
             f'def {full}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
         )
         kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
-        slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in self._loop.exchanges)
+        exchanges = self._loop.exchanges if self._spec.tiles.exchanged else ()
+        slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in exchanges)
         return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
 
     def _widths(self) -> set[int]:
@@ -219,21 +262,21 @@ class _Writer:
                 continue
             pointer = self._param(Role.MATRIX, part.matrix)
             down, across = self._spec.matrix_strides[part.matrix]
-            height = part.operand.width
             for first, count in part.pieces:
                 own = f"own_{count}[None, :]"
-                start = 0
-                for j, chunk in enumerate(self._spec.tiles.chunks(height)):
-                    terms = f"({start} + terms_{chunk}[:, None])"
-                    mask = f"({terms} < {height}) & ({own} < {count})"
-                    place = f"{pointer} + {terms} * {down} + ({first} + {own}) * {across}"
-                    name = f"matrix_{i}_{first}_{j}"
-                    if self._exchange(part.operand.port).dtype == torch.float32:
+                for j, block in enumerate(self._blocks(part.operand)):
+                    inside = block.inside(":, None")
+                    mask = f"{inside} & ({own} < {count})" if inside else f"{own} < {count}"
+                    place = f"{pointer} + {block.terms(':, None')} * {down} + ({first} + {own}) * {across}"
+                    name, in_parts = f"matrix_{i}_{first}_{j}", self._exchange(part.operand.port).dtype == torch.float32
+                    if in_parts:
                         self._line(f"whole = dev.fetch({place}, {mask})")
                         self._split(name, "whole", 3)
                     else:
                         self._line(f"{name}_0 = dev.fetch({place}, {mask})")
-                    start += chunk
+                    if not self._spec.tiles.exchanged:
+                        for k in range(3 if in_parts else 1):
+                            self._line(f"{name}_{k} = dev.hold({name}_{k}, BLOCK)")
                 if part.added is not None:
                     row = self._param(Role.MATRIX, part.added)
                     (distance,) = self._spec.matrix_strides[part.added]
@@ -254,7 +297,8 @@ class _Writer:
         self._line("rows = (group * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]")
         for width in sorted(self._widths()):
             self._line(f"mask_{width} = (rows < B) & (own_{width}[None, :] < {width})")
-        self._line(f"counter = {self._param(Role.COUNTER, 0)} + group * {COUNTER_DISTANCE}")
+        if self._spec.tiles.exchanged:
+            self._line(f"counter = {self._param(Role.COUNTER, 0)} + group * {COUNTER_DISTANCE}")
         self._lifted()
         for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
             if port in self._loop.absent:
@@ -263,22 +307,24 @@ class _Writer:
             else:
                 pointer = self._param(Role.STATE, i)
                 self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
-            exchange = self._loop.exchanges[self._number[port]] if port in self._number else None
-            if exchange is not None:
+            if self._spec.tiles.exchanged and port in self._number:
                 self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
-        events = self._events()
-        arrives, waits = _synchronisation(events)
-        if any(e.carried for e in self._loop.exchanges) and events[-1][1] == "write":
-            self._line("dev.arrive(counter)")
-            self._line("epoch = 1")
-        else:
-            self._line("epoch = 0")
+        arrives, waits = set[int](), set[int]()
+        if self._spec.tiles.exchanged:
+            events = self._events()
+            arrives, waits = _synchronisation(events)
+            if any(e.carried for e in self._loop.exchanges) and events[-1][1] == "write":
+                self._line("dev.arrive(counter)")
+                self._line("epoch = 1")
+            else:
+                self._line("epoch = 0")
         self._line(f"step = {'T - 1' if self._spec.backwards else '0'}")
         for i in range(len(self._spec.loads)):
             self._load(f"load_{i}", i, "step", None)
         self._line("for t in range(T):")
         self._depth += 1
-        self._line("odd = t & 1")
+        if self._spec.tiles.exchanged:
+            self._line("odd = t & 1")
         self._step(arrives, waits)
         self._depth -= 1
         for i, (port, (width, _)) in enumerate(self._loop.carried.items()):
@@ -388,7 +434,8 @@ class _Writer:
 
     def _multiply(self, i: int, part: Multiply) -> None:
         exchange = self._exchange(part.operand.port)
-        operand, chunks = self._name(part.operand), range(len(self._spec.tiles.chunks(part.operand.width)))
+        operand, chunks = self._name(part.operand), range(len(self._blocks(part.operand)))
+        dot = "dot" if self._spec.tiles.exchanged else "dot_held"
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
@@ -404,7 +451,7 @@ class _Writer:
             for first, _ in part.pieces:
                 for k, (a, b) in enumerate(terms):
                     total = f"total_{i}_{first}_{k if len(terms) > 1 else j}"
-                    self._line(f"{total} = dev.dot({operand}_{j}_{a}, matrix_{i}_{first}_{j}_{b}, {total})")
+                    self._line(f"{total} = dev.{dot}({operand}_{j}_{a}, matrix_{i}_{first}_{j}_{b}, {total})")
         for first, count in part.pieces:
             totals = [f"total_{i}_{first}_{k}" for k in range(len(sums))]
             if len(terms) > 1:  # the small ones first
@@ -431,7 +478,7 @@ class _Writer:
         self._values[columns] = value
         if columns.port in self._carried:
             self._new[columns.port] = value
-        if columns.port in self._number:
+        if self._spec.tiles.exchanged and columns.port in self._number:
             exchange = self._exchange(columns.port)
             self._publish(columns, value, width, "1 - odd" if exchange.carried else "odd", whole=False)
 
@@ -472,21 +519,58 @@ class _Writer:
         """What the chunks and parts of an operand are called, without their numbers."""
         return f"operand_{self._number[operand.port]}_{operand.first}_{operand.width}"
 
+    def _blocks(self, operand: Columns) -> list[_Block]:
+        """The terms of the sums over an operand's columns: chunks of what is exchanged, or else values as they are."""
+        found = []
+        if self._spec.tiles.exchanged:
+            for j, size in enumerate(self._spec.tiles.chunks(operand.width)):
+                found.append(_Block(f"terms_{size}", size, j * size, operand.width, None))
+            return found
+        for value in self._written_columns(operand.port):
+            offset, size = value.first - operand.first, self._spec.tiles.columns(value.width)
+            end = min(offset + value.width, operand.width)
+            if offset > -value.width and end > offset:
+                found.append(_Block(f"own_{value.width}", size, offset, end, value))
+        return found
+
+    def _written_columns(self, port: Port) -> list[Columns]:
+        """The pieces of a value that a step computes, in order."""
+        if port in self._carried:
+            return [Columns(port, 0, self._loop.carried[port][0])]
+        found: set[Columns] = set()
+        for part in self._loop.parts:
+            if isinstance(part, Call):
+                found |= {columns for columns in part.writes if columns is not None and columns.port == port}
+            elif part.port == port:
+                found |= {Columns(port, first, count) for first, count in part.pieces}
+        return sorted(found, key=lambda columns: columns.first)
+
     def _fetch(self, operand: Columns, begin: int, count: int) -> None:
-        """Loads some chunks of an operand, all of the group's rows, unless they are there."""
-        exchange, name = self._exchange(operand.port), self._name(operand)
-        sizes = self._spec.tiles.chunks(operand.width)
-        for j in range(begin, min(begin + count, len(sizes))):
+        """Has some blocks of an operand, all of the group's rows, in registers, unless they are there."""
+        blocks = self._blocks(operand)
+        for j in range(begin, min(begin + count, len(blocks))):
             if (operand, j) in self._fetched:
                 continue
             self._fetched.add((operand, j))
-            start = sum(sizes[:j])
-            terms = f"({start} + terms_{sizes[j]}[None, :])"
-            inside = f"{terms} < {operand.width}"
-            mask = "rows >= 0" if start + sizes[j] <= operand.width else f"(rows >= 0) & ({inside})"
+            self._take(operand, j, blocks[j])
+
+    def _take(self, operand: Columns, j: int, block: _Block) -> None:
+        exchange, name, inside = self._exchange(operand.port), f"{self._name(operand)}_{j}", block.inside("None, :")
+        if block.value is None:
+            mask = f"(rows >= 0) & {inside}" if inside else "rows >= 0"
             for k in range(self._parts(exchange)):
-                place = f"{self._slot(exchange, 'odd', k)} + {operand.first} + {terms}"
-                self._line(f"{name}_{j}_{k} = dev.fetch({place}, {mask})")
+                place = f"{self._slot(exchange, 'odd', k)} + {operand.first} + {block.terms('None, :')}"
+                self._line(f"{name}_{k} = dev.fetch({place}, {mask})")
+            return
+        value = self._carried.get(operand.port) or self._values[block.value]
+        if inside:  # in the padding may be what makes 0 times it no number
+            self._line(f"inside_{name} = tl.where({inside}, {value}, 0.0)")
+            value = f"inside_{name}"
+        if self._parts(exchange) > 1:
+            self._split(name, value, self._parts(exchange))
+        else:
+            kind = str(self._slot_dtype(exchange)).removeprefix("torch.")
+            self._line(f"{name}_0 = dev.as_{kind}({value})")
 
     # -- memory ------------------------------------------------------------------------------------------------------
 

@@ -12,10 +12,14 @@ from flexsn_codegen.targets.triton.device._base import *  # noqa: F403
 from flexsn_codegen.targets.triton.device._base import INTERPRETED as INTERPRETED
 from flexsn_codegen.targets.triton.device._composed import *  # noqa: F403
 from flexsn_codegen.targets.triton.device._exchange import arrive as arrive
+from flexsn_codegen.targets.triton.device._exchange import as_bfloat16 as as_bfloat16
+from flexsn_codegen.targets.triton.device._exchange import as_float16 as as_float16
 from flexsn_codegen.targets.triton.device._exchange import dot as dot
+from flexsn_codegen.targets.triton.device._exchange import dot_held as dot_held
 from flexsn_codegen.targets.triton.device._exchange import fetch as fetch
 from flexsn_codegen.targets.triton.device._exchange import first_part as first_part
 from flexsn_codegen.targets.triton.device._exchange import gave_up as gave_up
+from flexsn_codegen.targets.triton.device._exchange import hold as hold
 from flexsn_codegen.targets.triton.device._exchange import publish as publish
 from flexsn_codegen.targets.triton.device._exchange import rest as rest
 from flexsn_codegen.targets.triton.device._exchange import wait as wait

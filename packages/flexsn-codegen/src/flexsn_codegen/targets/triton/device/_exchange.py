@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, store
+from flexsn_codegen.targets.triton.device._base import INTERPRETED, load, round_bfloat16, round_float16, store
 
 # Added to a counter whose programs gave up. More than any number of arrivals.
 _GAVE_UP = tl.constexpr(1 << 30)
@@ -28,6 +28,8 @@ if INTERPRETED:
     def publish(pointers: Any, value: Any, mask: Any) -> None:
         store(pointers, value, mask)
 
+    as_bfloat16, as_float16 = round_bfloat16, round_float16  # numbers of 16 bits are computed with as float32
+
     def first_part(x: Any) -> Any:
         bits = _to_torch(x).view(torch.int32) & -65536
         return _of_type(x, bits.view(torch.float32), tl.float32)
@@ -39,6 +41,11 @@ if INTERPRETED:
 
     def dot(x: Any, y: Any, total: Any) -> Any:
         return tl.dot(x.to(tl.float32), y.to(tl.float32), total, input_precision="ieee")
+
+    def hold(matrix: Any, rows: Any) -> Any:
+        return matrix
+
+    dot_held = dot
 
     def arrive(counter: Any) -> None:
         pass
@@ -61,6 +68,14 @@ else:
         tl.store(pointers, value.to(pointers.dtype.element_ty), mask=mask)
 
     @triton.jit
+    def as_bfloat16(x):
+        return x.to(tl.bfloat16)
+
+    @triton.jit
+    def as_float16(x):
+        return x.to(tl.float16)
+
+    @triton.jit
     def _truncated(x):
         return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
@@ -77,6 +92,27 @@ else:
     @triton.jit
     def dot(x, y, total):
         return tl.dot(x, y, total)
+
+    @triton.jit
+    def hold(matrix, rows: tl.constexpr):
+        """A matrix that stays in registers in a loop that multiplies so many rows by it.
+
+        Triton moves what loads a factor from shared memory to the product that uses it, into the loop, if there is but
+        one. So here is another one, of nothing, which assembly keeps. And if a factor is loaded from memory as it is,
+        each product has a load of its own: so there is assembly in between.
+        """
+        matrix = tl.inline_asm_elementwise(
+            "mov.b32 $0, $1;", "=r,r", [matrix], dtype=matrix.dtype, is_pure=True, pack=2
+        )
+        nothing = tl.zeros([rows, matrix.shape[0]], matrix.dtype)
+        total = dot_held(nothing, matrix, tl.zeros([rows, matrix.shape[1]], tl.float32))
+        tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [total], dtype=tl.int32, is_pure=False, pack=1)
+        return matrix
+
+    @triton.jit
+    def dot_held(x, y, total):
+        """The product with what `hold` gave, turned round: matrix units take 8 columns, but no less than 16 rows."""
+        return tl.trans(tl.dot(tl.trans(y), tl.trans(x), tl.trans(total)))
 
     @triton.jit
     def _look(counter):

@@ -1,0 +1,239 @@
+"""Recurrent LIF in one launch: programs that share rows and exchange spikes, against programs that have all columns.
+
+    python benchmarks/recurrence_tiles.py [--output FILE] [--shapes 250x256x128 ...] [--dtypes ...] [--seconds 90]
+
+A shape is T x batch x neurons. Kernels are compiled by many processes first. The kernels of a call without gradients,
+and of a training step's forward and backward, are by the profiler; a training step is all of it, replayed from a CUDA
+graph, as is the forward. Of each division into tiles, the spikes are compared with those of the exchange, for weights
+and inputs that make all sums exact, and the gradient of the input by its largest difference, of its largest value.
+cuDNN's nn.RNN multiplies the input by a matrix, too, and rounds float32 to TF32. Measurements that would begin after
+`--seconds` are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import torch
+from measure import graphed, in_processes, publish, table, where
+from recurrence import Layer, Run, inference, seconds_of, training
+from torch import Tensor, nn
+
+from flexsn_codegen.recurrent import NotOneLaunchError, Tiles
+from flexsn_runtime.recurrent import _one_launch, _tiles
+
+SHAPES = ("250x256x128", "250x128x256", "250x2048x128", "250x256x64", "250x32x128")
+DTYPES = ("float32", "bfloat16")
+
+
+def held(rows: int, num_warps: int) -> Tiles:
+    """Of a program that has all columns."""
+    return Tiles(rows, 1, 512, num_warps, ahead=1, exchanged=False)
+
+
+# In the order in which they are measured; `None`: programs exchange.
+CHOICES: dict[str, Tiles | None] = {
+    "exchange": None,
+    "8 rows, 4 warps": held(8, 4),
+    "8 rows, 8 warps": held(8, 8),
+    "16 rows, 8 warps": held(16, 8),
+    "16 rows, 4 warps": held(16, 4),
+    "16 rows, 16 warps": held(16, 16),
+}
+
+
+class Case(NamedTuple):
+    """What is measured."""
+
+    shape: str
+    dtype: str
+    tiles: str
+
+
+class Times(NamedTuple):
+    """Microseconds of kernels in a step; milliseconds of a replayed forward and training step; what differs."""
+
+    inference: str
+    forward: str
+    backward: str
+    replayed_forward: float
+    replayed_training: float
+    spikes: int
+    gradient: float
+
+
+@contextmanager
+def divided(choice: str) -> Iterator[None]:
+    """Kernels that are made in here have these tiles."""
+    tiles, module = CHOICES[choice], cast(Any, _one_launch)
+    original = module.tiles_for
+
+    def forced(loop: Any, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
+        if tiles is None:
+            return _tiles.exchanged_tiles(loop, device, from_zero=from_zero)
+        if _tiles.held_tiles(loop, 1, from_zero=from_zero) is None:
+            raise NotOneLaunchError("matrices do not fit into registers")
+        return iter([tiles])
+
+    module.tiles_for = forced
+    try:
+        yield
+    finally:
+        module.tiles_for = original
+
+
+def made(shape: str, dtype: str) -> tuple[Layer, Tensor, Tensor]:
+    """A layer, its input and a gradient of the output, of few bits."""
+    steps, batch, hidden = map(int, shape.split("x"))
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def few_bits(*size: int) -> Tensor:
+        return torch.randint(-8, 9, size, generator=generator, device="cuda").to(getattr(torch, dtype)) / 8
+
+    layer = Layer(hidden, "auto").to("cuda", getattr(torch, dtype))
+    with torch.no_grad():
+        next(layer.parameters()).copy_(few_bits(hidden, hidden) / 2)
+    return layer, few_bits(steps, batch, hidden) + 0.5, few_bits(steps, batch, hidden)
+
+
+def compiled(case: Case) -> None:
+    """Leaves the kernels in the cache on disk. They are the same for any T and batch."""
+    _, batch, hidden = case.shape.split("x")
+    layer, x, weight = made(f"3x{batch}x{hidden}", case.dtype)
+    try:
+        with divided(case.tiles):
+            training(layer, x, weight)()
+            inference(layer, x)()
+    except Exception as error:  # what is measured says it again
+        print(case, error, flush=True)
+
+
+def results(layer: Layer, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Spikes, and the gradient of the input."""
+    leaf = x.clone().requires_grad_()
+    spikes = layer(leaf)
+    (gradient,) = torch.autograd.grad(spikes, [leaf], weight)
+    return spikes.detach(), gradient
+
+
+def of_kernels(run: Run, num_steps: int) -> dict[str, str]:
+    """Microseconds of the kernels over all steps, for each of them: ``"forward"`` and ``"backward"``."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    found = {}
+    for event in profile.key_averages():
+        if "_loop_" in event.key:
+            way = "backward" if "_loop_backward_" in event.key else "forward"
+            found[way] = f"{event.self_device_time_total / event.count / num_steps:.2f}"
+    return found
+
+
+def measured(case: Case, expected: tuple[Tensor, Tensor] | None) -> tuple[Times, tuple[Tensor, Tensor]]:
+    """Times, and results.
+
+    Args:
+        expected: results of the exchange; `None`: these are.
+    """
+    device = torch.device("cuda")
+    num_steps = int(case.shape.split("x")[0])
+    layer, x, weight = made(case.shape, case.dtype)
+    with divided(case.tiles):
+        got = results(layer, x, weight)
+        for line in str(layer.layer.explain()).splitlines():
+            if "launches step by step" in line:
+                raise RuntimeError(line.strip())
+        forward, both = inference(layer, x), training(layer, x, weight)
+        forward()
+        spikes, gradient = expected or got
+        alone, trained = of_kernels(forward, num_steps), of_kernels(both, num_steps)
+        times = Times(
+            alone["forward"],
+            trained["forward"],
+            trained["backward"],
+            1e3 * seconds_of(graphed(forward), device),
+            1e3 * seconds_of(graphed(both), device),
+            int((got[0] != spikes).sum()),
+            float((got[1] - gradient).abs().max() / gradient.abs().max()),
+        )
+    return times, got
+
+
+def of_rnn(shape: str, dtype: str) -> list[str]:
+    """Milliseconds of cuDNN's forward and training step, and of both in a CUDA graph."""
+    steps, batch, hidden = map(int, shape.split("x"))
+    device = torch.device("cuda")
+    layer = nn.RNN(hidden, hidden, bias=False).to(device, getattr(torch, dtype))
+    x = torch.randn(steps, batch, hidden, device=device, dtype=getattr(torch, dtype))
+    forward, both = inference(layer, x), training(layer, x, torch.randn_like(x))
+    found = [f"{1e3 * seconds_of(run, device):.2f}" for run in (forward, both)]
+    for run in (forward, both):
+        try:
+            found.append(f"{1e3 * seconds_of(graphed(run), device):.2f}")
+        except Exception as error:
+            found.append(f"not captured: {str(error).splitlines()[0][:80]}")
+            torch.cuda.synchronize()
+    return found
+
+
+def main(shapes: list[str], dtypes: list[str], seconds: float, path: Path) -> None:
+    begun = time.perf_counter()
+    cases = [Case(shape, dtype, tiles) for tiles in CHOICES for shape in shapes for dtype in dtypes]
+    sizes = {(case.shape.split("x")[2], case.dtype, case.tiles): case for case in cases if case.tiles != "exchange"}
+    in_processes(compiled, [*sizes.values(), *(case for case in cases if case.tiles == "exchange")])
+    print(f"compiled after {time.perf_counter() - begun:.0f} s", flush=True)
+    rows: dict[Case, list[str]] = {}
+    expected: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+    for case in cases:
+        key = (case.shape, case.dtype)
+        if time.perf_counter() - begun > seconds:
+            rows[case] = ["no time was left"]
+            continue
+        try:
+            times, got = measured(case, expected.get(key))
+            expected.setdefault(key, got)
+            rows[case] = [f"{one:.3g}" if isinstance(one, float) else str(one) for one in times]
+        except Exception as error:  # of compilers and devices: the others are measured all the same
+            rows[case] = [(str(error).splitlines() or [repr(error)])[0][:160]]
+        print(*case, *rows[case], flush=True)
+    theirs = []
+    for shape in shapes:
+        for dtype in dtypes:
+            try:
+                theirs.append([shape, dtype, *of_rnn(shape, dtype)])
+            except Exception as error:
+                theirs.append([shape, dtype, str(error).splitlines()[0][:160]])
+    kernels = ("kernel without gradients, µs a step", "forward kernel", "backward kernel")
+    replayed = ("forward in a CUDA graph, ms", "training in a CUDA graph, ms")
+    in_order = sorted(cases, key=lambda case: (shapes.index(case.shape), dtypes.index(case.dtype)))
+    lines = [
+        "# Tiles of recurrent LIF",
+        "",
+        f"`python benchmarks/recurrence_tiles.py`. {where(torch.device('cuda'))}",
+        "",
+        *table(
+            ("T x B x H", "dtype", "tiles", *kernels, *replayed, "spikes that differ", "gradient differs by"),
+            [[*case, *rows[case]] for case in in_order],
+        ),
+        "",
+        "cuDNN's nn.RNN:",
+        "",
+        *table(("T x B x H", "dtype", "forward, ms", "training, ms", *replayed), theirs),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "recurrence_tiles.md")
+    parser.add_argument("--shapes", nargs="*", default=list(SHAPES))
+    parser.add_argument("--dtypes", nargs="*", default=list(DTYPES))
+    parser.add_argument("--seconds", type=float, default=90.0)
+    options = parser.parse_args()
+    main(options.shapes, options.dtypes, options.seconds, options.output)
