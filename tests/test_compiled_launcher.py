@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import threading
 import weakref
@@ -84,12 +85,12 @@ class TwoInTwoOut(nn.Module):
         return s, (h > 0).to(h.dtype), h * (1 - s)
 
 
-NEURONS: dict[str, Callable[[], tuple[FlexSN, int]]] = {
-    "lif": lambda: (_lif(), 1),
-    "plif": lambda: (PLIF(backend="cpp"), 1),
-    "alif": lambda: (ALIF(backend="cpp"), 1),
-    "izhikevich": lambda: (Izhikevich(backend="cpp"), 1),
-    "two": lambda: (FlexSN(TwoInTwoOut(), 2, 1, 2, backend="cpp"), 2),
+NEURONS: dict[str, Callable[[Any], tuple[FlexSN, int]]] = {
+    "lif": lambda backend: (LIF(backend=backend), 1),
+    "plif": lambda backend: (PLIF(backend=backend), 1),
+    "alif": lambda backend: (ALIF(backend=backend), 1),
+    "izhikevich": lambda backend: (Izhikevich(backend=backend), 1),
+    "two": lambda backend: (FlexSN(TwoInTwoOut(), 2, 1, 2, backend=backend), 2),
 }
 
 
@@ -100,7 +101,7 @@ def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
     outputs = [found] if isinstance(found, Tensor) else list(found)
     outputs += neuron.states
     learned = [*inputs, *neuron.parameters()]
-    weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs]
+    weighed = [(o * torch.linspace(-1, 1, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs]
     gradients = torch.autograd.grad(torch.stack([w for w in weighed if w.requires_grad]).sum(), learned)
     return [*(o.detach() for o in outputs), *gradients]
 
@@ -111,8 +112,28 @@ def _step(neuron: FlexSN, inputs: Sequence[Tensor]) -> list[Tensor]:
 def test_equals_python(
     name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
 ) -> None:
-    neuron, count = NEURONS[name]()
-    inputs = [_data(11, 3, 5, 7, dtype=dtype) for _ in range(count)]
+    _compare(*NEURONS[name]("cpp"), CPU, dtype, monkeypatch, native_runs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", NEURONS)
+def test_equals_python_on_the_gpu(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, native_runs: list[NativeScan]
+) -> None:
+    neuron, count = NEURONS[name]("triton")
+    _compare(neuron.cuda(), count, torch.device("cuda"), dtype, monkeypatch, native_runs)
+
+
+def _compare(
+    neuron: FlexSN,
+    count: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+    native_runs: list[NativeScan],
+) -> None:
+    inputs = [_data(11, 30, 5, 7, dtype=dtype).detach().to(device).requires_grad_() for _ in range(count)]
     monkeypatch.setenv("FLEXSN_LAUNCHER", "python")
     twin = copy.deepcopy(neuron)
     for _ in range(2):
@@ -123,6 +144,38 @@ def test_equals_python(
         found = _step(neuron, inputs)
         assert all(map(torch.equal, found, expected))
     assert len(native_runs) >= 2
+
+
+@pytest.mark.gpu
+def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
+    neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
+    weight = torch.randn(5, 3, 1000, device="cuda")
+    expected = _gradient(x, weight)
+    side = torch.cuda.Stream()
+    for stream in (torch.cuda.current_stream(), side, side, torch.cuda.current_stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                neuron.reset()
+                (found,) = torch.autograd.grad(neuron(x), x, weight)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(found, expected)
+    assert native_runs
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        neuron.reset()
+        (found,) = torch.autograd.grad(neuron(x), x, weight)
+    found.zero_()
+    graph.replay()
+    torch.testing.assert_close(found, expected)
+    _, total = torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (torch.cuda.memory_reserved() + 2**20) / total))
+    try:
+        neuron.reset()
+        with pytest.raises(torch.OutOfMemoryError):
+            list(map(neuron.step, itertools.repeat(x)))
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
 
 
 def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
@@ -456,13 +509,14 @@ class _Extension:
 
     def __init__(self, *, there: bool = False, error: Exception | None = None) -> None:
         self.there, self.error = there, error
-        self.built, self.may_end = 0, threading.Event()
+        self.builds: list[str] = []
+        self.may_end = threading.Event()
 
     def kept(self) -> str | None:
         return "file" if self.there else None
 
     def build(self) -> str:
-        self.built += 1
+        self.builds.append("file")
         self.may_end.wait()
         if self.error is not None:
             raise self.error
@@ -484,14 +538,14 @@ def test_it_is_compiled_beside_from_many_calls_on() -> None:
     extension = _Extension()
     launcher = _launcher_of(extension)
     assert launcher.get("auto", 63) is None
-    assert not extension.built
+    assert not extension.builds
     assert launcher.get("auto", 64) is None
     building = launcher.building
     assert launcher.get("auto", 65) is None
     extension.may_end.set()
     building.join()
     assert launcher.get("auto", 66).__name__ == "loaded"
-    assert extension.built == 1
+    assert len(extension.builds) == 1
 
 
 def test_what_is_there_is_loaded_at_once() -> None:
@@ -509,7 +563,7 @@ def test_without_a_compiler_python_goes_on() -> None:
     building.join()
     assert launcher.get("auto", 65) is None
     assert launcher.why_not == "no compiler"
-    assert extension.built == 1
+    assert len(extension.builds) == 1
     with pytest.raises(RuntimeError, match="no compiler"):
         _launcher_of(extension).get("compiled", 1)
 
