@@ -80,7 +80,7 @@ class TwoInTwoOut(nn.Module):
         self.gain = nn.Parameter(torch.linspace(0.5, 1.5, 7))
 
     def forward(self, x: Tensor, y: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h = v + self.gain * x - y / 2
+        h = v + self.gain.to(x.dtype) * x - y / 2
         s = _spike(h - 1)
         return s, (h > 0).to(h.dtype), h * (1 - s)
 
