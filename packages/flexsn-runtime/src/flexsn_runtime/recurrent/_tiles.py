@@ -17,7 +17,7 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 # Of the matrices of a program that has all columns: half of the registers of a processor; measured by
 # benchmarks/recurrence_tiles.py, as is the rest of what `held_tiles` chooses.
 _HELD_BYTES = 128 << 10
-_HELD_BY_FOUR_WARPS = 32 << 10
+_HELD_BY_FOUR_WARPS = 24 << 10
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
