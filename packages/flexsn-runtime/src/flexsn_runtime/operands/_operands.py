@@ -78,6 +78,10 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
     there = [t is not None for t in tensors]
     these = [t for t in tensors if t is not None]
     are_alike, places = alike(these), _places(these)
+    if len(these) == len(tensors):
+        count = len(tensors)
+        # It says no of what is no tensor.
+        return lambda others: len(others) == count and are_alike(*others) and _places(others) == places
 
     def are_same(others: Sequence[Tensor | None]) -> bool:
         if [t is not None for t in others] != there:
@@ -88,7 +92,7 @@ def same_layout(tensors: Sequence[Tensor | None]) -> Callable[[Sequence[Tensor |
     return are_same
 
 
-def _places(tensors: Sequence[Tensor]) -> list[int | None]:
+def _places(tensors: Sequence[Any]) -> list[int | None]:
     """What a layout says of where tensors are in memory."""
     return [place % 16 if (place := t.data_ptr()) else None for t in tensors]
 
