@@ -7,7 +7,7 @@ without waiting; `graph` is the time of a replay of the same call under a CUDA g
 of 20 calls, as the layers of a network are in one, and `kernels` that of a call's kernels alone, as the profiler has
 it. A replay by itself takes as long as the CPU needs to launch a graph, whatever is in it. `one thread` rows run the
 backward in the calling thread (`torch.autograd.set_multithreading_enabled(False)`): without the way to the GPU's own
-thread and back.
+thread and back. Training steps are launched by the compiled launcher, and in rows that say so by Python.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import io
+import os
 import pstats
 import time
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def microseconds(function: Call, calls: int, device: torch.device) -> tuple[floa
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:
     """`(who, what, call)` for the rows of the table."""
-    model = Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device)
+    model, by_python = (Work(MODELS["LIF"], STEPS, BATCH * FEATURES, device) for _ in range(2))
     kernel = FlexSNKernel(lif, 1, 1, 1)
     x = torch.randn(STEPS, BATCH, FEATURES, device=device)
     leaf, grad = x.clone().requires_grad_(), torch.randn_like(x)
@@ -71,10 +72,17 @@ def works(device: torch.device) -> list[tuple[str, str, Call]]:
     def relu_train() -> tuple[Tensor, ...]:
         return torch.autograd.grad(torch.relu(leaf), leaf, grad)
 
+    # A neuron's calls are handed over to what is chosen when they begin to repeat.
+    for choice, begin in (("compiled", (model.train, kernel_train)), ("python", (by_python.train,))):
+        os.environ["FLEXSN_LAUNCHER"] = choice
+        for call in begin * 3:
+            call()
     return [
         ("FlexSN", "inference", model.infer),
         ("FlexSN", "training step", model.train),
+        ("FlexSN", "training step, by Python", by_python.train),
         ("FlexSN", "training step, one thread", in_this_thread(model.train)),
+        ("FlexSN", "training step, one thread, by Python", in_this_thread(by_python.train)),
         ("FlexSNKernel", "inference", lambda: kernel(x, v)),
         ("FlexSNKernel", "training step", kernel_train),
         ("add_", "", lambda: x.add_(1.0)),

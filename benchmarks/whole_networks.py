@@ -4,7 +4,8 @@
         [--format channels-last] [--neurons "FlexSN LIF" compiled] [--seconds 150]
 
 A step is forward, cross entropy of the mean over time, backward, fused SGD. ReLU in the neurons' places, over the same
-T·B frames, is the limit: a network whose neurons cost nothing. FlexSN's neurons run behind the norms, with the norms in
+T·B frames, is the limit: a network whose neurons cost nothing. Eager training steps are launched by the compiled
+launcher, unless FLEXSN_LAUNCHER says something else. FlexSN's neurons run behind the norms, with the norms in
 their steps (`fuse_norms`), and with spikes kept as bits besides (`PackedSpikes`): written by the kernels, and packed
 afterwards by PyTorch operations. Then ReLU's and FlexSN's networks compiled, the latter with norms and residual
 additions in the neurons' steps (`AbsorbingBackend`), with bits (`PackingBackend`), and with both. SpikingJelly's
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -37,6 +39,7 @@ from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import AbsorbingBackend, fuse_norms
 from flexsn_nn.memory import PackedSpikes, PackingBackend
+from flexsn_runtime import launcher_in_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +256,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no other row after so long")
     chosen = parser.parse_args()
     torch.backends.cudnn.benchmark = True
+    os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     begun = time.perf_counter()
     rows = [
         (case, FORMATS[memory_format], name)
@@ -285,7 +289,8 @@ def main() -> None:
             f"`python benchmarks/whole_networks.py{given}`: a step of training",
             "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the",
             "same run. bf16 is autocast. The second time is that with `set_multithreading_enabled(False)` of",
-            "torch.autograd. The kernels' time is the profiler's.",
+            "torch.autograd. The kernels' time is the profiler's. Eager steps of FlexSN's neurons are launched by",
+            f"{launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",
             *table(HEADER, lines),
