@@ -10,6 +10,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <cstdint>
@@ -18,7 +19,8 @@
 #include <optional>
 #include <vector>
 
-namespace {
+// Its nodes have names in graphs, profiles and errors.
+namespace flexsn {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
@@ -251,9 +253,10 @@ class Scan : public torch::CustomClassHolder {
   std::shared_ptr<const Backward> backward_;
 };
 
-struct ScanFunction : torch::autograd::Function<ScanFunction> {
+struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
+    RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
     const auto& [written, kernel, first_kept, fixed] = scan->forward;
     const auto device = tensors[0].device();
     variable_list saved(tensors.begin(), tensors.end()), results;
@@ -386,10 +389,12 @@ variable_list Scan::run(const Tensors& tensors) {
       these.push_back(*tensor);
   const auto self = c10::intrusive_ptr<Scan>::reclaim_copy(this);
   const py::gil_scoped_release others_may_run;
-  return ScanFunction::apply(self, at::TensorList(these));
+  return ScanBackward::apply(self, at::TensorList(these));
 }
 
-} // namespace
+} // namespace flexsn
+
+using namespace flexsn;
 
 PYBIND11_MODULE(flexsn_launcher, module) {
   module.def("on_gpu", [](std::uintptr_t launch, std::uintptr_t stream) {
