@@ -22,11 +22,14 @@ import argparse
 import gc
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from measure import graphed, kernel_time, milliseconds, publish, table, where
@@ -65,6 +68,7 @@ class Case:
 
 FORMATS = {torch.contiguous_format: "contiguous", torch.channels_last: "channels-last"}
 Row = tuple[float, ...]
+TURNS = 7
 
 CASES = (
     Case("VGG-8, T 4, B 64, 32², bf16", vgg8, (4, 64, 3, 32, 32), 10, torch.bfloat16),
@@ -136,6 +140,22 @@ def variants(case: Case) -> dict[str, Variant]:
     return found
 
 
+class RowName(NamedTuple):
+    """A network in a format, with some neurons."""
+
+    case: Case
+    form: str
+    name: str
+
+    @property
+    def variant(self) -> Variant:
+        return variants(self.case)[self.name]
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return next(one for one in self.case.formats if FORMATS[one] == self.form)
+
+
 def training_step(
     case: Case, variant: Variant, memory_format: torch.memory_format, device: torch.device
 ) -> Callable[[], None]:
@@ -173,28 +193,67 @@ def training_step(
     return step
 
 
-def walls(case: Case, variant: Variant, memory_format: torch.memory_format) -> Row:
-    """Of a step: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB."""
-    device = torch.device("cuda")
-    step = training_step(case, variant, memory_format, device)
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
+def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
+    """Of steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
+
+    They take turns: a host that is slow for a while is so for all.
+
+    Args:
+        until: nothing is prepared any more then, by `time.perf_counter`.
+    """
+    steps: dict[RowName, Callable[[], None]] = {}
+    found: dict[RowName, Row | str] = {}
+    peaks = {}
+    for row in rows:
+        if time.perf_counter() > until:
+            found[row] = "not run"
+            continue
+        try:
+            before = torch.cuda.memory_allocated()
+            step = training_step(row.case, row.variant, row.memory_format, torch.device("cuda"))
+            for _ in range(3):
+                step()
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            step()
+            torch.cuda.synchronize()
+            peaks[row] = (torch.cuda.max_memory_allocated() - before) / 2**20
+            steps[row] = step
+        except Exception as error:
+            found[row] = said(error)
+    times: dict[RowName, tuple[list[float], list[float]]] = {row: ([], []) for row in steps}
+    for _ in range(TURNS):
+        for row, step in steps.items():
+            for threads, measured in zip((True, False), times[row], strict=True):
+                with torch.autograd.set_multithreading_enabled(threads):
+                    measured.append(by_clock(step))
+    return found | {row: (*map(statistics.median, both), peaks[row]) for row, both in times.items()}
+
+
+def by_clock(step: Callable[[], None], count: int = 8) -> float:
+    """Wall time in ms of one of several steps, the first of which waits for nothing on the GPU."""
     step()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() / 2**20
-    found = []
-    for threads in (True, False):
-        with torch.autograd.set_multithreading_enabled(threads):
-            found.append(milliseconds(step, device, warmup=50, rep=300))
-    return *found, peak
+    begun = time.perf_counter()
+    for _ in range(count):
+        step()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begun) / count
 
 
-def device_times(case: Case, variant: Variant, memory_format: torch.memory_format) -> Row:
-    """Of a step: its kernels' time, and that of its CUDA graph, in ms."""
+def device_times(row: RowName) -> Row | str:
+    """Of a step: its kernels' time, and that of its CUDA graph, in ms; or why there is none."""
+    try:
+        return _device_times(row)
+    except Exception as error:
+        return said(error)
+    finally:
+        clean()
+
+
+def _device_times(row: RowName) -> Row:
     device = torch.device("cuda")
-    step = training_step(case, variant, memory_format, device)
+    step = training_step(row.case, row.variant, row.memory_format, device)
     for _ in range(4):
         step()
     kernels, _ = kernel_time(step, 5)
@@ -205,18 +264,16 @@ def device_times(case: Case, variant: Variant, memory_format: torch.memory_forma
     return kernels / 1e3, in_graph
 
 
-def measured(measure: Callable[[Case, Variant, torch.memory_format], Row], row: tuple[Case, str, str]) -> Row | str:
-    """What `measure` finds, or why it finds nothing."""
-    case, form, name = row
-    memory_format = next(one for one in case.formats if FORMATS[one] == form)
-    try:
-        return measure(case, variants(case)[name], memory_format)
-    except Exception as error:
-        return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    finally:
-        gc.collect()
-        torch._C._cuda_clearCublasWorkspaces()  # of the streams of a capture: 32 MiB each, and no part of the next row
-        torch.cuda.empty_cache()
+def said(error: Exception) -> str:
+    """Of a failure, what stands in its row."""
+    return f"failed: {type(error).__name__}: {str(error).splitlines()[0][:120]}"
+
+
+def clean() -> None:
+    """Gives back what a row has taken."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()  # of the streams of a capture: 32 MiB each, and no part of the next row
+    torch.cuda.empty_cache()
 
 
 def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
@@ -228,11 +285,11 @@ def cells(found: Row | str, limit: Row | str | None, count: int) -> list[str]:
     return [f"{value:.2f} ({value / least:.2f})" for value, least in zip(found, limit, strict=True)]
 
 
-def ratios(found: Mapping[tuple[Case, str, str], Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
+def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple[str, str], float]]:
     """To ReLU's in the same network, by the figure's name, and by network and neurons."""
     drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
     for (case, form, name), results in found.items():
-        limits = found[case, form, "ReLU"]
+        limits = found[RowName(case, form, "ReLU")]
         for title, of, column in (("time of a step", 0, 0), ("peak memory", 0, 2), ("time in a graph", 1, 1)):
             value, limit = results[of], limits[of]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
@@ -240,6 +297,10 @@ def ratios(found: Mapping[tuple[Case, str, str], Sequence[Row | str]]) -> dict[s
                 if math.isfinite(ratio):  # what cannot be captured has none
                     drawn[title][f"{case.name}, {form}", name] = ratio
     return drawn
+
+
+def tell(begun: float, row: RowName, result: Row | str) -> None:
+    print(f"{time.perf_counter() - begun:.0f} s", row.case.name, *row[1:], result, sep=" | ", flush=True)
 
 
 HEADER = (
@@ -259,7 +320,7 @@ def main() -> None:
     os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
     begun = time.perf_counter()
     rows = [
-        (case, FORMATS[memory_format], name)
+        RowName(case, FORMATS[memory_format], name)
         for case in CASES
         if any(part in case.name for part in chosen.only)
         for memory_format in case.formats
@@ -268,15 +329,19 @@ def main() -> None:
         if name == "ReLU" or name.startswith(tuple(chosen.neurons))
     ]
     # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
-    found: dict[tuple[Case, str, str], list[Row | str]] = {row: [] for row in rows}
-    for measure, until in ((walls, chosen.seconds * 0.6), (device_times, chosen.seconds)):
-        for row in rows:
-            result = measured(measure, row) if time.perf_counter() - begun < until else "not run"
+    found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
+    for _, group in groupby(rows, key=lambda row: (row.case, row.form)):
+        for row, result in walls(list(group), begun + chosen.seconds * 0.6).items():
+            tell(begun, row, result)
             found[row].append(result)
-            print(f"{time.perf_counter() - begun:.0f} s", row[0].name, *row[1:], result, sep=" | ", flush=True)
+        clean()
+    for row in rows:
+        late = time.perf_counter() - begun > chosen.seconds
+        found[row].append("not run" if late else device_times(row))
+        tell(begun, row, found[row][-1])
     lines = []
     for (case, form, name), results in found.items():
-        limits = found[case, form, "ReLU"] if name != "ReLU" else (None, None)
+        limits = found[RowName(case, form, "ReLU")] if name != "ReLU" else (None, None)
         first, second = (cells(*three) for three in zip(results, limits, (3, 2), strict=True))
         lines.append((case.name, form, name, *first, *second))
     draw(ratios(found), chosen.output.with_suffix(".svg"))
@@ -287,10 +352,10 @@ def main() -> None:
             "# Whole networks beside ReLU",
             "",
             f"`python benchmarks/whole_networks.py{given}`: a step of training",
-            "(forward, cross entropy, backward, fused SGD), medians in ms; in brackets, the ratio to ReLU's in the",
-            "same run. bf16 is autocast. The second time is that with `set_multithreading_enabled(False)` of",
-            "torch.autograd. The kernels' time is the profiler's. Eager steps of FlexSN's neurons are launched by",
-            f"{launcher_in_words(torch.device('cuda'))}.",
+            "(forward, cross entropy, backward, fused SGD), in ms; in brackets, the ratio to ReLU's in the same run.",
+            f"Wall times are medians of {TURNS} turns, which the neurons of a network take one after another. bf16 is",
+            "autocast. The second time is that with `set_multithreading_enabled(False)` of torch.autograd. The kernels'",
+            f"time is the profiler's. Eager steps of neurons launched by: {launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",
             *table(HEADER, lines),
