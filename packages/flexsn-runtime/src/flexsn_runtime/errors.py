@@ -55,6 +55,10 @@ class CapturedTensorError(RuntimeError):
     """A tensor captured by the step function was replaced between forward and backward."""
 
 
+class StepGoneError(RuntimeError):
+    """A backward needs its step, which has been dropped with its neuron, or for many others."""
+
+
 class DoubleBackwardError(NotImplementedError):
     """A gradient of a gradient was asked for."""
 

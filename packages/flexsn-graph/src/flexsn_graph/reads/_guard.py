@@ -17,6 +17,7 @@ class Guard:
         values: what was read, by place.
 
     Attributes:
+        watches: whether there is anything to check.
         holds: the check. It also fails where an equal object has taken the place of what was read: `changed` tells.
     """
 
@@ -33,6 +34,7 @@ class Guard:
             if condition is not None:
                 self._cells[token] = CellType(place.token(value))
                 conditions.append(condition)
+        self.watches = bool(conditions)
         code = _compiled("\n        and ".join(conditions) or "True", tuple(self._cells))
         closure = tuple(self._cells[name] for name in code.co_freevars)
         self.holds: Callable[[], bool] = FunctionType(code, {}, closure=closure)

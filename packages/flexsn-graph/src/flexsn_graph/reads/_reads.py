@@ -150,6 +150,11 @@ class Reads:
         """Whether what backward formulas read is there still; if not, `changed_for_backward` says what is not."""
         return self._backward_guard.holds()
 
+    @property
+    def reads_for_backward(self) -> bool:
+        """Whether backward formulas read anything that may change."""
+        return self._backward_guard.watches
+
     def changed_for_backward(self) -> list[str]:
         """Names of what backward formulas read and what is not there any more."""
         return [] if self._backward_guard.holds() else [place.name for place in self._backward_guard.changed()]

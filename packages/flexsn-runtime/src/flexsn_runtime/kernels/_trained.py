@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import is_batched
+from flexsn_runtime._torch_private import is_batched, untraced
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._backward import BackwardScan
 from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
@@ -16,6 +16,9 @@ from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_s
 from flexsn_runtime.native import NativeScan, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments, same_layout
 from flexsn_runtime.step._pointwise_step import Specialization
+
+# As many as the compiled launcher knows at a time.
+_MOST_CONSIDERED = 4
 
 
 class TrainedScan:
@@ -52,7 +55,7 @@ class TrainedScan:
         self.native: NativeScan | None = None
         self._there = [t is not None for t in arguments.all]
         self._device = arguments.device
-        self._followed: BackwardScan | None = None  # what `native` was told
+        self._considered: list[BackwardScan] = []  # of late, for the compiled launcher
         self._backwards = 0
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -100,7 +103,7 @@ class TrainedScan:
             return refuse_double_backward(found, tensors)
         gradients = backward.gradients(tensors)
         self._backwards += 1
-        if backward is not self._followed:
+        if not any(backward is one for one in self._considered):
             self._hand_over(tensors, needed, backward)
         return gradients
 
@@ -122,23 +125,24 @@ class TrainedScan:
         module = compiled_launcher(self._device, self._backwards)
         if module is None:
             return
-        self._followed = backward
-        forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
-        if forward_launch is None or backward_launch is None:
-            return
-        sums = backward.plain_sums(tensors)
-        if sums is None:
-            return
-        native = self.native or NativeScan(
-            module,
-            self,
-            self._there,
-            forward_launch,
-            first_bits=self.first_bits,
-            first_kept=self.first_kept,
-            fixed=self.fixed,
-        )
-        native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums)
+        self._considered = [backward, *self._considered[: _MOST_CONSIDERED - 1]]
+        with untraced():  # nobody's mode has to know
+            forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
+            sums = backward.plain_sums(tensors)
+            if forward_launch is None or backward_launch is None or sums is None:
+                return
+            native = self.native or NativeScan(
+                module,
+                self,
+                self.step.trace.core,
+                self._there,
+                forward_launch,
+                first_bits=self.first_bits,
+                first_kept=self.first_kept,
+                fixed=self.fixed,
+            )
+            asks = self.step.trace.reads.reads_for_backward
+            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, asks=asks)
         self.native = native
 
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Literal, get_args
@@ -27,7 +28,7 @@ class _Launcher:
     """The module, once it is there.
 
     Attributes:
-        why_not: why it could not be compiled or loaded; nobody tries again in this process.
+        error: why it could not be compiled or loaded; nobody tries again in this process.
         building: what compiles it now.
     """
 
@@ -35,21 +36,22 @@ class _Launcher:
         self._lock = threading.Lock()
         self._extension: Extension | None = None
         self.module: ModuleType | None = None
-        self.why_not: str | None = None
+        self.error: Exception | None = None
         self.building: threading.Thread | None = None
 
     def get(self, choice: LauncherChoice, calls: int) -> ModuleType | None:
         """The module, or what comes before it: see `compiled_launcher`."""
-        if self.module is not None or self.why_not is not None or self.building is not None:
-            return self.module
-        with self._lock:
-            if self.module is None and self.building is None and self.why_not is None:
-                try:
-                    self._begin(choice, calls)
-                except Exception as error:
-                    if choice == "compiled":
-                        raise
-                    self.why_not = str(error)
+        if self.module is None and choice == "compiled" and (building := self.building) is not None:
+            building.join()
+        if self.module is None and self.error is None and self.building is None:
+            with self._lock:
+                if self.module is None and self.error is None and self.building is None:
+                    try:
+                        self._begin(choice, calls)
+                    except Exception as error:
+                        self.error = error
+        if self.error is not None and choice == "compiled":
+            raise self.error
         return self.module
 
     def _begin(self, choice: LauncherChoice, calls: int) -> None:
@@ -71,14 +73,14 @@ class _Launcher:
         try:
             self._load(self._extension.build())
         except Exception as error:
-            self.why_not = str(error)
+            self.error = error
         finally:
             self.building = None
 
     def _load(self, path: Path) -> None:
         assert self._extension is not None
         module = self._extension.load(path)
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and torch.version.hip is None:
             module.on_gpu(_address("libcuda.so.1", "cuLaunchKernel"), _address(*_CURRENT_STREAM))
         self.module = module
 
@@ -95,8 +97,9 @@ if hasattr(os, "register_at_fork"):
 
     def _begin_anew() -> None:
         """In the child of a fork, where the thread that compiles is not."""
+        global _launcher
         if _launcher.module is None:
-            _launcher.__init__()  # type: ignore[misc]
+            _launcher = _Launcher()
 
     os.register_at_fork(after_in_child=_begin_anew)
 
@@ -129,9 +132,20 @@ def compiled_launcher(device: torch.device, calls: int) -> ModuleType | None:
             compiled or loaded.
     """
     choice = launcher_choice()
-    if choice == "python" or sys.platform != "linux" or (choice == "auto" and device.type != "cuda"):
+    if choice == "python" or (choice == "auto" and device.type != "cuda") or _why_never(device) is not None:
         return None
     return _launcher.get(choice, calls)
+
+
+def _why_never(device: torch.device) -> str | None:
+    """Why this machine and Python cannot have it."""
+    if sys.platform != "linux":
+        return "for Linux"
+    if device.type == "cuda" and torch.version.hip is not None:
+        return "for NVIDIA's GPUs and the CPU"
+    # Loading it would turn the lock on again.
+    is_locked: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
+    return None if is_locked() else "for a Python with its global lock"
 
 
 def launcher_in_words(device: torch.device) -> str:
@@ -139,14 +153,17 @@ def launcher_in_words(device: torch.device) -> str:
     choice = launcher_choice()
     if choice == "python":
         return f"Python, as {_VARIABLE} says"
-    if sys.platform != "linux":
-        return "Python; the compiled launcher is for Linux"
+    never = _why_never(device)
+    if never is not None:
+        return f"Python; the compiled launcher is {never}"
     if choice == "auto" and device.type != "cuda":
         return f"Python; {_VARIABLE}=compiled has the compiled launcher on the CPU, too"
     if _launcher.module is not None:
         return "the compiled launcher"
-    if _launcher.why_not is not None:
-        return f"Python; the compiled launcher cannot be had: {_launcher.why_not}"
+    if _launcher.error is not None:
+        return f"Python; the compiled launcher cannot be had: {_launcher.error}"
     if _launcher.building is not None:
         return "Python, while the compiled launcher is compiled"
+    if choice == "compiled":
+        return "Python; the compiled launcher is compiled at the first backward"
     return f"Python; the compiled launcher is compiled after {_MANY} calls of one kind, once on a machine"

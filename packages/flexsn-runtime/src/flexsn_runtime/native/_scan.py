@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import ModuleType
+from functools import partial
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._sum import PlainSum
 
@@ -20,7 +22,8 @@ class NativeScan:
     Args:
         module: the compiled launcher.
         owner: has `reads_hold()`, which a backward asks first, and `gradients(tensors, needed)`, which one that is not
-            like the one that was told calls, with what that was told with. It is not kept alive.
+            like those that were told calls, with what these were told with. It is not kept alive.
+        core: the step function that the owner's step was traced from.
         there: which tensors of a call are; the others are states that begin with zeros.
         launch: of the forward. It writes `first_kept` results, the last ones from `first_bits` on bits, and then what
             is for the backward.
@@ -31,6 +34,7 @@ class NativeScan:
         self,
         module: ModuleType,
         owner: Any,
+        core: Any,
         there: Sequence[bool],
         launch: ByAddress,
         *,
@@ -41,10 +45,10 @@ class NativeScan:
         self._module = module
         self._absent = [i for i, one in enumerate(there) if not one]
         self.watched: Callable[[], bool] = launch.entry.watched
-        """Whether launches are to be told to somebody whom this would not tell."""
+        """Whether launches are to be told to somebody whom this would not tell; asked before a forward, for both."""
         launch = launch.without(self._absent, len(there))
         self._scan = module.Scan(
-            weakref.ref(owner),
+            partial(_present, weakref.ref(owner), _reference(_written_by_user(core))),
             list(there),
             list(launch.written),
             _kernel(module, launch),
@@ -69,8 +73,10 @@ class NativeScan:
         launch: ByAddress,
         copies: Mapping[int, Tensor],
         sums: Mapping[int, PlainSum],
+        *,
+        asks: bool,
     ) -> None:
-        """Tells a backward, which is launched from now on wherever what comes has the layout of this.
+        """Tells a backward, which is launched from now on wherever what comes has the layout of this; some are known.
 
         Args:
             given: what `TrainedScan.gradients` takes.
@@ -78,6 +84,7 @@ class NativeScan:
             launch: writes a gradient for each tensor that is needed.
             copies: by place in `given`, what is like the copy that the kernel gets.
             sums: what becomes of some of them then, by tensor.
+            asks: whether `reads_hold` has anything to look at.
         """
         absent = self._absent
         launch = launch.without([*absent, *(len(given) + i for i in absent)], len(given))
@@ -88,7 +95,47 @@ class NativeScan:
             _kernel(self._module, launch),
             [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
             [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
+            asks,
         )
+
+
+def _present(owner: Callable[[], Any], core: Callable[[], Any], needed: bool) -> Any:
+    """The owner of a graph's scan; `None`: it is gone, and so is the core, which nobody can change any more.
+
+    Args:
+        owner, core: references.
+        needed: whether the owner has something to do.
+
+    Raises:
+        StepGoneError: there is none any more, and it is needed, or would have to be asked.
+    """
+    found = owner()
+    if found is None and (needed or core() is not None):
+        raise StepGoneError(
+            "the step that computed this was dropped before its backward: its neuron is gone, or has run with many "
+            "other settings or shapes since. Keep the neuron, and call backward() before that."
+        )
+    return found
+
+
+def _written_by_user(core: Any) -> Any:
+    """Behind what wraps it: a function, a module, or whatever else."""
+    while True:
+        if isinstance(core, MethodType):
+            core = core.__self__
+        elif isinstance(core, partial):
+            core = core.func
+        elif not isinstance(core, nn.Module) and hasattr(core, "core"):
+            core = core.core
+        else:
+            return core
+
+
+def _reference(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:  # it has no references, and is there for good
+        return lambda: thing
 
 
 def _sum(module: ModuleType, plain: PlainSum | None) -> Any:

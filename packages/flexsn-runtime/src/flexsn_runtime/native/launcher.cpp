@@ -2,7 +2,12 @@
 //
 // What kernels/_trained.py has prepared for tensors of one layout is told once: which tensors a kernel writes, its address,
 // and its arguments. After that a call allocates, launches and notes what its backward needs; the backward, in autograd's
-// thread, does the same. Where a backward is not like the one that was told, Python's does it.
+// thread, does the same. Where a backward is not like one that was told, Python's does it.
+//
+// Tensors are counted so, without those that are not there:
+//   forward    those of a call, and behind them what the kernel writes: results, the last of them bits, and what is kept
+//   backward   those of the call, what is kept, the gradients of results but bits (undefined: there is none), and behind them
+//              what the kernel writes: for each tensor of the call its gradient, if it is needed
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -10,11 +15,13 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
 #include <cstdint>
 #include <memory>
+#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -33,7 +40,7 @@ using CurrentStream = int (*)(std::int32_t, void**);
 LaunchOnGpu launch_on_gpu = nullptr;
 CurrentStream current_stream = nullptr;
 
-// What a prepared launch depends on of a tensor: the same as `layout_key` in Python, and what the dispatcher sees.
+// What a prepared launch depends on of a tensor, and what the dispatcher sees in it: a subclass, or a lazy negation.
 class Layout {
  public:
   explicit Layout(const at::Tensor& tensor)
@@ -76,6 +83,24 @@ class Written {
   std::vector<std::int64_t> sizes_, strides_;
   at::ScalarType dtype_;
 };
+
+void* address_of(const at::Tensor& tensor) {
+  void* const address = tensor.data_ptr();
+  TORCH_CHECK(address != nullptr || tensor.numel() == 0, "a tensor of a compiled scan has no memory");
+  return address;
+}
+
+// The driver launches in the thread's context, and crashes where there is none: in a thread that has used no GPU so far. An
+// operation of torch's makes one.
+void have_context(at::Device device) {
+  thread_local std::vector<bool> there;
+  const auto index = static_cast<std::size_t>(device.index());
+  if (there.size() <= index)
+    there.resize(index + 1);
+  if (!there[index])
+    at::zeros({1}, at::TensorOptions().device(device)).add_(1);
+  there[index] = true;
+}
 
 // A compiled kernel with all of its arguments but the tensors.
 //
@@ -122,6 +147,7 @@ class Kernel {
  private:
   void launch_on(at::Device device, std::vector<std::int64_t>& arguments) const {
     const c10::DeviceGuard guard(device);
+    have_context(device);
     void* stream = nullptr;
     TORCH_CHECK(current_stream(device.index(), &stream) == 0, "torch does not tell the current stream of ", device);
     std::vector<void*> pointers;
@@ -139,10 +165,6 @@ class Kernel {
   unsigned programs_, threads_, shared_;
   py::object kept_;
 };
-
-void* address_of(const at::Tensor& tensor) {
-  return tensor.data_ptr();
-}
 
 // What becomes of a gradient that a kernel has written: it is seen in a shape and summed over dimensions, again and again,
 // and at last in the shape and the dtype of what it is the gradient of.
@@ -167,12 +189,12 @@ class Sum {
   at::ScalarType dtype_;
 };
 
-// The forward: `written` begins with `first_kept` results, of which no gradient flows through those in `fixed`; behind them is
-// what the backward needs.
+// The forward: `written` begins with `first_kept` results, of which those from `first_bits` on are bits, and no gradient flows
+// through those in `fixed`; behind them is what the backward needs.
 struct Forward {
   std::vector<Written> written;
   std::shared_ptr<Kernel> kernel;
-  std::size_t first_kept;
+  std::size_t first_bits, first_kept;
   std::vector<std::size_t> fixed;
 };
 
@@ -184,13 +206,23 @@ struct Backward {
   std::shared_ptr<Kernel> kernel;
   std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
   std::vector<std::optional<Sum>> sums; // of some of them
+  bool asks; // whether formulas read something of Python's, which is to be as it was
+
+  bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
+    const auto fits = [](const at::Tensor& tensor, const std::optional<Layout>& layout) {
+      return tensor.defined() == layout.has_value() && (!layout || layout->is_of(tensor));
+    };
+    return needs == needed && std::equal(tensors.begin(), tensors.end(), given.begin(), given.end(), fits);
+  }
 };
+
+constexpr std::size_t most_told = 4; // layouts that take turns
 
 class Scan : public torch::CustomClassHolder {
  public:
-  // `owner`: a weak reference to the `TrainedScan`, which goes on where this cannot. Its step may have the neuron whose last
-  // state has this in its graph, a circle that nobody would see. `there`: which of a call's tensors are; the others are states
-  // that begin with zeros. `first_bits`: where in the results begin those to which no gradient comes.
+  // `owner`: gives the `TrainedScan`, which goes on where this cannot, or, if it is gone, None or an error: see `_present`. It is
+  // not held here: its step may have the neuron, and that this in the graph of its last state, a circle that nobody would see. `there`: which of a call's
+  // tensors are; the others are states that begin with zeros.
   Scan(
       py::object owner,
       std::vector<bool> there,
@@ -200,8 +232,7 @@ class Scan : public torch::CustomClassHolder {
       std::size_t first_kept,
       std::vector<std::size_t> fixed)
       : there(std::move(there)),
-        forward{{written.begin(), written.end()}, std::move(kernel), first_kept, std::move(fixed)},
-        first_bits(first_bits),
+        forward{{written.begin(), written.end()}, std::move(kernel), first_bits, first_kept, std::move(fixed)},
         owner_(std::move(owner)) {}
   Scan(const Scan&) = delete;
   Scan& operator=(const Scan&) = delete;
@@ -212,9 +243,8 @@ class Scan : public torch::CustomClassHolder {
 
   variable_list run(const Tensors& tensors);
 
-  // The `TrainedScan`, or None: there are no more calls of its kind, and nobody is left who could change what it read.
-  py::object owner() const {
-    return owner_();
+  py::object owner(bool needed) const {
+    return owner_(needed);
   }
 
   void follow(
@@ -223,7 +253,8 @@ class Scan : public torch::CustomClassHolder {
       const Tensors& written,
       std::shared_ptr<Kernel> kernel,
       const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
-      std::vector<std::optional<Sum>> sums) {
+      std::vector<std::optional<Sum>> sums,
+      bool asks) {
     auto told = std::make_shared<Backward>();
     for (const auto& tensor : given)
       told->given.push_back(tensor ? std::optional<Layout>(*tensor) : std::nullopt);
@@ -234,30 +265,39 @@ class Scan : public torch::CustomClassHolder {
     for (const auto& [place, like] : copies)
       told->copies.emplace_back(place, Written(like));
     told->sums = std::move(sums);
+    told->asks = asks;
+    std::shared_ptr<const Backward> oldest; // is gone when the lock is
     const std::lock_guard<std::mutex> lock(mutex_);
-    backward_ = std::move(told);
+    backwards_.insert(backwards_.begin(), std::move(told));
+    if (backwards_.size() > most_told) {
+      oldest = std::move(backwards_.back());
+      backwards_.pop_back();
+    }
   }
 
-  std::shared_ptr<const Backward> backward() const {
+  // The one that was told of tensors and needs like these.
+  std::shared_ptr<const Backward> backward(const variable_list& given, const std::vector<bool>& needed) const {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return backward_;
+    for (const auto& told : backwards_)
+      if (told->is_like(given, needed))
+        return told;
+    return nullptr;
   }
 
   const std::vector<bool> there;
   const Forward forward;
-  const std::size_t first_bits;
 
  private:
   py::object owner_;
   mutable std::mutex mutex_;
-  std::shared_ptr<const Backward> backward_;
+  std::vector<std::shared_ptr<const Backward>> backwards_;
 };
 
 struct ScanBackward : torch::autograd::Function<ScanBackward> {
   // `tensors`: those of a call that are there.
   static variable_list forward(AutogradContext* context, const c10::intrusive_ptr<Scan>& scan, at::TensorList tensors) {
     RECORD_FUNCTION("flexsn::scan", std::vector<c10::IValue>());
-    const auto& [written, kernel, first_kept, fixed] = scan->forward;
+    const auto& [written, kernel, first_bits, first_kept, fixed] = scan->forward;
     const auto device = tensors[0].device();
     variable_list saved(tensors.begin(), tensors.end()), results;
     std::vector<void*> addresses;
@@ -285,16 +325,17 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
     auto given = context->get_saved_variables();
-    const auto count = given.size() - (scan->forward.written.size() - scan->forward.first_kept);
+    const auto kept = scan->forward.written.size() - scan->forward.first_kept;
+    const auto count = given.size() - kept;
     std::vector<bool> needed;
     for (std::size_t i = 0; i < count; ++i)
       needed.push_back(context->needs_input_grad(i));
-    gradients.resize(scan->first_bits);
+    gradients.resize(scan->forward.first_bits);
     for (auto& gradient : gradients)
       given.push_back(std::move(gradient));
-    const auto told = scan->backward();
+    const auto told = at::GradMode::is_enabled() ? nullptr : scan->backward(given, needed);
     variable_list found{at::Tensor()}; // of what is no tensor
-    if (told != nullptr && !at::GradMode::is_enabled() && is_like(*told, given, needed) && reads_hold(*scan))
+    if (told != nullptr && (!told->asks || reads_hold(*scan)))
       append(found, launched(*told, given));
     else
       append(found, of_python(*scan, given, needed));
@@ -307,19 +348,10 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       all.push_back(std::move(one));
   }
 
-  static bool is_like(const Backward& told, const variable_list& given, const std::vector<bool>& needed) {
-    if (given.size() != told.given.size() || needed != told.needed)
-      return false;
-    for (std::size_t i = 0; i < given.size(); ++i)
-      if (given[i].defined() != told.given[i].has_value() || (given[i].defined() && !told.given[i]->is_of(given[i])))
-        return false;
-    return true;
-  }
-
   static bool reads_hold(const Scan& scan) {
     py::gil_scoped_acquire gil;
     try {
-      const auto owner = scan.owner();
+      const auto owner = scan.owner(false);
       return owner.is_none() || owner.attr("reads_hold")().cast<bool>();
     } catch (py::error_already_set& error) {
       raised(error);
@@ -349,11 +381,6 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
   static variable_list of_python(const Scan& scan, const variable_list& given, const std::vector<bool>& needed) {
     py::gil_scoped_acquire gil;
     try {
-      const auto owner = scan.owner();
-      TORCH_CHECK(
-          !owner.is_none(),
-          "the neuron that computed this is gone, and its gradient is asked for in another way than those before. Keep the "
-          "neuron until the backward has run.");
       py::list all, needs;
       std::size_t next = 0, need = 0;
       for (const bool there : scan.there) {
@@ -362,7 +389,7 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
       }
       for (; next < given.size(); ++next)
         all.append(given[next].defined() ? py::cast(given[next]) : py::none());
-      const auto gradients = owner.attr("gradients")(all, needs).cast<Tensors>();
+      const auto gradients = scan.owner(true).attr("gradients")(all, needs).cast<Tensors>();
       variable_list found;
       for (std::size_t i = 0; i < scan.there.size(); ++i)
         if (scan.there[i])

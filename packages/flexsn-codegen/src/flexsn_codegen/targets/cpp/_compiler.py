@@ -147,10 +147,13 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         what: it compiles, for the error.
 
     Raises:
-        CompilationError: it refuses the source.
+        CompilationError: it refuses the source, or cannot be run.
         CacheFolderError: the disk is full.
     """
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise CompilationError(f"the C++ compiler cannot be run: {error}. Name another one in {_VARIABLE}.") from error
     if done.returncode != 0:
         full = next((text for text in map(os.strerror, _FULL) if text in done.stderr), None)
         if full is not None:

@@ -16,6 +16,7 @@ from types import ModuleType
 import torch
 
 from flexsn_codegen._cache import cache_folder, keep, kept
+from flexsn_codegen.errors import CompilationError
 from flexsn_codegen.targets.cpp._compiler import compiler, in_a_folder, run_compiler
 
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")
@@ -39,7 +40,8 @@ class Extension:
         Raises:
             CacheFolderError: see `flexsn_codegen.cache_folder`.
         """
-        return kept(self._file())
+        path = kept(self._file())
+        return path if path is not None and _is_whole(path) else None
 
     def build(self) -> Path:
         """Its file, compiled unless it is there, which takes half a minute. Of several processes, one compiles.
@@ -52,7 +54,12 @@ class Extension:
         with (cache_folder() / f"{self._name}.lock").open("w") as lock:
             with contextlib.suppress(OSError):  # a file system without locks: more than one may compile
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            return self.kept() or keep(self._file(), self._compiled())[0]
+            try:
+                return self.kept() or keep(self._file(), _sealed(self._compiled()))[0]
+            finally:
+                # Not by closing: a child of a fork may have the file open for longer.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(lock, fcntl.LOCK_UN)
 
     def load(self, path: Path) -> ModuleType:
         """The module.
@@ -83,4 +90,19 @@ class Extension:
             command = [*compiler(), *_FLAGS, *(f"-I{path}" for path in folders), str(text), "-o", str(library)]
             command += [f"-L{_TORCH / 'lib'}", *(f"-l{name}" for name in libraries), f"-Wl,-rpath,{_TORCH / 'lib'}"]
             run_compiler(command, f"the module {self._name}")
+            if not library.is_file() or not library.stat().st_size:
+                raise CompilationError(f"{compiler()[0]} says that it has compiled {self._name}, and there is nothing.")
             return library.read_bytes()
+
+
+_SEAL = hashlib.sha256().digest_size
+
+
+def _sealed(content: bytes) -> bytes:
+    """With its hash behind it, which loaders do not look at: to load a part of a library crashes the process."""
+    return content + hashlib.sha256(content).digest()
+
+
+def _is_whole(path: Path) -> bool:
+    content = path.read_bytes()
+    return _sealed(content[:-_SEAL]) == content
