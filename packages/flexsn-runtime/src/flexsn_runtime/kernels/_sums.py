@@ -63,7 +63,6 @@ class LiftedGradient:
         assert ordered is not None
         return ordered
 
-
     def plain(self, tensor: Tensor) -> PlainSum | None:
         """The same where it is nothing else than a sum; `None`: it is more."""
         if self._layout is None or not self._all_in_order or self._order is not None:

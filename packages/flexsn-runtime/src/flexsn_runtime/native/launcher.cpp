@@ -19,9 +19,9 @@
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <algorithm>
 #include <mutex>
 #include <optional>
 #include <vector>
