@@ -179,6 +179,31 @@ def test_streams_and_memory_on_the_gpu(native_runs: list[NativeScan]) -> None:
         torch.cuda.set_per_process_memory_fraction(1.0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("in_caller", [False, True])
+def test_a_thread_that_has_used_no_gpu(in_caller: bool, native_runs: list[NativeScan]) -> None:
+    neuron, x = LIF(), _data(5, 3, 1000).detach().cuda().requires_grad_()
+    weight = torch.randn(5, 3, 1000, device="cuda")
+    for _ in range(3):
+        neuron.reset()
+        torch.autograd.grad(neuron(x), x, weight)
+    expected = _gradient(x, weight)
+    torch.cuda.synchronize()
+    found: list[Tensor] = []
+
+    def work() -> None:
+        y, _ = neuron.step(x)
+        with torch.autograd.set_multithreading_enabled(not in_caller):
+            found.extend(torch.autograd.grad(y, x, weight))
+
+    native_runs.clear()
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert native_runs
+    torch.testing.assert_close(found, [expected])
+
+
 def test_states_that_are_carried(native_runs: list[NativeScan]) -> None:
     neuron, loop = _lif(), LIF(backend="torch")
     x = _data(4, 70)
