@@ -178,7 +178,8 @@ def test_padding_that_is_no_number_stays_there(yes: bool, exchanged: Choose, lau
     [
         (64, 9, torch.float32, (8, 4)),
         (128, 9, torch.bfloat16, (8, 8)),
-        (128, 17, torch.float32, (16, 8)),
+        (128, 16, torch.float32, (8, 8)),
+        (128, 17, torch.float32, (8, 4)),
         (129, 9, torch.float32, None),
     ],
 )

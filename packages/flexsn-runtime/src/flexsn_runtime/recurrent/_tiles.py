@@ -18,6 +18,7 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 # benchmarks/recurrence_tiles.py, as is the rest of what `held_tiles` chooses.
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
+_HELD_ROWS = 8
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -40,13 +41,14 @@ def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:
     """Tiles of which each has all columns, with the matrices in registers; `None`: those do not fit.
 
     Args:
-        processors: of the device. As long as each program has one for itself, programs of few rows are the faster ones.
+        processors: of the device. More programs than that share them, if their registers allow it: those of four warps.
     """
     matrices = sum(weight.held_bytes for weight in _weights(loop, from_zero))
     if matrices > _HELD_BYTES:
         return None
-    rows = 8 if loop.num_rows <= 8 * processors else 16
-    return Tiles(rows, 1, 512, 4 if matrices <= _HELD_BY_FOUR_WARPS else 8, ahead=1, exchanged=False)
+    shared = loop.num_rows > _HELD_ROWS * processors and matrices < _HELD_BYTES
+    num_warps = 4 if shared or matrices <= _HELD_BY_FOUR_WARPS else 8
+    return Tiles(_HELD_ROWS, 1, 512, num_warps, ahead=1, exchanged=False)
 
 
 def exchanged_tiles(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
