@@ -287,27 +287,37 @@ class Rectangle(torch.autograd.Function):
         return torch.where(x.abs() < Rectangle.width, gradients[0], 0)
 
 
-def test_backward_asks_whether_what_was_read_is_there(
-    native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        h = v + x
-        s = Rectangle.apply(h - 1)
-        return s, h * (1 - s)
+def _rectangular(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + x
+    s = Rectangle.apply(h - 1)
+    return s, h * (1 - s)
 
-    x, neuron = _data(4, 33), FlexSN(core, 1, 1, 1, backend="cpp")
+
+def _about_to_go_back(native_runs: list[NativeScan]) -> tuple[FlexSN, Tensor]:
+    """A neuron of `_rectangular` steps, and outputs that the compiled launcher has made."""
+    x, neuron = _data(4, 33), FlexSN(_rectangular, 1, 1, 1, backend="cpp")
     for _ in range(3):
         neuron.reset()
         y = neuron(x)
         assert isinstance(y, Tensor)
         y.sum().backward()
-    assert native_runs
+    native_runs.clear()
     neuron.reset()
     y = neuron(x)
     assert isinstance(y, Tensor)
+    assert native_runs
+    native_runs.clear()
+    return neuron, y
+
+
+def test_backward_asks_whether_what_was_read_is_there(
+    native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neuron, y = _about_to_go_back(native_runs)
     monkeypatch.setattr(Rectangle, "width", 2.0)
     with pytest.raises(CapturedTensorError, match="width: assigned anew between the forward and the backward"):
         y.sum().backward()
+    del neuron  # which is there until then
 
 
 def test_changes_in_place_are_refused(ready: tuple[LIF, Tensor]) -> None:
@@ -434,23 +444,7 @@ def test_a_graph_outlives_its_neuron(native_runs: list[NativeScan]) -> None:
 def test_what_was_read_is_asked_for_when_the_step_is_gone(
     native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        h = v + x
-        s = Rectangle.apply(h - 1)
-        return s, h * (1 - s)
-
-    x, neuron = _data(4, 33), FlexSN(core, 1, 1, 1, backend="cpp")
-    for _ in range(3):
-        neuron.reset()
-        y = neuron(x)
-        assert isinstance(y, Tensor)
-        y.sum().backward()
-    native_runs.clear()
-    neuron.reset()
-    y = neuron(x)
-    assert isinstance(y, Tensor)
-    assert native_runs
-    native_runs.clear()
+    neuron, y = _about_to_go_back(native_runs)
     del neuron
     gc.collect()
     monkeypatch.setattr(Rectangle, "width", 2.0)

@@ -221,8 +221,8 @@ constexpr std::size_t most_told = 4; // layouts that take turns
 class Scan : public torch::CustomClassHolder {
  public:
   // `owner`: gives the `TrainedScan`, which goes on where this cannot, or, if it is gone, None or an error: see `_present`. It is
-  // not held here: its step may have the neuron, and that this in the graph of its last state, a circle that nobody would see. `there`: which of a call's
-  // tensors are; the others are states that begin with zeros.
+  // not held here: its step may have the neuron, and that this in the graph of its last state, a circle that nobody would see.
+  // `there`: which of a call's tensors are; the others are states that begin with zeros.
   Scan(
       py::object owner,
       std::vector<bool> there,
