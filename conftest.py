@@ -6,9 +6,9 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 # Tests run in several processes and start more: one thread each. Threads that wait for one another spin, and beside
 # other work on a small machine they spin for most of the time. Their libraries read this when they are loaded.
@@ -18,6 +18,11 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from flexsn_runtime.kernels._trained import TrainedScan
+    from flexsn_runtime.native import NativeScan
 
 # Pytest listens to loggers that hand nothing on; while somebody listens, torch writes down all graphs of compilations.
 logging.getLogger("torch.__trace").propagate = True
@@ -138,3 +143,40 @@ def compiler_for_cpp(request: pytest.FixtureRequest) -> None:
     call = getattr(request.node, "callspec", None)
     if call is not None and "cpp" in [value for value in call.params.values() if isinstance(value, str)]:
         request.getfixturevalue("compiler")
+
+
+# -- the compiled launcher --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
+    """Notes each call that the compiled launcher makes."""
+    from flexsn_runtime.native import NativeScan
+
+    runs: list[NativeScan] = []
+    run = NativeScan.run
+
+    def noted(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        runs.append(scan)
+        return run(scan, tensors)
+
+    monkeypatch.setattr(NativeScan, "run", noted)
+    return runs
+
+
+@pytest.fixture
+def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
+    """Notes what is needed of each backward that Python makes."""
+    from flexsn_runtime.kernels._trained import TrainedScan
+
+    needs: list[tuple[bool, ...]] = []
+    gradients = TrainedScan.gradients
+
+    def noted(
+        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
+    ) -> Sequence[Tensor | None]:
+        needs.append(tuple(needed))
+        return gradients(scan, tensors, needed)
+
+    monkeypatch.setattr(TrainedScan, "gradients", noted)
+    return needs

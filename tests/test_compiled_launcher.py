@@ -23,7 +23,6 @@ from flexsn_nn.layer import NormNeuron
 from flexsn_nn.memory import PackedSpikes
 from flexsn_runtime import ScanProgram
 from flexsn_runtime.errors import CapturedTensorError, DoubleBackwardError, LauncherError, StepGoneError, TransformError
-from flexsn_runtime.kernels._trained import TrainedScan
 from flexsn_runtime.native import NativeScan, _launcher, compiled_launcher, launcher_in_words
 
 CPU = torch.device("cpu")
@@ -33,36 +32,6 @@ _spike = surrogate.Sigmoid()
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
-
-
-@pytest.fixture
-def native_runs(monkeypatch: pytest.MonkeyPatch) -> list[NativeScan]:
-    """Notes each call that the compiled launcher makes."""
-    runs: list[NativeScan] = []
-    run = NativeScan.run
-
-    def noted(scan: NativeScan, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        runs.append(scan)
-        return run(scan, tensors)
-
-    monkeypatch.setattr(NativeScan, "run", noted)
-    return runs
-
-
-@pytest.fixture
-def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
-    """Notes what is needed of each backward that Python makes."""
-    needs: list[tuple[bool, ...]] = []
-    gradients = TrainedScan.gradients
-
-    def noted(
-        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> Sequence[Tensor | None]:
-        needs.append(tuple(needed))
-        return gradients(scan, tensors, needed)
-
-    monkeypatch.setattr(TrainedScan, "gradients", noted)
-    return needs
 
 
 def _lif(**options: Any) -> LIF:

@@ -116,6 +116,42 @@ def test_into_tensors_that_are_there() -> None:
         pointwise(torch.neg).into(x[:, 1:], x[:, :3])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_what_repeats_into_looks_at_nothing(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = pointwise(lambda x, y: (x * y, x > y))
+
+    def tensors(seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        torch.manual_seed(seed)
+        out = [torch.zeros(4099, 3, device=device), torch.zeros(4099, 3, dtype=torch.bool, device=device)]
+        return out, [torch.rand(4099, 6).to(device)[:, ::2], torch.rand(4099, 3).to(device)]
+
+    out, (x, y) = tensors(0)
+    again = kernel.repeated_into(out, x, y)
+    assert torch.equal(out[0], x * y)
+    monkeypatch.setattr(PreparedCalls, "call", None)  # nobody asks it any more
+    for seed in range(1, 4):
+        out, (x, y) = tensors(seed)
+        version = out[0]._version
+        again(out, (x, y))
+        assert torch.equal(out[0], x * y)
+        assert torch.equal(out[1], x > y)
+        assert out[0]._version > version
+
+
+def test_what_repeats_into_may_be_into_itself() -> None:
+    offset = torch.rand(5)
+    kernel = pointwise(lambda x: x + offset)
+    out, x = torch.zeros(7, 5), torch.rand(7, 5)
+    again = kernel.repeated_into([out], x)
+    assert torch.equal(out, x + offset)
+    expected = x + offset.mul_(2)
+    again([out], [x])
+    assert torch.equal(out, expected)
+    kernel.repeated_into([out[:0]], x[:0])([out[:0]], [x[:0]])
+    with pytest.raises(ArgumentError, match="out="):
+        kernel.repeated_into([torch.zeros(3)], x)
+
+
 def test_into_again_compares_what_shares_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[bool] = []
     call = PreparedCalls.call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flexsn_runtime import unpack_numbers
+from flexsn_runtime import pack_numbers, unpack_numbers
 
 FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
@@ -21,6 +21,15 @@ def check(dtype: torch.dtype, bits: int, low: int, device: str) -> None:
     assert numbers is not None
     assert numbers.dtype == dtype
     assert torch.equal(numbers, by_hand(packed, bits, low, dtype))
+    again = pack_numbers(numbers, bits, low)
+    assert again is not None
+    assert torch.equal(again, packed.view(-1))
+    for count in (1, 8 // bits, 8 // bits * 300 + 1, len(numbers) - 1):
+        last = pack_numbers(numbers[:count], bits, low)
+        assert last is not None
+        assert last.shape == (-(-count * bits // 8),)
+        assert torch.equal(by_hand(last, bits, low, dtype)[:count], numbers[:count])
+        assert not torch.any(by_hand(last, bits, 0, dtype)[count:])  # nothing is left of memory that was there
 
 
 @pytest.mark.long(all_but=["torch.float32-1", "torch.bfloat16-2", "torch.float16-4"])
@@ -42,3 +51,4 @@ def test_numbers_of_each_byte_on_a_gpu(dtype: torch.dtype, bits: int, low: int) 
 @pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int32], ids=str)
 def test_what_no_kernel_reads(dtype: torch.dtype) -> None:
     assert unpack_numbers(torch.zeros(4, dtype=torch.uint8), 1, 0, dtype) is None
+    assert pack_numbers(torch.zeros(4, dtype=dtype), 1, 0) is None

@@ -18,7 +18,7 @@ from flexsn_codegen._kernel import Kernel
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._pieces import Pieces
-from flexsn_codegen._prepared import NOT_PREPARED, PreparedCalls
+from flexsn_codegen._prepared import NOT_PREPARED, Launches, PreparedCalls
 from flexsn_codegen._recorded import by_operator
 from flexsn_codegen._run import run
 from flexsn_codegen._source import KernelSource
@@ -137,6 +137,24 @@ class Pointwise(Generic[P, R]):
             WriteError: one of them overlaps with itself, or with an argument that it is not.
         """
         return cast(R, self._call(args, kwargs, [out] if isinstance(out, Tensor) else list(out)))
+
+    def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
+        """Does what `into` does, and returns what does it again, in less than a third of the time of `into`.
+
+        For who calls it with tensors that he has allocated himself: nothing of them is looked at again, and what the
+        function reads besides them is not read again.
+
+        Returns:
+            A function `(out, args)` of tensors like these: of these shapes, strides, dtypes and on this device; without
+            gradients, transforms, modes and compilers.
+
+        Raises:
+            As `into`.
+        """
+        self._call(args, {}, list(out))
+        structure, parts = take_apart(self._name, args, {})
+        found = self._prepared.repeated(structure, parts.tensors, list(out))
+        return found or (lambda out, args: cast(None, self._call(tuple(args), {}, list(out))))
 
     def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
         """Calls the function for each place of some lists, as an optimizer's step for each parameter.

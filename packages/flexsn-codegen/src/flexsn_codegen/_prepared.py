@@ -7,7 +7,7 @@ are written to memory that is there, also what they have in common with the othe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,9 @@ from flexsn_codegen._launch import RepeatedLaunch, interpreted
 from flexsn_codegen._torch_private_modes import is_forward_mode
 from flexsn_codegen.targets import Target
 from flexsn_graph.reads import Reads
+
+# Of results, and arguments.
+Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
 
 _MAX_CALLS = 1024
 # Instead of a result.
@@ -90,6 +93,20 @@ class PreparedCalls:
         if outs is not None:
             tell_written(outs)
         return results_together(found.kernel.result, results, ())
+
+    def repeated(self, structure: Structure, tensors: list[Tensor], outs: list[Tensor]) -> Launches | None:
+        """What launches a call that has been made; `None`: it is not known, or has more to look at than tensors."""
+        found = self._known.get(_key(structure, tensors, outs))
+        if found is None or found.captured or found.variant.integers([]):
+            return None
+        launch, operands, numbers = found.launch, found.planned.operands, list(found.planned.integers)
+
+        def again(outs: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+            every = [*tensors, *outs]
+            launch([every[i] for i in operands], numbers)
+            tell_written(outs)
+
+        return again
 
     def add(
         self,

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flexsn_runtime import Completion
+
 
 class Affine(NamedTuple):
     """What a neuron does with its first input before anything else: `(x - mean) scale + shift`.
@@ -33,6 +35,13 @@ class Affine(NamedTuple):
 
     def frozen(self) -> Affine:
         return self
+
+    def joined(self, x: Tensor) -> tuple[Tensor, Affine]:
+        return x, self
+
+    @property
+    def completion(self) -> None:
+        return None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -61,6 +70,8 @@ class AffineOfStatistics(NamedTuple):
         mean, var, weight, bias: `[C]`. Gradients flow to `weight` and `bias`.
         eps: of the norm.
         behind: how many dimensions the step has behind the channels.
+        completion: what more flows to `x`, through the statistics; it counts in `tensors`. `None`: nothing, or the
+            graph of these has it.
     """
 
     mean: Tensor
@@ -69,14 +80,22 @@ class AffineOfStatistics(NamedTuple):
     bias: Tensor
     eps: float
     behind: int
+    completion: Completion | None = None
 
     def of(self, x: Tensor) -> Tensor:
         """As `Affine.of`."""
+        x, self = self.joined(x)
         mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
         return Affine(mean, torch.rsqrt(var + self.eps) * weight, bias).of(x)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
         return x, self
+
+    def joined(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
+        if self.completion is None:
+            return x, self
+        x, tensors = self.completion.joined(x, self.tensors)
+        return x, self.with_tensors(*tensors)
 
     def frozen(self) -> AffineOfStatistics:
         return self
@@ -95,7 +114,7 @@ class AffineOfStatistics(NamedTuple):
 
     @property
     def kind(self) -> Hashable:
-        mean, _, weight, bias, eps, behind = self
+        mean, _, weight, bias, eps, behind, _ = self
         return mean.shape, mean.dtype, mean.device, weight.dtype, bias.dtype, eps, behind
 
 
@@ -114,6 +133,13 @@ class Producer(Protocol):
 
 class Absorbed(Producer, Protocol):
     """A function of its first input that a step computes."""
+
+    def joined(self, x: Tensor) -> tuple[Tensor, Absorbed]:
+        """`x` and the same function, of which nothing is to be completed."""
+
+    @property
+    def completion(self) -> Completion | None:
+        """What completes the gradient of `x`; it counts in `tensors`. `None`: there is nothing to complete."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

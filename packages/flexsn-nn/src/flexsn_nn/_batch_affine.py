@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
@@ -24,7 +24,7 @@ from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, StandIns
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import InputShapeError
-from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, transform_at_work
+from flexsn_runtime import Completion, GradientFormula, ScanProgram
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -212,22 +212,24 @@ class _Batch(NamedTuple):
     Attributes:
         mean, var: a value per channel; the variance is the mean square.
         total: of values per channel, in all processes.
-        group: whose batches they are of; `None`: of this process.
     """
 
     mean: Tensor
     var: Tensor
     total: int | Tensor
-    group: Any
 
 
 def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[Tensor, Absorbed]:
     batch = _statistics(norm, frames, group)
     weight, bias = _learned(norm, batch.mean)
     behind = frames.dim() - 2
+    mean, var, total = batch
+    completion = None
     if x.requires_grad and torch.is_grad_enabled():
-        x, weight, bias = _Normalised.apply(x, weight, bias, batch, norm.eps, behind)
-    return x, AffineOfStatistics(batch.mean, batch.var, weight, bias, norm.eps, behind)
+        formula = _formula(mean.shape, mean.dtype, mean.device, norm.eps, behind)
+        reduced = None if group is None else partial(_sum_over, group)
+        completion = Completion(formula, (2, 3), (0, 1), (_share(total, mean),), reduced)
+    return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, behind, completion)
 
 
 def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -242,7 +244,8 @@ def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
 def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
     given = x.detach()
-    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
+    x, absorbed = _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
+    return absorbed.joined(x)
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
@@ -252,7 +255,7 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     count = _check_count(frames)
     if not count:
         zeros = frames.new_zeros(frames.shape[1], dtype=_dtype(frames))
-        return _Batch(zeros, torch.ones_like(zeros), 1, None)
+        return _Batch(zeros, torch.ones_like(zeros), 1)
     running = (norm.running_mean, norm.running_var) if norm.training and norm.track_running_stats else (None, None)
     first, second = running
     if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
@@ -262,7 +265,7 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     else:
         mean, var = _moments(frames, None, 0.0)
         _track(norm, mean, var, count)
-    return _Batch(mean, var, count, None)
+    return _Batch(mean, var, count)
 
 
 def _moments(
@@ -295,79 +298,19 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     mean = (counts * moments[:, 0]).sum(0) / total
     var = (counts * (moments[:, 1] + (moments[:, 0] - mean).square())).sum(0) / total
     _track(norm, mean, var, total)
-    return _Batch(mean, var, total, group)
-
-
-class _Normalised(torch.autograd.Function):
-    """`(x, weight, bias)` as they are: to `x` flows the gradient through the statistics, too."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, batch: _Batch, eps: float, behind: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        ctx.save_for_backward(x, batch.mean, batch.var, weight)
-        ctx.total, ctx.group, ctx.constants = batch.total, batch.group, (eps, behind)
-        ctx.set_materialize_grads(False)
-        return x, weight, bias
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        # A second gradient ends at those that come: kernels refuse it.
-        x, mean, var, weight = ctx.saved_tensors
-        through, of_weight, of_bias = gradients
-        sums = [torch.zeros_like(mean) if one is None else one for one in (of_weight, of_bias)]
-        if ctx.group is not None:
-            gathered = torch.stack(sums)
-            dist.all_reduce(gathered, group=ctx.group)
-            sums = list(gathered)
-        if through is None:
-            through = torch.zeros_like(x)
-        share = weight / -ctx.total
-        corrected = _corrected(through, x, (mean, var, share, *sums), *ctx.constants)
-        return corrected, of_weight, of_bias, None, None, None
+    return _Batch(mean, var, total)
 
 
 # -- the gradient through the statistics, in one pass -------------------------------------------------------
 
 
-def _corrected(gradient: Tensor, x: Tensor, tensors: Sequence[Tensor], eps: float, behind: int) -> Tensor:
-    """`_correction`; by a kernel, where there are such."""
-    usable = not torch.is_grad_enabled() and type(gradient) is type(x) is Tensor and gradient.shape == x.shape
-    if not usable or not x.numel() or transform_at_work() is not None or not _has_kernels(x.device):
-        return _correction(gradient, x, tensors, eps, behind)
-    is_step = x.dim() == behind + 2
-    given = (gradient.unsqueeze(0), x.unsqueeze(0)) if is_step else (gradient, x)
-    mean = tensors[0]
-    program = _program(mean.shape, mean.dtype, mean.device, eps, behind)
-    assert isinstance(program.core, _Correction)
-    instead = program.core.instead(tensors)
-    results = repeated_scan(program, given, (), instead)
-    if results is None:
-        step, arguments = prepare(program, given, instead=instead)
-        results = scan(step, arguments, state_seqs=False)
-        remember(program, given, (), step, arguments, instead=instead)
-    (result,) = results
-    return result.squeeze(0) if is_step else result
-
-
-def _correction(gradient: Tensor, x: Tensor, tensors: Sequence[Tensor], eps: float, behind: int) -> Tensor:
-    """What comes to `x` from outputs, and through the statistics.
+class _ThroughStatistics(StandIns):
+    """What comes to `x` from outputs, and through the statistics; and a step that computes it.
 
     Args:
-        gradient: what comes to `x` where the statistics are constants.
-        tensors: mean, variance, the weight's share in one value (`-weight / count`), and the gradients of weight and
-            bias, `[C]` each.
+        like: tensors like weight, bias, mean, variance, `-1 / count`, and the gradients of weight and bias.
         behind: how many dimensions there are behind the channels.
     """
-    mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * behind) for tensor in tensors)
-    invstd = torch.rsqrt(var + eps)
-    share = share * invstd
-    deviation = x.to(mean.dtype) - mean
-    return (gradient.to(mean.dtype) + deviation * (share * invstd * of_weight) + share * of_bias).to(gradient.dtype)
-
-
-class _Correction(StandIns):
-    """`_correction` as a step without states."""
 
     __name__ = "norm_gradient"
 
@@ -376,7 +319,32 @@ class _Correction(StandIns):
         self.eps, self.behind = eps, behind
 
     def __call__(self, gradient: Tensor, x: Tensor) -> Tensor:
-        return _correction(gradient, x, self.stand_ins, self.eps, self.behind)
+        return self.of(gradient, x, self.stand_ins)
+
+    def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+        """The same, of other tensors.
+
+        Args:
+            gradient: what comes to `x` where the statistics are constants.
+        """
+        weight, _, mean, var, share, of_weight, of_bias = (
+            tensor.view(-1, *(1,) * self.behind) for tensor in tensors
+        )
+        invstd = torch.rsqrt(var + self.eps)
+        scale = weight * share * invstd
+        deviation = x.to(mean.dtype) - mean
+        found = gradient.to(mean.dtype) + deviation * (scale * invstd * of_weight) + scale * of_bias
+        return found.to(gradient.dtype)
+
+
+@cache
+def _formula(
+    shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int
+) -> GradientFormula:
+    like = torch.empty(shape, dtype=dtype, device=device)
+    step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, behind)
+    program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")
+    return GradientFormula(step.of, program, step.stand_ins, behind + 2, _has_kernels)
 
 
 @cache
@@ -384,7 +352,27 @@ def _has_kernels(device: torch.device) -> bool:
     return choose("auto", "m", device, compiling=False).backend in COMPILED
 
 
-@cache
-def _program(shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int) -> ScanProgram:
-    like = [torch.empty(shape, dtype=dtype, device=device)] * 5
-    return ScanProgram(_Correction(like, eps, behind), 2, 0, 1, on_cpu="cpp")
+_MOST_SHARES = 1024
+_shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
+
+
+def _share(total: int | Tensor, like: Tensor) -> Tensor:
+    """`-1 / total`, in one element."""
+    if isinstance(total, Tensor):
+        return (-1.0 / total).to(like.dtype).view(1)
+    key = total, like.dtype, like.device
+    share = _shares.get(key)
+    if share is None:
+        if like.is_cuda and torch.cuda.is_current_stream_capturing():
+            return like.new_full((1,), -1.0 / total)
+        # Copied from the host, which waits for it: other streams read it, too.
+        share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
+        if len(_shares) < _MOST_SHARES and type(share) is Tensor:
+            _shares[key] = share
+    return share
+
+
+def _sum_over(group: Any, sums: list[Tensor]) -> list[Tensor]:
+    gathered = torch.stack(sums)
+    dist.all_reduce(gathered, group=group)
+    return list(gathered)

@@ -43,6 +43,7 @@ from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateEr
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
+    repeated_completed_scan,
     repeated_scan,
     repeated_step,
     single_step,
@@ -457,6 +458,7 @@ class FlexSN(nn.Module):
             x, *others = inputs
             if backend in COMPILED or (backend == "hop" and compiling):
                 x, absorbed = affine.absorbed(x)
+                x, absorbed = absorbed.joined(x)
                 if self.requires_grad is not None and not self.requires_grad[0]:
                     absorbed = absorbed.with_tensors(*(tensor.detach() for tensor in absorbed.tensors))
             else:
@@ -563,10 +565,12 @@ class FlexSN(nn.Module):
         states = own["states"]
         if own["_step_mode"] == "s":
             results = repeated_step(program, inputs, states) if states else None
-        elif len(states) == own["num_states"] or (not states and self._starts_at_zero()):
+        elif len(states) != own["num_states"] and (states or not self._starts_at_zero()):
+            return None
+        elif affine is None or instead is None or affine.completion is None:
             results = repeated_scan(program, inputs, states, instead)
         else:
-            return None
+            results = repeated_completed_scan(program, inputs, states, instead, affine.completion)
         if results is None:
             return None
         end = own["num_outputs"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
-from flexsn_runtime._few_bits import unpack_numbers
+from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.contract._handles import (
@@ -63,6 +63,8 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
+from flexsn_runtime.program._completed_scan import repeated_completed_scan
+from flexsn_runtime.program._completion import Completion, GradientFormula
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
 from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step
@@ -77,11 +79,13 @@ __all__ = [
     "Arguments",
     "BackendUnavailableError",
     "CapturedTensorError",
+    "Completion",
     "DeviceError",
     "DoubleBackwardError",
     "DtypeError",
     "FlexSNKernelHandle",
     "GaveUpError",
+    "GradientFormula",
     "KernelLowering",
     "LaunchConfig",
     "LaunchPlan",
@@ -124,11 +128,13 @@ __all__ = [
     "flexsn_kernel_registry_info",
     "get_flexsn_kernel_handle",
     "launcher_in_words",
+    "pack_numbers",
     "prepare",
     "register_flexsn_kernel_handle",
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
     "remember",
+    "repeated_completed_scan",
     "repeated_scan",
     "repeated_step",
     "retain_flexsn_kernel_handle",

@@ -1,17 +1,22 @@
-"""Small whole numbers that lie in few bits each, read by a kernel."""
+"""Small whole numbers that lie in few bits each, written and read by kernels."""
 
 from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from flexsn_codegen import Pointwise, pointwise
 from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime._recent import Recent
 
 _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
+# What launches a kernel again: of results, and arguments.
+_Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+_launches: Recent[_Launches] = Recent()
 
 
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:
@@ -29,12 +34,52 @@ def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> T
     Returns:
         One dimension, of `8 / bits` numbers for each byte.
     """
-    if dtype not in _FORMATS or type(packed) is not Tensor or why_unavailable(packed.device) is not None:
+    if not _has_kernels(packed, dtype):
         return None
     at_once, word = _word(bits, dtype)
     words = torch.empty(packed.numel(), 8 // bits // at_once, dtype=word, device=packed.device)
-    _reader(bits, low, dtype).into(list(words.unbind(1)), packed.view(-1))
+    _launch(_reader(bits, low, dtype), words.unbind(1), (packed.view(-1),))
     return words.view(dtype).view(-1)
+
+
+def pack_numbers(numbers: Tensor, bits: int, low: int) -> Tensor | None:
+    """The bytes that `unpack_numbers` reads; `None` where no Triton kernel can write them.
+
+    Args:
+        numbers: of one dimension, without holes, in a dtype that `unpack_numbers` takes; whole numbers from `low` to
+            `low + 2 ** bits - 1`.
+        bits: of each: 1, 2 or 4.
+
+    Returns:
+        uint8, one dimension; in the last byte, bits behind the last number are 0.
+    """
+    if not _has_kernels(numbers, numbers.dtype):
+        return None
+    in_byte = 8 // bits
+    whole, rest = divmod(len(numbers), in_byte)
+    packed = torch.empty(whole + (rest > 0), dtype=torch.uint8, device=numbers.device)
+    columns = numbers[: whole * in_byte].view(whole, in_byte).unbind(1)
+    _launch(_writer(bits, low), (packed[:whole],), columns)
+    if rest:
+        last = numbers.new_full((in_byte,), low)
+        last[:rest] = numbers[whole * in_byte :]
+        _launch(_writer(bits, low), (packed[whole:],), last.view(1, in_byte).unbind(1))
+    return packed
+
+
+def _has_kernels(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return dtype in _FORMATS and type(tensor) is Tensor and why_unavailable(tensor.device) is None
+
+
+def _launch(function: Pointwise[..., tuple[Tensor, ...]], out: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Writes a function's results, to memory that is new."""
+    first = tensors[0]
+    key = function, len(first), first.dtype, first.device
+    launch = _launches.get(key)
+    if launch is None:
+        _launches[key] = function.repeated_into(out, *tensors)
+    else:
+        launch(out, tensors)
 
 
 @functools.cache
@@ -51,7 +96,7 @@ def _pattern(number: int, dtype: torch.dtype) -> int:
 
 
 @functools.cache
-def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[[Tensor], tuple[Tensor, ...]]:
+def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[..., tuple[Tensor, ...]]:
     """From a byte its words."""
     at_once, word = _word(bits, dtype)
     patterns = [_pattern(low + code, dtype) for code in range(1 << bits)]
@@ -74,3 +119,14 @@ def _reader(bits: int, low: int, dtype: torch.dtype) -> Pointwise[[Tensor], tupl
         return tuple(word_of(byte, first) for first in range(0, 8 // bits, at_once))
 
     return pointwise(numbers_of_a_byte)
+
+
+@functools.cache
+def _writer(bits: int, low: int) -> Pointwise[..., tuple[Tensor, ...]]:
+    """From a byte's numbers the byte."""
+
+    def byte_of_numbers(*numbers: Tensor) -> tuple[Tensor, ...]:
+        codes = [(number - low).to(torch.int32) << (bits * place) for place, number in enumerate(numbers)]
+        return (functools.reduce(torch.bitwise_or, codes).to(torch.uint8),)
+
+    return pointwise(byte_of_numbers)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_runtime import unpack_numbers
+from flexsn_runtime import pack_numbers, unpack_numbers
 
 MOST_BITS = 8
 
@@ -38,10 +38,13 @@ class Bits:
     @classmethod
     def of(cls, flat: Tensor, low: int, bits: int) -> Bits:
         """Packs a tensor without holes, of one dimension, whose elements are whole numbers from `low` on."""
+        count = len(flat)
+        written = pack_numbers(flat, bits, low) if bits < MOST_BITS else None
+        if written is not None:
+            return cls(written, low, bits, count)
         if flat.dtype.itemsize == 1:
             flat = flat.to(torch.bfloat16)  # float8, which has no arithmetic
         numbers = flat - low if low else flat
-        count = len(numbers)
         if bits == MOST_BITS:
             return cls(numbers.to(torch.uint8), low, bits, count)
         # As a product with powers of two, the tensor is read once. No byte is above 255, which bfloat16 has exactly.

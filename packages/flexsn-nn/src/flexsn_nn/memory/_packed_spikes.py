@@ -132,7 +132,10 @@ class PackedSpikes:
                 neuron._bits.asked += more
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
-        if tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point() or type(tensor) is not Tensor:
+        # Most of what is saved is no node's output: parameters, statistics, what kernels keep.
+        if tensor.grad_fn is None or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
+            return tensor
+        if type(tensor) is not Tensor:
             return tensor
         found = range_of(tensor)
         if isinstance(found, Unknown):
@@ -198,7 +201,7 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
     bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    found = neuron.spike_range
+    found = neuron.spike_range if bits is None else (0, 1)
     if found is not None:
         low, high = found
         mark(first, low, high, bits)

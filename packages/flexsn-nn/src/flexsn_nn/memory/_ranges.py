@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 _KEY = "flexsn_nn.spikes"
+_FOUND = "flexsn_nn.range"
 _MOST_NODES = 64
 
 
@@ -99,7 +100,11 @@ _SAME = _VIEWS | {
     "UpsampleNearest3D", "UpsampleNearestExact1D", "UpsampleNearestExact2D", "UpsampleNearestExact3D",
     "PixelShuffle", "PixelUnshuffle", "ChannelShuffle", "Relu",
 }
-_FOLLOWED = _SAME | {"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"}
+# One tensor's values, and no others.
+_PASSING = _SAME - {"Relu"}
+# What is made of several tensors.
+_SEVERAL = frozenset({"Cat", "Stack", "Maximum", "Minimum", "Add", "Sub", "Mul"})
+_FOLLOWED = _SAME | _SEVERAL
 # What is learned stands behind these, and nobody expects spikes from them.
 _LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
@@ -111,30 +116,49 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
         version: of the tensor, while it is a view of the output; `None`: it is a copy.
         left: how many more nodes may be looked at.
     """
-    kind = _kind(node.name())
-    if kind in _LAYERS:
-        return _OTHER
-    marks = node.metadata.get(_KEY)
-    if marks is not None:
-        return _marked(marks[output], version) if output in marks else _OTHER
-    left[0] -= 1
-    if left[0] < 0:
-        return Unknown("so many operations that they were not followed")
-    if kind not in _FOLLOWED:
-        if not kind[:1].isupper():
+    while True:
+        kind = _kind(node.name())
+        if kind in _LAYERS:
             return _OTHER
-        made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
-        return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
+        metadata = node.metadata
+        marks = metadata.get(_KEY)
+        if marks is not None:
+            return _marked(marks[output], version) if output in marks else _OTHER
+        left[0] -= 1
+        if left[0] < 0:
+            return Unknown("so many operations that they were not followed")
+        if kind not in _FOLLOWED:
+            return _of_others(kind, node, left) if kind[:1].isupper() else _OTHER
+        sources = node.next_functions
+        if len(sources) != 1 or kind not in _PASSING:
+            break
+        version = version if kind in _VIEWS else None
+        node, output = sources[0]
+        if node is None:
+            return _OTHER
+    if kind in _SEVERAL:  # as sums of sums are asked for again and again
+        known: Range | Unknown | None = metadata.get(_FOUND)
+        if known is not None:
+            return known
     inputs = [
         _OTHER if source is None else _of(source, number, version if kind in _VIEWS else None, left)
-        for source, number in node.next_functions
+        for source, number in sources
     ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
     if unknown is not None or not inputs:
-        known = any(isinstance(one, Range) for one in inputs)
+        some = any(isinstance(one, Range) for one in inputs)
         reason = unknown.reason if unknown is not None else ""
-        return Unknown(reason or (f"{kind} with something else" if known else ""))
-    return _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+        return Unknown(reason or (f"{kind} with something else" if some else ""))
+    found = _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+    if kind in _SEVERAL:
+        metadata[_FOUND] = found
+    return found
+
+
+def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
+    """Of an operation that is not followed: whether it is known what it was made of."""
+    made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
+    return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)

@@ -198,9 +198,11 @@ class DelayedReset(Neuron):
 
 def spikes_of(neuron: Neuron, function: SpikeFunction) -> tuple[int, int] | None:
     """The range of a ready-made step's output, which is that of a surrogate; of a step of the user's, `None`."""
-    methods = (getattr(neuron, name, None) for name in ("dynamics", "fire"))
-    is_own = all(method is None or method.__module__.startswith("flexsn_nn.neuron.") for method in methods)
-    return of_surrogate(function) if is_own else None
+    for name in ("dynamics", "fire"):
+        method = getattr(neuron, name, None)
+        if method is not None and not method.__module__.startswith("flexsn_nn.neuron."):
+            return None
+    return of_surrogate(function)
 
 
 def of_surrogate(function: SpikeFunction) -> tuple[int, int] | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._backward import BackwardScan
 from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
-from flexsn_runtime.native import NativeScan, compiled_launcher
+from flexsn_runtime.native import LastLaunch, NativeScan, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments, same_layout
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -36,6 +37,7 @@ class TrainedScan:
         first_bits: where before that begin the bits of outputs; no gradient comes to those.
         fixed: which of the results before `first_kept` no gradient flows through.
         native: what runs it without Python, once the compiled launcher is there and a backward was run.
+        completed: by what completes the gradient of the first input, what runs it with that.
     """
 
     def __init__(
@@ -55,9 +57,10 @@ class TrainedScan:
         # The backward scan that ran last, and for what. In one object: threads may share this.
         self._latest: tuple[tuple[bool, ...], Callable[[Sequence[Tensor | None]], bool], BackwardScan] | None = None
         self.native: NativeScan | None = None
+        self.completed: dict[Hashable, Any] = {}
         self._there = [t is not None for t in arguments.all]
         self._device = arguments.device
-        self._considered: list[BackwardScan] = []  # of late, for the compiled launcher
+        self._considered = Considered()
         self._backwards = 0
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -94,7 +97,7 @@ class TrainedScan:
             self.step.check_backward()
         needed = tuple(needed)
         try:
-            backward = self._backward(tensors, needed)
+            backward = self.backward(tensors, needed)
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
@@ -105,12 +108,11 @@ class TrainedScan:
             return refuse_double_backward(found, tensors)
         gradients = backward.gradients(tensors)
         self._backwards += 1
-        is_known = any(backward is one for one in self._considered)
-        if not is_known and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
+        if self._considered.is_new(backward) and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
             self._hand_over(tensors, needed, backward)
         return gradients
 
-    def _backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
+    def backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
         """What scans backward over these."""
         latest = self._latest
         if latest is not None and needed == latest[0] and latest[1](tensors):
@@ -128,25 +130,69 @@ class TrainedScan:
         module = compiled_launcher(self._device, self._backwards)
         if module is None:
             return
-        self._considered = [backward, *self._considered[: _MOST_CONSIDERED - 1]]
+        self._considered.add(backward)
+        native = self.native or self.native_scan(module, self)
+        if native is not None and self.tell(native, tensors, needed):
+            self.native = native
+
+    def native_scan(self, module: ModuleType, owner: Any) -> NativeScan | None:
+        """The scan for the compiled launcher, which has been told no backward; `None`: it cannot launch the forward.
+
+        Args:
+            module: the compiled launcher.
+            owner: as of `NativeScan`.
+        """
         with untraced():  # nobody's mode has to know
-            forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
-            sums = backward.plain_sums(tensors)
-            if forward_launch is None or backward_launch is None or sums is None:
-                return
-            native = self.native or NativeScan(
+            launch = self.forward.by_address()
+            if launch is None:
+                return None
+            return NativeScan(
                 module,
-                self,
+                owner,
                 self.step.trace.core,
                 self._there,
-                forward_launch,
+                launch,
                 first_bits=self.first_bits,
                 first_kept=self.first_kept,
                 fixed=self.fixed,
             )
+
+    def tell(
+        self,
+        native: NativeScan,
+        tensors: Sequence[Tensor | None],
+        needed: Sequence[bool],
+        last: LastLaunch | None = None,
+    ) -> bool:
+        """Tells a scan of `native_scan` a backward that has run; `False`: it cannot be launched that way.
+
+        Args:
+            tensors, needed: as for `gradients`.
+            last: as for `NativeScan.follow`.
+        """
+        backward = self.backward(tensors, tuple(needed))
+        with untraced():
+            launch, sums = backward.by_address(), backward.plain_sums(tensors)
+            if launch is None or sums is None:
+                return False
             asks = self.step.trace.reads.reads_for_backward
-            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, asks=asks)
-        self.native = native
+            native.follow(tensors, needed, launch, backward.copies(tensors), sums, asks=asks, last=last)
+        return True
+
+
+class Considered:
+    """What the compiled launcher was told of late, or cannot be told: it is not told again."""
+
+    def __init__(self) -> None:
+        self._latest: list[object] = []
+
+    def is_new(self, one: object) -> bool:
+        """Whether it has not been considered, or long ago."""
+        return not any(one is other for other in self._latest)
+
+    def add(self, one: object) -> None:
+        """Notes it."""
+        self._latest = [one, *self._latest[: _MOST_CONSIDERED - 1]]
 
 
 def trained_scan(

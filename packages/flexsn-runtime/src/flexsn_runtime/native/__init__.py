@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from flexsn_runtime.native._launcher import LauncherChoice, compiled_launcher, launcher_in_words
-from flexsn_runtime.native._scan import NativeScan
+from flexsn_runtime.native._scan import LastLaunch, NativeScan
 
-__all__ = ["LauncherChoice", "NativeScan", "compiled_launcher", "launcher_in_words"]
+__all__ = ["LastLaunch", "LauncherChoice", "NativeScan", "compiled_launcher", "launcher_in_words"]

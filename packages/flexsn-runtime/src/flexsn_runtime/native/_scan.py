@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MethodType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,18 @@ from torch import Tensor, nn
 from flexsn_runtime.errors import StepGoneError
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._sum import PlainSum
+
+
+class LastLaunch(NamedTuple):
+    """A launch behind those of a backward.
+
+    Attributes:
+        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`.
+        constants: tensors that it reads in each call.
+    """
+
+    launch: ByAddress
+    constants: tuple[Tensor, ...]
 
 
 class NativeScan:
@@ -75,6 +87,7 @@ class NativeScan:
         sums: Mapping[int, PlainSum],
         *,
         asks: bool,
+        last: LastLaunch | None = None,
     ) -> None:
         """Tells a backward, which is launched from now on wherever what comes has the layout of this; some are known.
 
@@ -85,9 +98,11 @@ class NativeScan:
             copies: by place in `given`, what is like the copy that the kernel gets.
             sums: what becomes of some of them then, by tensor.
             asks: whether `reads_hold` has anything to look at.
+            last: makes another gradient of that of the first tensor.
         """
         absent = self._absent
-        launch = launch.without([*absent, *(len(given) + i for i in absent)], len(given))
+        gone = [*absent, *(len(given) + i for i in absent)]
+        launch = launch.without(gone, len(given))
         self._scan.follow(
             [t for i, t in enumerate(given) if i not in absent],
             [need for i, need in enumerate(needed) if i not in absent],
@@ -95,6 +110,7 @@ class NativeScan:
             _kernel(self._module, launch),
             [(place - sum(i < place for i in absent), like) for place, like in copies.items()],
             [_sum(self._module, sums.get(i)) for i in range(len(needed)) if i not in absent],
+            None if last is None else _last(self._module, last, gone, len(given) + len(needed)),
             asks,
         )
 
@@ -140,6 +156,11 @@ def _reference(thing: Any) -> Callable[[], Any]:
 
 def _sum(module: ModuleType, plain: PlainSum | None) -> Any:
     return None if plain is None else module.Sum(list(plain.sum.steps), plain.shape, torch.empty(0, dtype=plain.dtype))
+
+
+def _last(module: ModuleType, last: LastLaunch, gone: Sequence[int], before: int) -> Any:
+    launch = last.launch.without(gone, before + len(last.constants))
+    return module.Last(_kernel(module, launch), launch.written[0], list(last.constants))
 
 
 def _kernel(module: ModuleType, launch: ByAddress) -> Any:

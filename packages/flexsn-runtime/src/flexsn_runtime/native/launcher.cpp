@@ -198,6 +198,24 @@ struct Forward {
   std::vector<std::size_t> fixed;
 };
 
+// What makes another gradient of the first tensor's, of all that is there then: what is given, the gradients, and `constants`.
+struct Last {
+  std::shared_ptr<Kernel> kernel;
+  Written written;
+  std::vector<at::Tensor> constants;
+
+  at::Tensor of(std::vector<void*> addresses, const variable_list& gradients, at::Device device) const {
+    for (const auto& gradient : gradients)
+      addresses.push_back(gradient.defined() ? address_of(gradient) : nullptr);
+    for (const auto& constant : constants)
+      addresses.push_back(address_of(constant));
+    auto found = written.allocate(device);
+    addresses.push_back(address_of(found));
+    kernel->launch(addresses, device);
+    return found;
+  }
+};
+
 // A backward: of tensors and gradients of these layouts, for these needs.
 struct Backward {
   std::vector<std::optional<Layout>> given;
@@ -206,6 +224,7 @@ struct Backward {
   std::shared_ptr<Kernel> kernel;
   std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
   std::vector<std::optional<Sum>> sums; // of some of them
+  std::optional<Last> last;
   bool asks; // whether formulas read something of Python's, which is to be as it was
 
   bool is_like(const variable_list& tensors, const std::vector<bool>& needs) const {
@@ -254,6 +273,7 @@ class Scan : public torch::CustomClassHolder {
       std::shared_ptr<Kernel> kernel,
       const std::vector<std::pair<std::size_t, at::Tensor>>& copies,
       std::vector<std::optional<Sum>> sums,
+      std::optional<Last> last,
       bool asks) {
     auto told = std::make_shared<Backward>();
     for (const auto& tensor : given)
@@ -265,6 +285,7 @@ class Scan : public torch::CustomClassHolder {
     for (const auto& [place, like] : copies)
       told->copies.emplace_back(place, Written(like));
     told->sums = std::move(sums);
+    told->last = std::move(last);
     told->asks = asks;
     std::shared_ptr<const Backward> oldest; // is gone when the lock is
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -363,10 +384,11 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     variable_list gradients;
     for (const auto& [place, copy] : told.copies)
       given[place] = copy.allocate(device).copy_(given[place]);
-    std::vector<void*> addresses;
-    addresses.reserve(given.size() + told.written.size());
+    std::vector<void*> of_given;
+    of_given.reserve(given.size() + told.written.size());
     for (const auto& tensor : given)
-      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
+      of_given.push_back(tensor.defined() ? address_of(tensor) : nullptr);
+    auto addresses = of_given;
     for (const auto& one : told.written) {
       gradients.push_back(one ? one->allocate(device) : at::Tensor());
       addresses.push_back(one ? address_of(gradients.back()) : nullptr);
@@ -375,6 +397,8 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     for (std::size_t i = 0; i < gradients.size(); ++i)
       if (gradients[i].defined() && told.sums[i])
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
+    if (told.last)
+      gradients[0] = told.last->of(std::move(of_given), gradients, device);
     return gradients;
   }
 
@@ -438,6 +462,10 @@ PYBIND11_MODULE(flexsn_launcher, module) {
            unsigned,
            py::object>());
   py::class_<Sum>(module, "Sum").def(py::init<Sum::Steps, std::vector<std::int64_t>, const at::Tensor&>());
+  py::class_<Last>(module, "Last")
+      .def(py::init([](std::shared_ptr<Kernel> kernel, const at::Tensor& written, std::vector<at::Tensor> constants) {
+        return Last{std::move(kernel), Written(written), std::move(constants)};
+      }));
   py::class_<Scan, c10::intrusive_ptr<Scan>>(module, "Scan")
       .def(py::init<
            py::object,

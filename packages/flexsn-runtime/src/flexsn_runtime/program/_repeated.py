@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from flexsn_runtime._torch_private import is_any_autocast, never, transform_at_work
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._scan import forward_scan
-from flexsn_runtime.kernels._trained import trained_scan
+from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import ScanProgram
@@ -26,7 +27,8 @@ class RepeatedCall:
     Attributes:
         lifted: the layout of the captured tensors.
         at_zero: what stands for the states where none are given.
-        run: takes `[*inputs, *states, *lifted]`.
+        run: takes `[*inputs, *states, *lifted]`; `None`: it cannot run now.
+        trained: what that is of, if gradients are asked for.
         has_layout: whether `[*inputs, *states, *lifted]`, without what is at zero, are as in these calls; it may say
             no, wrongly.
     """
@@ -34,7 +36,8 @@ class RepeatedCall:
     step: Specialization
     lifted: tuple[object, ...]
     at_zero: tuple[None, ...]
-    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor] | None]
+    trained: TrainedScan | None = None
     has_layout: Callable[[Sequence[Tensor]], bool] = never
 
 
@@ -54,7 +57,8 @@ def repeated_scan(
         states: initial states `[*step]`; none: zeros.
         instead: as for `prepare`.
     """
-    return _repeated(program, inputs, states, False, instead)
+    found = find_call(program, inputs, states, False, instead)
+    return None if found is None else found[0].run(found[1])
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
@@ -62,26 +66,35 @@ def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequen
 
     Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
     """
-    return _repeated(program, inputs, states, True)
+    found = find_call(program, inputs, states, True)
+    return None if found is None else found[0].run(found[1])
 
 
-def _repeated(
+def find_call(
     program: ScanProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
     single: bool,
     instead: Mapping[int, Tensor] | None = None,
-) -> Sequence[Tensor] | None:
+    formula: object = None,
+) -> tuple[RepeatedCall, Sequence[Tensor | None]] | None:
+    """What runs a call like this one, and what it takes; `None`: there was none.
+
+    Args:
+        single: whether it is a single step, without time.
+        formula: what completes the gradient of the first input, of calls that do that, too.
+    """
     given = (*inputs, *states)
     autocast = _autocast(given)
-    kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast
+    kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast, formula
     latest: RepeatedCall | None = program.latest_calls.get(kind)
     if latest is not None:
         lifted = _lifted(latest, instead)
         if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
-            return latest.run((*given, *latest.at_zero, *lifted))
+            return latest, (*given, *latest.at_zero, *lifted)
     try:
-        known: RepeatedCall | None = program.repeated.get(_key(inputs, given, single, instead, autocast))
+        key = _key(inputs, given, single, instead, autocast, formula)
+        known: RepeatedCall | None = program.repeated.get(key)
     except (AttributeError, RuntimeError):  # no tensors, or without memory
         return None
     if known is None or transform_at_work() is not None:
@@ -93,7 +106,7 @@ def _repeated(
     if not known.has_layout(tensors):
         known.has_layout = same_layout(tensors)
     program.latest_calls[kind] = known
-    return known.run((*given, *known.at_zero, *lifted))
+    return known, (*given, *known.at_zero, *lifted)
 
 
 def _lifted(call: RepeatedCall, instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...] | None:
@@ -127,20 +140,38 @@ def remember(
         return
     wanted = tuple(t is not None and t.requires_grad for t in arguments.all)
     run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
+    trained = None
     if torch.is_grad_enabled() and any(wanted):
         if single:
             return
         trained = trained_scan(step, arguments, wanted, state_seqs=False)
-
-        def run(tensors: Sequence[Tensor | None]) -> Sequence[Tensor]:
-            return run_trained(trained, tensors)
-
+        run = partial(run_trained, trained)
     else:
         found = forward_scan(step, arguments, state_seqs=False, training=False)
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
+    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run, trained)
     program.repeated[_key(inputs, given, single, instead, _autocast(given))] = call
+
+
+def remember_like(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor],
+    formula: object,
+    call: RepeatedCall,
+) -> None:
+    """Notes what runs another call than `call`, of another layout of captured tensors.
+
+    Args:
+        inputs, states, instead, formula: of that other call; as for `find_call`.
+    """
+    given = (*inputs, *states)
+    lifted = _lifted(call, instead)
+    if lifted is not None:
+        call = replace(call, lifted=layout_key(lifted), has_layout=never)
+        program.repeated[_key(inputs, given, False, instead, _autocast(given), formula)] = call
 
 
 def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
@@ -157,9 +188,10 @@ def _key(
     single: bool,
     instead: Mapping[int, Tensor] | None,
     autocast: torch.dtype | None,
+    formula: object = None,
 ) -> Hashable:
     # Which captured tensors require grad is part of what is compared of them.
     grads = None
     if torch.is_grad_enabled():
         grads = tuple([t.requires_grad for t in (given if instead is None else (*given, *instead.values()))])
-    return single, len(inputs), grads, autocast, layout_key(given)
+    return single, len(inputs), grads, autocast, formula, layout_key(given)

@@ -1,0 +1,273 @@
+"""Norms in a neuron's step, launched without Python, and what completes the gradient behind the backward."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, PLIF, FlexSN, OverTime
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.memory import PackedSpikes
+from flexsn_runtime.native import NativeScan
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SHAPE = (5, 6, 7, 11, 13)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", "compiled")
+    torch.manual_seed(0)
+
+
+def _layer(device: str, neuron: type[FlexSN] = LIF, norm: Callable[..., nn.Module] = nn.BatchNorm2d) -> NormNeuron:
+    made = norm(SHAPE[2])
+    for tensor in made.parameters():
+        nn.init.uniform_(tensor, 0.5, 1.5)
+    kernels: Any = {"backend": "triton" if device == "cuda" else "cpp"}
+    return NormNeuron(made, neuron(**kernels)).to(device)
+
+
+def _norm(layer: NormNeuron) -> nn.BatchNorm2d:
+    assert isinstance(layer.norm, nn.BatchNorm2d)
+    return layer.norm
+
+
+def _input(device: str, dtype: torch.dtype = torch.float32) -> Tensor:
+    return (3 * torch.randn(SHAPE)).to(device, dtype).requires_grad_()
+
+
+def _step(layer: NormNeuron, x: Tensor, weight: Tensor, of: Sequence[Tensor] | None = None) -> list[Tensor]:
+    """Outputs, statistics and gradients of a step of training that begins anew."""
+    layer.neuron.reset()
+    y = layer(x)
+    asked = [x, *(p for p in layer.parameters() if p.requires_grad)] if of is None else of
+    return [y.detach(), *layer.buffers(), *torch.autograd.grad(y, asked, weight)]
+
+
+def _by_python(layer: NormNeuron, x: Tensor, weights: Sequence[Tensor], of: Any = None) -> list[list[Tensor]]:
+    twin = copy.deepcopy(layer)
+    asked = None if of is None else of(twin, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FLEXSN_LAUNCHER", "python")
+        return [[t.clone() for t in _step(twin, x, weight, asked)] for weight in weights]
+
+
+@pytest.mark.parametrize("neuron", [LIF, PLIF], ids=["lif", "plif"])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=["contiguous", "last"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_equals_python_to_the_bit(
+    device: str,
+    dtype: torch.dtype,
+    memory_format: torch.memory_format,
+    neuron: type[FlexSN],
+    native_runs: list[NativeScan],
+    python_gradients: list[tuple[bool, ...]],
+) -> None:
+    layer, x = _layer(device, neuron), _input(device, dtype).detach()
+    x = x.flatten(0, 1).contiguous(memory_format=memory_format).unflatten(0, SHAPE[:2]).requires_grad_()
+    weights = [torch.randn_like(x) for _ in range(5)]
+    expected = _by_python(layer, x, weights)
+    assert not native_runs
+    python_gradients.clear()
+    for weight, wanted in zip(weights, expected, strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight), wanted))
+    # By Python; the scan alone without it; then both together, of which the first backward is one that is told.
+    assert len(native_runs) == 4
+    assert len({id(scan) for scan in native_runs[1:]}) == 1
+    assert len(python_gradients) == 2
+
+
+def test_one_node(native_runs: list[NativeScan]) -> None:
+    layer, x = _layer("cpu"), _input("cpu")
+    for _ in range(3):
+        _step(layer, x, torch.ones(SHAPE))
+    layer.neuron.reset()
+    y = layer(x)
+    sources = {source for source, _ in y.grad_fn.next_functions if source is not None}
+    assert {source.variable for source in sources} == {x, *layer.parameters()}
+
+
+def test_gradcheck(native_runs: list[NativeScan]) -> None:
+    def smooth(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) / 2.0
+        return torch.sigmoid(3.0 * (h - 0.5)), torch.tanh(h)
+
+    layer = NormNeuron(nn.BatchNorm1d(3), FlexSN(smooth, 1, 1, 1, backend="cpp")).double()
+    x = torch.randn(4, 3, 3, 5, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor) -> Any:
+        layer.neuron.reset()
+        return layer(x)
+
+    learned = tuple(layer.norm.parameters())
+    for _ in range(3):
+        run(x, *learned).sum().backward()
+    native_runs.clear()
+    assert torch.autograd.gradcheck(run, (x, *learned))
+    assert native_runs
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "of",
+    [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
+    ids=["input", "weight", "input and bias"],
+)
+def test_gradients_of_some(device: str, of: Any, native_runs: list[NativeScan]) -> None:
+    layer, x = _layer(device), _input(device)
+    weights = [torch.randn_like(x) for _ in range(5)]
+    (*_, expected) = _by_python(layer, x, weights, of)
+    for weight in weights[:3]:
+        _step(layer, x, weight)
+    _step(layer, x, weights[3], of(layer, x))
+    assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
+    assert native_runs
+
+
+@pytest.mark.parametrize("norm", [lambda n: nn.BatchNorm2d(n, affine=False), nn.BatchNorm2d], ids=["none", "frozen"])
+def test_nothing_to_learn(norm: Callable[..., nn.Module]) -> None:
+    layer, x = _layer("cpu", norm=norm).requires_grad_(requires_grad=False), _input("cpu")
+    weights = [torch.randn(SHAPE) for _ in range(4)]
+    for weight, wanted in zip(weights, _by_python(layer, x, weights), strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight), wanted))
+
+
+def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:
+    layer, x = _layer("cpu"), _input("cpu").detach()
+    weights = [torch.randn(SHAPE) for _ in range(4)]
+    learned = lambda layer, x: [*layer.parameters()]  # noqa: E731
+    for weight, wanted in zip(weights, _by_python(layer, x, weights, learned), strict=True):
+        assert all(map(torch.equal, _step(layer, x, weight, [*layer.parameters()]), wanted))
+    assert native_runs  # the scan alone
+
+
+def test_batches_of_several_sizes_take_turns(
+    native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
+) -> None:
+    layer, full = _layer("cpu"), _input("cpu").detach()
+    batches = [full[:, :size].clone().requires_grad_() for size in (6, 4, 1)]
+    weights = [torch.randn_like(x) for x in batches]
+    twin = copy.deepcopy(layer)
+    for turn in range(4):
+        python_gradients.clear()
+        for x, weight in zip(batches, weights, strict=True):
+            (wanted,) = _by_python(twin, x, [weight])
+            python_gradients.clear() if turn < 3 else None
+            assert all(map(torch.equal, _step(layer, x, weight)[-3:], wanted[-3:]))
+    assert len(native_runs) >= 6
+
+
+def test_another_eps_counts(native_runs: list[NativeScan]) -> None:
+    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    for eps in (1e-5, 0.3, 1e-5):
+        _norm(layer).eps = eps
+        (wanted,) = _by_python(layer, x, [weight])
+        for _ in range(4):
+            found = _step(layer, x, weight)
+        assert all(map(torch.equal, found[-3:], wanted[-3:]))
+    assert native_runs
+
+
+def test_weights_that_are_one_tensor() -> None:
+    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    _norm(layer).bias = _norm(layer).weight
+    (wanted,) = _by_python(layer, x, [weight])
+    for _ in range(5):
+        assert all(map(torch.equal, _step(layer, x, weight)[-2:], wanted[-2:]))
+
+
+def test_a_second_gradient_is_refused_as_by_python(native_runs: list[NativeScan]) -> None:
+    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    for _ in range(3):
+        _step(layer, x, weight)
+    layer.neuron.reset()
+    (first,) = torch.autograd.grad(layer(x), x, weight, create_graph=True)
+    assert native_runs
+    (wanted,) = _by_python(layer, x, [weight])
+    torch.testing.assert_close(first, wanted[-3])
+    with pytest.raises(RuntimeError, match="create_graph"):
+        first.sum().backward()
+
+
+def test_other_statistics_between_forward_and_backward(native_runs: list[NativeScan]) -> None:
+    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    for _ in range(3):
+        _step(layer, x, weight)
+    (wanted,) = _by_python(layer, x, [weight])
+    layer.neuron.reset()
+    y = layer(x)
+    layer.neuron.reset()
+    layer(2 * x)  # moves the running statistics
+    torch.testing.assert_close(torch.autograd.grad(y, x, weight)[0], wanted[-3], rtol=0, atol=0)
+    layer.neuron.reset()
+    y = layer(x)
+    with torch.no_grad():
+        _norm(layer).weight.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(y, x, weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_with_packed_spikes(device: str, native_runs: list[NativeScan]) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(1)
+        convolutions = [OverTime(nn.Conv2d(SHAPE[2], SHAPE[2], 1, bias=False)).to(device) for _ in range(2)]
+        return nn.Sequential(convolutions[0], _layer(device), convolutions[1], _layer(device))
+
+    x, found = _input(device), []
+    for choice in ("python", "compiled"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FLEXSN_LAUNCHER", choice)
+            net = network()
+            for _ in range(4):
+                for module in net.modules():
+                    if isinstance(module, FlexSN):
+                        module.reset()
+                with PackedSpikes(net) as packing:
+                    y = net(x)
+                gradients = torch.autograd.grad(y.sum(), [x, *net.parameters()])
+            assert packing.bytes_by_kernels
+            found.append([y, *gradients])
+    assert all(map(torch.equal, *found))
+    assert native_runs
+
+
+def test_nothing_is_kept_for_good(native_runs: list[NativeScan]) -> None:
+    layer, x = _layer("cpu"), _input("cpu")
+    for _ in range(4):
+        _step(layer, x, torch.ones(SHAPE))
+    watched: list[weakref.ref[Any]] = [weakref.ref(native_runs[-1]), weakref.ref(layer.neuron)]
+    native_runs.clear()
+    del layer
+    gc.collect()
+    assert [one() for one in watched] == [None, None]
+
+
+@pytest.mark.gpu
+def test_in_a_cuda_graph(native_runs: list[NativeScan]) -> None:
+    layer, x = _layer("cuda"), _input("cuda")
+    weight = torch.randn_like(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(4):
+            expected = _step(layer, x, weight)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = _step(layer, x, weight)
+    for gradient in found[-3:]:
+        gradient.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, found[-3:], expected[-3:]))
+    assert native_runs
