@@ -56,8 +56,8 @@ class Normalisation(NamedTuple):
         """What the norm does before the affine part; running statistics are updated as by the norm.
 
         Returns:
-            `x`, which the affine part is to be applied to, as a node of the graph that has the statistics' gradient;
-            and the affine part.
+            `x`, which the affine part is to be applied to, and the affine part, which says what more flows to `x`: through
+            the statistics.
 
         Raises:
             InputShapeError: another number of channels than the norm has, or one element per channel in training.
@@ -234,11 +234,14 @@ def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[T
 
 def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias, in the dtype of statistics."""
-    weight, bias = norm.weight, norm.bias
-    return (
-        torch.ones_like(like) if weight is None else weight.to(like.dtype),
-        torch.zeros_like(like) if bias is None else bias.to(like.dtype),
-    )
+    weight, bias, dtype = norm.weight, norm.bias, like.dtype
+    if weight is None:
+        weight = torch.ones_like(like)
+    if bias is None:
+        bias = torch.zeros_like(like)
+    if weight.dtype != dtype or bias.dtype != dtype:
+        weight, bias = weight.to(dtype), bias.to(dtype)
+    return weight, bias
 
 
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
@@ -256,11 +259,12 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     if not count:
         zeros = frames.new_zeros(frames.shape[1], dtype=_dtype(frames))
         return _Batch(zeros, torch.ones_like(zeros), 1)
-    running = (norm.running_mean, norm.running_var) if norm.training and norm.track_running_stats else (None, None)
-    first, second = running
+    tracks = norm.training and norm.track_running_stats
+    first, second = (norm.running_mean, norm.running_var) if tracks else (None, None)
     if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
-        if norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
+        tracked = norm.num_batches_tracked
+        if tracked is not None:
+            tracked.add_(1)
         mean, var = _moments(frames, (first, second), norm.momentum)
     else:
         mean, var = _moments(frames, None, 0.0)
@@ -281,7 +285,7 @@ def _moments(
     if running is None:  # of half precision, its results would be half, too
         running = (frames.new_zeros(frames.shape[1], dtype=dtype), frames.new_ones(frames.shape[1], dtype=dtype))
     mean, var = torch.batch_norm_update_stats(frames, running[0], running[1], momentum)
-    return mean.to(dtype), var.to(dtype)
+    return (mean, var) if mean.dtype == dtype else (mean.to(dtype), var.to(dtype))
 
 
 def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
