@@ -56,8 +56,8 @@ class Normalisation(NamedTuple):
         """What the norm does before the affine part; running statistics are updated as by the norm.
 
         Returns:
-            `x`, which the affine part is to be applied to, and the affine part, which says what more flows to `x`: through
-            the statistics.
+            `x`, which the affine part is to be applied to, and the affine part, which says what more flows to `x`,
+            through the statistics.
 
         Raises:
             InputShapeError: another number of channels than the norm has, or one element per channel in training.
