@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from flexsn_nn import LIF, PLIF, FlexSN, OverTime
 from flexsn_nn.layer import NormNeuron
@@ -80,10 +81,9 @@ def test_equals_python_to_the_bit(
     python_gradients.clear()
     for weight, wanted in zip(weights, expected, strict=True):
         assert all(map(torch.equal, _step(layer, x, weight), wanted))
-    # By Python; the scan alone without it; then both together, of which the first backward is one that is told.
     assert len(native_runs) == 4
-    assert len({id(scan) for scan in native_runs[1:]}) == 1
-    assert len(python_gradients) == 2
+    assert len({id(scan) for scan in native_runs}) == 1
+    assert len(python_gradients) == 1
 
 
 def test_one_node(native_runs: list[NativeScan]) -> None:
@@ -122,23 +122,83 @@ def test_gradcheck(native_runs: list[NativeScan]) -> None:
     [lambda layer, x: [x], lambda layer, x: [layer.norm.weight], lambda layer, x: [x, layer.norm.bias]],
     ids=["input", "weight", "input and bias"],
 )
-def test_gradients_of_some(device: str, of: Any, native_runs: list[NativeScan]) -> None:
+def test_gradients_of_some(
+    device: str, of: Any, native_runs: list[NativeScan], python_gradients: list[tuple[bool, ...]]
+) -> None:
     layer, x = _layer(device), _input(device)
     weights = [torch.randn_like(x) for _ in range(5)]
     (*_, expected) = _by_python(layer, x, weights, of)
     for weight in weights[:3]:
         _step(layer, x, weight)
+    python_gradients.clear()
     _step(layer, x, weights[3], of(layer, x))
+    assert len(python_gradients) == 1  # and is told
     assert all(map(torch.equal, _step(layer, x, weights[4], of(layer, x)), expected))
+    assert len(python_gradients) == 1
     assert native_runs
 
 
 @pytest.mark.parametrize("norm", [lambda n: nn.BatchNorm2d(n, affine=False), nn.BatchNorm2d], ids=["none", "frozen"])
-def test_nothing_to_learn(norm: Callable[..., nn.Module]) -> None:
+def test_nothing_to_learn(norm: Callable[..., nn.Module], native_runs: list[NativeScan]) -> None:
     layer, x = _layer("cpu", norm=norm).requires_grad_(requires_grad=False), _input("cpu")
     weights = [torch.randn(SHAPE) for _ in range(4)]
     for weight, wanted in zip(weights, _by_python(layer, x, weights), strict=True):
         assert all(map(torch.equal, _step(layer, x, weight), wanted))
+    assert len(native_runs) == 3
+
+
+@pytest.mark.parametrize("choice", ["python", "compiled"])
+def test_checkpoints_find_the_same_saved_tensors_in_each_call(
+    choice: str, native_runs: list[NativeScan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", choice)
+    layer, twin = _layer("cpu"), _layer("cpu")
+    twin.load_state_dict(layer.state_dict())
+
+    def run(layer: NormNeuron, x: Tensor) -> Any:
+        layer.neuron.reset()
+        return layer(x)
+
+    for batch in (6, 6, 6, 6, 4, 4, 4, 4, 6):
+        x = _input("cpu").detach()[:, :batch].clone().requires_grad_()
+        weight = torch.randn_like(x)
+        y = checkpoint(run, layer, x, use_reentrant=False)
+        (found,) = torch.autograd.grad(y, x, weight)
+        (wanted,) = torch.autograd.grad(run(twin, x), x, weight)
+        assert torch.equal(found, wanted)
+    assert bool(native_runs) == (choice == "compiled")
+
+
+def test_saved_tensors_are_those_of_one_node(native_runs: list[NativeScan]) -> None:
+    layer, x = _layer("cpu"), _input("cpu")
+    counts = []
+    for batch in (6, 6, 6, 6, 4, 4):
+        saved: list[tuple[torch.Size, torch.dtype]] = []
+
+        def pack(tensor: Tensor, saved: list[Any] = saved) -> Tensor:
+            saved.append((tensor.shape[2:], tensor.dtype))
+            return tensor
+
+        layer.neuron.reset()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            y = layer(x[:, :batch])
+        y.sum().backward()
+        counts.append(saved)
+    assert all(one == counts[0] for one in counts)
+    assert native_runs
+
+
+def test_a_graph_that_outlives_its_layer_has_some_gradients(native_runs: list[NativeScan]) -> None:
+    layer, x, weight = _layer("cpu"), _input("cpu"), torch.randn(SHAPE)
+    (wanted,) = _by_python(layer, x, [weight], lambda layer, x: [x])
+    for _ in range(4):
+        _step(layer, x, weight, [x])
+    layer.neuron.reset()
+    y = layer(x)
+    del layer
+    gc.collect()
+    assert torch.equal(torch.autograd.grad(y, x, weight)[0], wanted[-1])
+    assert native_runs
 
 
 def test_no_gradient_of_the_input(native_runs: list[NativeScan]) -> None:

@@ -36,9 +36,6 @@ class Affine(NamedTuple):
     def frozen(self) -> Affine:
         return self
 
-    def joined(self, x: Tensor) -> tuple[Tensor, Affine]:
-        return x, self
-
     @property
     def completion(self) -> None:
         return None
@@ -84,17 +81,20 @@ class AffineOfStatistics(NamedTuple):
 
     def of(self, x: Tensor) -> Tensor:
         """As `Affine.of`."""
-        x, self = self.joined(x)
+        if self.completion is not None:
+            x, self = self.joined(x)
         mean, var, weight, bias = (tensor.view(-1, *(1,) * self.behind) for tensor in self.tensors)
         return Affine(mean, torch.rsqrt(var + self.eps) * weight, bias).of(x)
 
     def absorbed(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
         return x, self
 
-    def joined(self, x: Tensor) -> tuple[Tensor, AffineOfStatistics]:
-        if self.completion is None:
-            return x, self
-        x, tensors = self.completion.joined(x, self.tensors)
+    def joined(
+        self, x: Tensor, reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
+    ) -> tuple[Tensor, AffineOfStatistics]:
+        """`x` and the same function, whose graph completes the gradient of `x`; as `Completion.joined`."""
+        assert self.completion is not None
+        x, tensors = self.completion.joined(x, self.tensors, reduced)
         return x, self.with_tensors(*tensors)
 
     def frozen(self) -> AffineOfStatistics:
@@ -133,9 +133,6 @@ class Producer(Protocol):
 
 class Absorbed(Producer, Protocol):
     """A function of its first input that a step computes."""
-
-    def joined(self, x: Tensor) -> tuple[Tensor, Absorbed]:
-        """`x` and the same function, of which nothing is to be completed."""
 
     @property
     def completion(self) -> Completion | None:

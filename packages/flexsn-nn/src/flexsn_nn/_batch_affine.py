@@ -224,21 +224,22 @@ def _of_batch(norm: BatchNorm, x: Tensor, frames: Tensor, group: Any) -> tuple[T
     weight, bias = _learned(norm, batch.mean)
     behind = frames.dim() - 2
     mean, var, total = batch
-    completion = None
-    if x.requires_grad and torch.is_grad_enabled():
-        formula = _formula(mean.shape, mean.dtype, mean.device, norm.eps, behind)
-        reduced = None if group is None else partial(_sum_over, group)
-        completion = Completion(formula, (2, 3), (0, 1), (_share(total, mean),), reduced)
-    return x, AffineOfStatistics(mean, var, weight, bias, norm.eps, behind, completion)
+    absorbed = AffineOfStatistics(mean, var, weight, bias, norm.eps, behind)
+    if not x.requires_grad or not torch.is_grad_enabled():
+        return x, absorbed
+    formula = _formula(mean.shape, mean.dtype, mean.device, norm.eps, behind)
+    share, lasts = _share(total, mean)
+    absorbed = absorbed._replace(completion=Completion(formula, (2, 3), (0, 1), (share,)))
+    if group is not None or not lasts:
+        return absorbed.joined(x, None if group is None else partial(_sum_over, group))
+    return x, absorbed
 
 
 def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
     """Weight and bias, in the dtype of statistics."""
-    weight, bias, dtype = norm.weight, norm.bias, like.dtype
-    if weight is None:
-        weight = torch.ones_like(like)
-    if bias is None:
-        bias = torch.zeros_like(like)
+    dtype = like.dtype
+    weight: Tensor = torch.ones_like(like) if norm.weight is None else norm.weight
+    bias: Tensor = torch.zeros_like(like) if norm.bias is None else norm.bias
     if weight.dtype != dtype or bias.dtype != dtype:
         weight, bias = weight.to(dtype), bias.to(dtype)
     return weight, bias
@@ -247,8 +248,7 @@ def _learned(norm: BatchNorm, like: Tensor) -> tuple[Tensor, Tensor]:
 @between_graphs("a norm over several processes runs between the graphs of torch.compile")
 def _between_graphs(norm: BatchNorm, x: Tensor, lead: int, group: Any) -> tuple[Tensor, Absorbed]:
     given = x.detach()
-    x, absorbed = _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
-    return absorbed.joined(x)
+    return _of_batch(norm, x, given.flatten(0, 1) if lead == 2 else given, group)
 
 
 def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
@@ -360,20 +360,21 @@ _MOST_SHARES = 1024
 _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 
 
-def _share(total: int | Tensor, like: Tensor) -> Tensor:
-    """`-1 / total`, in one element."""
+def _share(total: int | Tensor, like: Tensor) -> tuple[Tensor, bool]:
+    """`-1 / total` in one element, and whether it is the same for each call with this total."""
     if isinstance(total, Tensor):
-        return (-1.0 / total).to(like.dtype).view(1)
+        return (-1.0 / total).to(like.dtype).view(1), False
     key = total, like.dtype, like.device
     share = _shares.get(key)
     if share is None:
         if like.is_cuda and torch.cuda.is_current_stream_capturing():
-            return like.new_full((1,), -1.0 / total)
+            return like.new_full((1,), -1.0 / total), False  # a part of the graph
         # Copied from the host, which waits for it: other streams read it, too.
         share = torch.tensor([-1.0 / total], dtype=like.dtype, device=like.device)
-        if len(_shares) < _MOST_SHARES and type(share) is Tensor:
-            _shares[key] = share
-    return share
+        if len(_shares) >= _MOST_SHARES or type(share) is not Tensor:
+            return share, type(share) is Tensor
+        _shares[key] = share
+    return share, True
 
 
 def _sum_over(group: Any, sums: list[Tensor]) -> list[Tensor]:

@@ -43,7 +43,6 @@ from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateEr
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
-    repeated_completed_scan,
     repeated_scan,
     repeated_step,
     single_step,
@@ -458,7 +457,6 @@ class FlexSN(nn.Module):
             x, *others = inputs
             if backend in COMPILED or (backend == "hop" and compiling):
                 x, absorbed = affine.absorbed(x)
-                x, absorbed = absorbed.joined(x)
                 if self.requires_grad is not None and not self.requires_grad[0]:
                     absorbed = absorbed.with_tensors(*(tensor.detach() for tensor in absorbed.tensors))
             else:
@@ -567,10 +565,9 @@ class FlexSN(nn.Module):
             results = repeated_step(program, inputs, states) if states else None
         elif len(states) != own["num_states"] and (states or not self._starts_at_zero()):
             return None
-        elif affine is None or instead is None or affine.completion is None:
-            results = repeated_scan(program, inputs, states, instead)
         else:
-            results = repeated_completed_scan(program, inputs, states, instead, affine.completion)
+            completion = None if affine is None else affine.completion
+            results = repeated_scan(program, inputs, states, instead, completion and completion.formula)
         if results is None:
             return None
         end = own["num_outputs"]
@@ -609,6 +606,7 @@ class FlexSN(nn.Module):
             at_zero: whether a compiler may take the states for zeros.
             affine: as for `forward`.
         """
+        assert affine is None or affine.completion is None, "kernels complete gradients"
         sequences, finals = _SCANS[backend]
         known = torch.compiler.is_compiling() or primals[0].shape[:1] != (0,)
         specs = self._output_specs if known else self._empty_specs(primals)

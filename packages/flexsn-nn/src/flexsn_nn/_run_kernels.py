@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._torch_private import between_graphs
-from flexsn_runtime import ScanProgram, prepare, remember, repeated_scan, scan, single_step
+from flexsn_runtime import ScanProgram, completed_scan, prepare, remember, repeated_scan, scan, single_step
 
 
 def run_kernels(
@@ -19,11 +19,12 @@ def run_kernels(
     Args:
         affine: of the first input, of a step `Behind` one.
     """
-    if affine is None:
-        step, arguments = prepare(program, tensors)
-    else:
-        assert isinstance(program.core, Behind)
-        step, arguments = prepare(program, tensors, instead=program.core.instead(affine.tensors))
+    instead = _instead(program, affine)
+    if affine is not None and instead is not None and affine.completion is not None:
+        inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
+        completion = affine.completion
+        return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
+    step, arguments = prepare(program, tensors, instead=instead)
     return scan(step, arguments, state_seqs=state_seqs)
 
 
@@ -35,10 +36,9 @@ def run_again(
     Args:
         affine: as for `run_kernels`.
     """
-    instead = None
-    if affine is not None:
-        assert isinstance(program.core, Behind)
-        instead = program.core.instead(affine.tensors)
+    instead = _instead(program, affine)
+    if affine is not None and instead is not None and affine.completion is not None:
+        return tuple(completed_scan(program, inputs, states, instead, affine.completion, state_seqs=False))
     results = repeated_scan(program, inputs, states, instead)
     if results is not None:
         return tuple(results)
@@ -46,6 +46,13 @@ def run_again(
     results = scan(step, arguments, state_seqs=False)
     remember(program, inputs, states, step, arguments, instead=instead)
     return results
+
+
+def _instead(program: ScanProgram, affine: Absorbed | None) -> dict[int, Tensor] | None:
+    if affine is None:
+        return None
+    assert isinstance(program.core, Behind)
+    return program.core.instead(affine.tensors)
 
 
 _BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"

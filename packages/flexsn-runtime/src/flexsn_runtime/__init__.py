@@ -63,7 +63,7 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
-from flexsn_runtime.program._completed_scan import repeated_completed_scan
+from flexsn_runtime.program._completed_scan import completed_scan
 from flexsn_runtime.program._completion import Completion, GradientFormula
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
@@ -115,6 +115,7 @@ __all__ = [
     "build_inference_final_state_kernel",
     "build_inference_kernel",
     "build_training_kernels",
+    "completed_scan",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",
@@ -134,7 +135,6 @@ __all__ = [
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
     "remember",
-    "repeated_completed_scan",
     "repeated_scan",
     "repeated_step",
     "retain_flexsn_kernel_handle",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from types import ModuleType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +36,6 @@ class TrainedScan:
         first_bits: where before that begin the bits of outputs; no gradient comes to those.
         fixed: which of the results before `first_kept` no gradient flows through.
         native: what runs it without Python, once the compiled launcher is there and a backward was run.
-        completed: by what completes the gradient of the first input, what runs it with that.
     """
 
     def __init__(
@@ -57,10 +55,10 @@ class TrainedScan:
         # The backward scan that ran last, and for what. In one object: threads may share this.
         self._latest: tuple[tuple[bool, ...], Callable[[Sequence[Tensor | None]], bool], BackwardScan] | None = None
         self.native: NativeScan | None = None
-        self.completed: dict[Hashable, Any] = {}
         self._there = [t is not None for t in arguments.all]
         self._device = arguments.device
-        self._considered = Considered()
+        # Of late, for the compiled launcher.
+        self._considered: list[tuple[BackwardScan, tuple[bool, ...]]] = []
         self._backwards = 0
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
@@ -97,7 +95,7 @@ class TrainedScan:
             self.step.check_backward()
         needed = tuple(needed)
         try:
-            backward = self.backward(tensors, needed)
+            backward = self._backward(tensors, self._computed(needed))
         except RuntimeError:
             if not any(map(is_batched, tensors)):
                 raise
@@ -105,94 +103,78 @@ class TrainedScan:
         if torch.is_grad_enabled():  # `create_graph`
             with torch.no_grad():
                 found = backward.gradients(tensors)
-            return refuse_double_backward(found, tensors)
-        gradients = backward.gradients(tensors)
+            return self._finished(refuse_double_backward(found, tensors), tensors, needed)
+        found = backward.gradients(tensors)
         self._backwards += 1
-        if self._considered.is_new(backward) and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
-            self._hand_over(tensors, needed, backward)
+        is_known = (backward, needed) in self._considered
+        if not is_known and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
+            self._hand_over(tensors, needed, backward, found)
+        return self._finished(found, tensors, needed)
+
+    # -- for scans that do more in their backward ------------------------------------------------------------------
+
+    def _computed(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Which gradients the backward scan computes for those that are needed."""
+        return needed
+
+    def _finished(
+        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
+    ) -> list[Tensor | None]:
+        """What comes of the gradients that were computed."""
         return gradients
 
-    def backward(self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...]) -> BackwardScan:
+    def _last(
+        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
+    ) -> LastLaunch | None:
+        """What `_finished` launches; `None`: nothing."""
+        return None
+
+    # -- preparation -----------------------------------------------------------------------------------------------
+
+    def _backward(self, tensors: Sequence[Tensor | None], computed: tuple[bool, ...]) -> BackwardScan:
         """What scans backward over these."""
         latest = self._latest
-        if latest is not None and needed == latest[0] and latest[1](tensors):
+        if latest is not None and computed == latest[0] and latest[1](tensors):
             return latest[2]
         scan = backward_scan(
-            self.step, tensors, needed, state_seqs=self._state_seqs, residuals=self._residuals
+            self.step, tensors, computed, state_seqs=self._state_seqs, residuals=self._residuals
         )
-        self._latest = needed, same_layout(tensors), scan
+        self._latest = computed, same_layout(tensors), scan
         return scan
 
     def _hand_over(
-        self, tensors: Sequence[Tensor | None], needed: tuple[bool, ...], backward: BackwardScan
+        self,
+        tensors: Sequence[Tensor | None],
+        needed: tuple[bool, ...],
+        backward: BackwardScan,
+        gradients: list[Tensor | None],
     ) -> None:
         """From now on, the compiled launcher makes calls like this one, if it is there and can."""
         module = compiled_launcher(self._device, self._backwards)
         if module is None:
             return
-        self._considered.add(backward)
-        native = self.native or self.native_scan(module, self)
-        if native is not None and self.tell(native, tensors, needed):
-            self.native = native
-
-    def native_scan(self, module: ModuleType, owner: Any) -> NativeScan | None:
-        """The scan for the compiled launcher, which has been told no backward; `None`: it cannot launch the forward.
-
-        Args:
-            module: the compiled launcher.
-            owner: as of `NativeScan`.
-        """
+        self._considered = [(backward, needed), *self._considered[: _MOST_CONSIDERED - 1]]
+        last = self._last(gradients, tensors, needed)
         with untraced():  # nobody's mode has to know
-            launch = self.forward.by_address()
-            if launch is None:
-                return None
-            return NativeScan(
+            forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
+            if forward_launch is None or backward_launch is None or (last is not None and last.launch is None):
+                return
+            sums = backward.plain_sums(tensors)
+            if sums is None:
+                return
+            native = self.native or NativeScan(
                 module,
-                owner,
+                self,
                 self.step.trace.core,
                 self._there,
-                launch,
+                forward_launch,
                 first_bits=self.first_bits,
                 first_kept=self.first_kept,
                 fixed=self.fixed,
             )
-
-    def tell(
-        self,
-        native: NativeScan,
-        tensors: Sequence[Tensor | None],
-        needed: Sequence[bool],
-        last: LastLaunch | None = None,
-    ) -> bool:
-        """Tells a scan of `native_scan` a backward that has run; `False`: it cannot be launched that way.
-
-        Args:
-            tensors, needed: as for `gradients`.
-            last: as for `NativeScan.follow`.
-        """
-        backward = self.backward(tensors, tuple(needed))
-        with untraced():
-            launch, sums = backward.by_address(), backward.plain_sums(tensors)
-            if launch is None or sums is None:
-                return False
             asks = self.step.trace.reads.reads_for_backward
-            native.follow(tensors, needed, launch, backward.copies(tensors), sums, asks=asks, last=last)
-        return True
-
-
-class Considered:
-    """What the compiled launcher was told of late, or cannot be told: it is not told again."""
-
-    def __init__(self) -> None:
-        self._latest: list[object] = []
-
-    def is_new(self, one: object) -> bool:
-        """Whether it has not been considered, or long ago."""
-        return not any(one is other for other in self._latest)
-
-    def add(self, one: object) -> None:
-        """Notes it."""
-        self._latest = [one, *self._latest[: _MOST_CONSIDERED - 1]]
+            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, asks=asks, last=last)
+        self.native = native
 
 
 def trained_scan(

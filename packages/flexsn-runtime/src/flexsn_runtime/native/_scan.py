@@ -20,11 +20,12 @@ class LastLaunch(NamedTuple):
     """A launch behind those of a backward.
 
     Attributes:
-        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`.
+        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`. `None`: it cannot be
+            launched by its address, and so the whole backward cannot.
         constants: tensors that it reads in each call.
     """
 
-    launch: ByAddress
+    launch: ByAddress | None
     constants: tuple[Tensor, ...]
 
 
@@ -94,7 +95,7 @@ class NativeScan:
         Args:
             given: what `TrainedScan.gradients` takes.
             needed: the same.
-            launch: writes a gradient for each tensor that is needed.
+            launch: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
             copies: by place in `given`, what is like the copy that the kernel gets.
             sums: what becomes of some of them then, by tensor.
             asks: whether `reads_hold` has anything to look at.
@@ -159,6 +160,7 @@ def _sum(module: ModuleType, plain: PlainSum | None) -> Any:
 
 
 def _last(module: ModuleType, last: LastLaunch, gone: Sequence[int], before: int) -> Any:
+    assert last.launch is not None
     launch = last.launch.without(gone, before + len(last.constants))
     return module.Last(_kernel(module, launch), launch.written[0], list(last.constants))
 

@@ -8,6 +8,7 @@
 //   forward    those of a call, and behind them what the kernel writes: results, the last of them bits, and what is kept
 //   backward   those of the call, what is kept, the gradients of results but bits (undefined: there is none), and behind them
 //              what the kernel writes: for each tensor of the call its gradient, if it is needed
+//   last       what is there before a backward's kernel writes, the gradients as they are then, constants, what it writes
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -220,7 +221,7 @@ struct Last {
 struct Backward {
   std::vector<std::optional<Layout>> given;
   std::vector<bool> needed;
-  std::vector<std::optional<Written>> written; // for each tensor of the forward; of those that are needed
+  std::vector<std::optional<Written>> written; // for each tensor of the forward; of those that are needed, here or in `last`
   std::shared_ptr<Kernel> kernel;
   std::vector<std::pair<std::size_t, Written>> copies; // of what is given, which the kernel cannot read as it is
   std::vector<std::optional<Sum>> sums; // of some of them
@@ -399,6 +400,9 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
     if (told.last)
       gradients[0] = told.last->of(std::move(of_given), gradients, device);
+    for (std::size_t i = 0; i < gradients.size(); ++i)
+      if (!told.needed[i])
+        gradients[i] = at::Tensor();
     return gradients;
   }
 

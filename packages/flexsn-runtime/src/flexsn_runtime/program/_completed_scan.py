@@ -1,141 +1,150 @@
-"""A scan and what completes the gradient of its first input, as one node of the compiled launcher's."""
+"""A scan whose backward completes the gradient of the first input."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from flexsn_runtime.kernels._trained import Considered, TrainedScan
+from flexsn_runtime.kernels._autograd import run_trained
+from flexsn_runtime.kernels._scan import prepared_scans
+from flexsn_runtime.kernels._trained import TrainedScan
 from flexsn_runtime.launches._by_address import ByAddress
-from flexsn_runtime.native import LastLaunch, compiled_launcher
-from flexsn_runtime.program._completion import Completion, with_zeros
+from flexsn_runtime.native import LastLaunch
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.program._arguments import prepare
+from flexsn_runtime.program._completion import Completion, completed_gradient
 from flexsn_runtime.program._program import ScanProgram
-from flexsn_runtime.program._repeated import RepeatedCall, find_call, remember_like
+from flexsn_runtime.program._repeated import remember, repeated_scan
+from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.step._pointwise_step import Specialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 
 
-class CompletedScan:
-    """Runs calls of a trained scan without Python, and the kernel that completes the gradient behind its backward.
+class CompletedScan(TrainedScan):
+    """A `TrainedScan`, and a kernel behind its backward.
 
     Args:
-        module: the compiled launcher.
-        completion: of calls of one layout.
-        places: where each captured tensor that `completion` counts is among the tensors of a call.
+        step, arguments, wanted, state_seqs: as of `TrainedScan`.
+        completion: of calls of this layout.
+        places: of each tensor that `completion` counts, where it is among those of a call.
     """
 
     def __init__(
-        self, module: ModuleType, trained: TrainedScan, completion: Completion, places: Sequence[int]
+        self,
+        step: Specialization,
+        arguments: Arguments,
+        wanted: tuple[bool, ...],
+        completion: Completion,
+        places: Sequence[int],
+        *,
+        state_seqs: bool,
     ) -> None:
-        self._trained, self._formula, self._more = trained, completion.formula, completion.more
         self._others = [places[i] for i in completion.others]
         self._constants = [places[i] for i in completion.constants]
-        self._considered = Considered()
-        self._native = trained.native_scan(module, self)
+        self._formula, self._more = completion.formula, completion.more
+        super().__init__(step, arguments, self._computed(wanted), state_seqs=state_seqs)
 
-    def run(self, tensors: Sequence[Tensor | None]) -> Sequence[Tensor] | None:
-        """As `run_trained`; `None`: the compiled launcher cannot, or may not now."""
-        native = self._native
-        return None if native is None or native.watched() else native.run(tensors)
-
-    def reads_hold(self) -> bool:
-        """As of the trained scan."""
-        return self._trained.reads_hold()
-
-    def gradients(self, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
-        """As of the trained scan, and completed."""
+    def _computed(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
         if not needed[0]:
-            return self._trained.gradients(tensors, needed)
-        wanted = tuple(need or i in self._others for i, need in enumerate(needed))
-        found = list(self._trained.gradients(tensors, wanted))
-        x = tensors[0]
-        others, constants = (
-            [t for i in places if (t := tensors[i]) is not None] for places in (self._others, self._constants)
-        )
-        assert x is not None
-        gradient = torch.zeros_like(x) if found[0] is None else found[0]
-        given = [*others, *constants, *self._more, *with_zeros([found[i] for i in self._others], others)]
-        completed = self._formula.of(gradient, x, given)
-        if wanted == tuple(needed) and None not in (found[i] for i in (0, *self._others)):
-            self._tell(tensors, wanted, gradient, x, given)
-        found[0] = completed
-        return [gradient if need else None for gradient, need in zip(found, needed, strict=True)]
+            return needed
+        return tuple([need or i in self._others for i, need in enumerate(needed)])
 
-    def _tell(
-        self,
-        tensors: Sequence[Tensor | None],
-        needed: tuple[bool, ...],
-        gradient: Tensor,
-        x: Tensor,
-        given: Sequence[Tensor],
-    ) -> None:
-        """From now on, the compiled launcher makes backward passes like this one, if it can."""
-        backward = self._trained.backward(tensors, needed)
-        if torch.is_grad_enabled() or self._native is None or not self._considered.is_new(backward):
-            return
-        self._considered.add(backward)
-        launch = self._formula.by_address(gradient, x, given)
+    def _finished(
+        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
+    ) -> list[Tensor | None]:
+        if not needed[0]:
+            return gradients
+        x, read = self._read(tensors)
+        of_others = [gradients[i] for i in self._others]
+        completed = completed_gradient(self._formula, gradients[0], x, read, of_others)
+        return [completed, *(g if need else None for g, need in zip(gradients[1:], needed[1:], strict=True))]
+
+    def _last(
+        self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
+    ) -> LastLaunch | None:
+        if not needed[0]:
+            return None
+        x, read = self._read(tensors)
+        gradient, *of_others = (gradients[i] for i in (0, *self._others))
+        there = [one for one in of_others if one is not None]
+        launch = None
+        if gradient is not None and len(there) == len(of_others):
+            launch = self._formula.by_address(gradient, x, [*read, *there])
         if launch is None:
-            return
-        first, count = len(tensors), len(tensors) + len(needed)
-        of_more = range(count, count + len(self._more))
+            return LastLaunch(None, ())
+        first = len(tensors)
+        more = range(first + len(needed), first + len(needed) + len(self._more))
         # Where what the kernel takes and writes is in `[*tensors, *gradients, *more, written]`.
-        there = [first, 0, *self._others, *self._constants, *of_more, *(first + i for i in self._others), of_more.stop]
-        places = tuple(there[i] for i in launch.places)
-        last = LastLaunch(ByAddress(launch.entry, places, launch.written), self._more)
-        self._trained.tell(self._native, tensors, needed, last)
+        places = [first, 0, *self._others, *self._constants, *more, *(first + i for i in self._others), more.stop]
+        by_address = ByAddress(launch.entry, tuple(places[i] for i in launch.places), launch.written)
+        return LastLaunch(by_address, self._more)
+
+    def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
+        """The first input, and what the formula takes besides gradients."""
+        x, *read = (tensors[i] for i in (0, *self._others, *self._constants))
+        there = [one for one in read if one is not None]
+        assert x is not None
+        assert len(there) == len(read)
+        return x, [*there, *self._more]
 
 
-def repeated_completed_scan(
+def completed_scan(
     program: ScanProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor],
     completion: Completion,
-) -> Sequence[Tensor] | None:
-    """As `repeated_scan`, and the gradient of the first input is completed.
+    *,
+    state_seqs: bool,
+) -> Sequence[Tensor]:
+    """As `prepare` and `scan`, where more flows to the first input than through the scan.
+
+    What autograd saves does not depend on earlier calls: checkpointing compares that of two.
 
     Args:
+        inputs: the first one requires grad.
         instead: as for `prepare`; in the order in which `completion` counts.
+
+    Raises:
+        As `prepare`.
     """
     formula = completion.formula
-    if completion.reduced is None:
-        found = find_call(program, inputs, states, False, instead, formula)
-        results = None if found is None else found[0].run(found[1])
+    if not state_seqs:
+        results = repeated_scan(program, inputs, states, instead, formula)
         if results is not None:
             return results
-    x, captured = completion.joined(inputs[0], [*instead.values()])
-    joined = dict(zip(instead, captured, strict=True))
-    found = find_call(program, (x, *inputs[1:]), states, False, joined)
-    if found is None:
-        return None
-    call, arguments = found
-    completed = None if completion.reduced is not None else _completed_scan(call, completion, instead, inputs[0])
-    if completed is not None:
-        remember_like(program, inputs, states, instead, formula, replace(call, run=completed.run))
-    return call.run(arguments)
+    step, arguments = prepare(program, (*inputs, *states), instead=instead)
+    if not arguments.inputs[0].requires_grad or not torch.is_grad_enabled():
+        return scan(step, arguments, state_seqs=state_seqs)
+    places = _places(step, instead)
+    if not isinstance(step, Specialization):
+        tensors = list(arguments.all)
+        captured = [t for i in places if (t := tensors[i]) is not None]
+        tensors[0], captured = completion.joined(arguments.inputs[0], captured)
+        for place, tensor in zip(places, captured, strict=True):
+            tensors[place] = tensor
+        trace = step.trace
+        joined = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+        return scan(step, joined, state_seqs=state_seqs)
+    wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
+    prepared = prepared_scans(step, arguments)
+    key = "completed", formula, wanted, state_seqs
+    completed: CompletedScan | None = prepared.get(key)
+    if completed is None:
+        completed = CompletedScan(step, arguments, wanted, completion, places, state_seqs=state_seqs)
+        prepared[key] = completed
+    results = run_trained(completed, arguments.all)
+    if not state_seqs:
+        remember(program, inputs, states, step, arguments, instead=instead, formula=formula, completed=completed)
+    return results
 
 
-def _completed_scan(
-    call: RepeatedCall, completion: Completion, instead: Mapping[int, Tensor], x: Tensor
-) -> CompletedScan | None:
-    """What runs such calls without Python; `None`: not yet, or it has been told."""
-    trained = call.trained
-    if trained is None or trained.native is None or completion.formula in trained.completed:
-        return None
-    tensors = [*instead.values()]
-    if not x.requires_grad or not all(tensors[i].requires_grad for i in completion.others):
-        return None  # the kernel would be told to sum up what nobody asks for
-    module, captured = compiled_launcher(x.device, 0), call.step.captured()
-    if module is None or captured is None:
-        return None
-    trace = call.step.trace
-    first = trace.num_inputs + trace.num_states
+def _places(step: CoreSpecialization, instead: Mapping[int, Tensor]) -> list[int]:
+    """Where what stands for tensors of `instead` is among the tensors of a call."""
+    captured = step.captured()
+    assert captured is not None, "they have just been read"
+    first = step.trace.num_inputs + step.trace.num_states
     there = {id(tensor): first + i for i, tensor in enumerate(captured)}
-    if any(stand_in not in there for stand_in in instead):
-        return None
-    completed = CompletedScan(module, trained, completion, [there[stand_in] for stand_in in instead])
-    trained.completed[completion.formula] = completed
-    return completed
+    return [there[stand_in] for stand_in in instead]

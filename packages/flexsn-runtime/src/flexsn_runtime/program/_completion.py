@@ -20,14 +20,14 @@ from flexsn_runtime.step._pointwise_step import Specialization
 
 
 class Formula(Protocol):
-    """Elementwise in the first two: of a step, or of a sequence `[T, *step]`."""
+    """A function, elementwise in the first two arguments, which are a step or a sequence `[T, *step]`."""
 
     def __call__(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """The whole gradient of `x`, of what comes to it, `x`, and other tensors."""
 
 
 class GradientFormula:
-    """A formula of the whole gradient of `x`, and a kernel for it.
+    """A `Formula` with a kernel that computes it.
 
     Args:
         formula: by PyTorch's operations, for what kernels refuse.
@@ -64,7 +64,8 @@ class GradientFormula:
     def by_address(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> ByAddress | None:
         """How the kernel is launched for tensors like these; `None`: it is not, or not by its address.
 
-        Its places are in `[gradient, x, *tensors, written]`.
+        It is launched once: an address is there when a kernel has run. Its places are in `[gradient, x, *tensors,
+        written]`.
         """
         if not self._suits_kernels(gradient, x) or not all(t.is_contiguous() for t in tensors):
             return None
@@ -75,7 +76,7 @@ class GradientFormula:
             if captured is None or not isinstance(step, Specialization):
                 return None
             prepared = forward_scan(step, arguments, state_seqs=False, training=False)
-            prepared.run(arguments.all)  # it has an address then
+            prepared.run(arguments.all)
             launch = prepared.by_address()
         if launch is None:
             return None
@@ -98,37 +99,46 @@ class GradientFormula:
         return given, {one: t.contiguous() for one, t in zip(self._stand_ins, tensors, strict=True)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """A formula, and what it takes in one call: what a step captures, and was computed of `x` without a graph.
+    """What flows to a scan's first input besides what flows to it through the scan, in one call.
 
-    The formula's tensors are `(*others, *constants, *more, *gradients of others)`.
+    Something was computed of `x` without a graph, and the step captures it. Of a norm in front of a neuron, the step
+    captures mean, variance, weight and bias. The gradient through the statistics needs these, the number of values, and
+    the gradients of weight and bias: `constants` are mean and variance, `others` weight and bias, `more` the number.
 
     Attributes:
-        others: which of the captured tensors have gradients that it takes.
-        constants: which others of the captured tensors it takes.
-        more: tensors, the same for all `x` of one layout, if nothing is `reduced`.
-        reduced: of the gradients of `others` in this process, those that the formula takes; `None`: the same.
+        formula: takes `(*others, *constants, *more, *gradients of others)`.
+        others: which captured tensors have gradients that it takes, by their order in `instead` of `prepare`.
+        constants: which other captured tensors it takes.
+        more: tensors that are the same for all `x` of one layout.
     """
 
     formula: GradientFormula
     others: tuple[int, ...]
     constants: tuple[int, ...]
     more: tuple[Tensor, ...]
-    reduced: Callable[[list[Tensor]], list[Tensor]] | None = None
 
-    def joined(self, x: Tensor, captured: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """`x` and what is captured as they are: results of a node that completes the gradient of `x`."""
+    def joined(
+        self,
+        x: Tensor,
+        captured: Sequence[Tensor],
+        reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        """`x` and what is captured as they are: results of a node of its own, which completes the gradient of `x`.
+
+        Args:
+            reduced: of the gradients of `others` in this process, those that the formula takes; `None`: the same.
+        """
         found = list(captured)
-        others = [found[i] for i in self.others]
-        constants = [*(found[i] for i in self.constants), *self.more]
-        x, *others = _Completed.apply(self.formula, self.reduced, len(others), x, *others, *constants)
+        others, constants = [found[i] for i in self.others], [found[i] for i in self.constants]
+        x, *others = _Joined.apply(self.formula, reduced, len(others), x, *others, *constants, *self.more)
         for i, other in zip(self.others, others, strict=True):
             found[i] = other
         return x, found
 
 
-class _Completed(torch.autograd.Function):
+class _Joined(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, formula: GradientFormula, reduced: Any, num_others: int, *tensors: Tensor
@@ -142,16 +152,28 @@ class _Completed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         x, *tensors = ctx.saved_tensors
         gradient, *of_others = gradients
-        completed = None
-        if ctx.needs_input_grad[3]:
-            sums = with_zeros(of_others, tensors)
-            if ctx.reduced is not None:
-                sums = ctx.reduced(sums)
-            gradient = torch.zeros_like(x) if gradient is None else gradient
-            completed = ctx.formula.of(gradient, x, [*tensors, *sums])
+        _, _, _, needs_x, *_ = ctx.needs_input_grad
+        completed = completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None
         return None, None, None, completed, *of_others, *[None] * (len(tensors) - len(of_others))
 
 
-def with_zeros(gradients: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
-    """Gradients, and zeros where none flows."""
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(like, gradients, strict=False)]
+def completed_gradient(
+    formula: GradientFormula,
+    gradient: Tensor | None,
+    x: Tensor,
+    tensors: Sequence[Tensor],
+    of_others: Sequence[Tensor | None],
+    reduced: Callable[[list[Tensor]], list[Tensor]] | None = None,
+) -> Tensor:
+    """The whole gradient of `x`.
+
+    Args:
+        gradient, of_others: of `x` through the scan, and of others; `None`: none flows.
+        tensors: `(*others, *constants, *more)`.
+        reduced: as for `Completion.joined`.
+    """
+    others = tensors[: len(of_others)]
+    sums = [torch.zeros_like(t) if g is None else g for t, g in zip(others, of_others, strict=True)]
+    if reduced is not None:
+        sums = reduced(sums)
+    return formula.of(torch.zeros_like(x) if gradient is None else gradient, x, [*tensors, *sums])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -27,8 +27,7 @@ class RepeatedCall:
     Attributes:
         lifted: the layout of the captured tensors.
         at_zero: what stands for the states where none are given.
-        run: takes `[*inputs, *states, *lifted]`; `None`: it cannot run now.
-        trained: what that is of, if gradients are asked for.
+        run: takes `[*inputs, *states, *lifted]`.
         has_layout: whether `[*inputs, *states, *lifted]`, without what is at zero, are as in these calls; it may say
             no, wrongly.
     """
@@ -36,8 +35,7 @@ class RepeatedCall:
     step: Specialization
     lifted: tuple[object, ...]
     at_zero: tuple[None, ...]
-    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor] | None]
-    trained: TrainedScan | None = None
+    run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
     has_layout: Callable[[Sequence[Tensor]], bool] = never
 
 
@@ -46,6 +44,7 @@ def repeated_scan(
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
     instead: Mapping[int, Tensor] | None = None,
+    formula: object = None,
 ) -> Sequence[Tensor] | None:
     """`(*output_seqs, *final_states)`, if the program has run on tensors like these; else `None`.
 
@@ -56,9 +55,9 @@ def repeated_scan(
         inputs: `[T, *step]` each, or what broadcasts to it behind T.
         states: initial states `[*step]`; none: zeros.
         instead: as for `prepare`.
+        formula: what completes the gradient of the first input.
     """
-    found = find_call(program, inputs, states, False, instead)
-    return None if found is None else found[0].run(found[1])
+    return _repeated(program, inputs, states, False, instead, formula)
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
@@ -66,24 +65,17 @@ def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequen
 
     Such a step is launched as it is: what a scan of one step would ask and allocate takes longer than its kernel.
     """
-    found = find_call(program, inputs, states, True)
-    return None if found is None else found[0].run(found[1])
+    return _repeated(program, inputs, states, True)
 
 
-def find_call(
+def _repeated(
     program: ScanProgram,
     inputs: Sequence[Tensor],
     states: Sequence[Tensor],
     single: bool,
     instead: Mapping[int, Tensor] | None = None,
     formula: object = None,
-) -> tuple[RepeatedCall, Sequence[Tensor | None]] | None:
-    """What runs a call like this one, and what it takes; `None`: there was none.
-
-    Args:
-        single: whether it is a single step, without time.
-        formula: what completes the gradient of the first input, of calls that do that, too.
-    """
+) -> Sequence[Tensor] | None:
     given = (*inputs, *states)
     autocast = _autocast(given)
     kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast, formula
@@ -91,7 +83,7 @@ def find_call(
     if latest is not None:
         lifted = _lifted(latest, instead)
         if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
-            return latest, (*given, *latest.at_zero, *lifted)
+            return latest.run((*given, *latest.at_zero, *lifted))
     try:
         key = _key(inputs, given, single, instead, autocast, formula)
         known: RepeatedCall | None = program.repeated.get(key)
@@ -106,7 +98,7 @@ def find_call(
     if not known.has_layout(tensors):
         known.has_layout = same_layout(tensors)
     program.latest_calls[kind] = known
-    return known, (*given, *known.at_zero, *lifted)
+    return known.run((*given, *known.at_zero, *lifted))
 
 
 def _lifted(call: RepeatedCall, instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...] | None:
@@ -126,6 +118,8 @@ def remember(
     *,
     instead: Mapping[int, Tensor] | None = None,
     single: bool = False,
+    formula: object = None,
+    completed: TrainedScan | None = None,
 ) -> None:
     """Notes what a call has found out, for the next one like it; nothing if that cannot be told beforehand.
 
@@ -134,44 +128,23 @@ def remember(
         step, arguments: as it ran.
         instead: as for `prepare`.
         single: whether it was a single step, without time.
+        formula, completed: what completes the gradient of the first input, and the scan that does.
     """
     given = (*inputs, *states)
     if not isinstance(step, Specialization) or program.requires_grad is not None or any(t.is_neg() for t in given):
         return
     wanted = tuple(t is not None and t.requires_grad for t in arguments.all)
     run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
-    trained = None
     if torch.is_grad_enabled() and any(wanted):
         if single:
             return
-        trained = trained_scan(step, arguments, wanted, state_seqs=False)
-        run = partial(run_trained, trained)
+        run = partial(run_trained, completed or trained_scan(step, arguments, wanted, state_seqs=False))
     else:
         found = forward_scan(step, arguments, state_seqs=False, training=False)
         run = found.run_single if single else found.run
     at_zero = (None,) * (len(arguments.states) if not states else 0)
-    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run, trained)
-    program.repeated[_key(inputs, given, single, instead, _autocast(given))] = call
-
-
-def remember_like(
-    program: ScanProgram,
-    inputs: Sequence[Tensor],
-    states: Sequence[Tensor],
-    instead: Mapping[int, Tensor],
-    formula: object,
-    call: RepeatedCall,
-) -> None:
-    """Notes what runs another call than `call`, of another layout of captured tensors.
-
-    Args:
-        inputs, states, instead, formula: of that other call; as for `find_call`.
-    """
-    given = (*inputs, *states)
-    lifted = _lifted(call, instead)
-    if lifted is not None:
-        call = replace(call, lifted=layout_key(lifted), has_layout=never)
-        program.repeated[_key(inputs, given, False, instead, _autocast(given), formula)] = call
+    call = RepeatedCall(step, layout_key(arguments.lifted), at_zero, run)
+    program.repeated[_key(inputs, given, single, instead, _autocast(given), formula)] = call
 
 
 def _autocast(given: Sequence[Tensor]) -> torch.dtype | None:
@@ -188,7 +161,7 @@ def _key(
     single: bool,
     instead: Mapping[int, Tensor] | None,
     autocast: torch.dtype | None,
-    formula: object = None,
+    formula: object,
 ) -> Hashable:
     # Which captured tensors require grad is part of what is compared of them.
     grads = None
