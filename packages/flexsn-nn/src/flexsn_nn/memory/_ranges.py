@@ -156,7 +156,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
 
 
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
-    """Of an operation that is not followed: whether it is known what it was made of."""
+    """Of an operation that is not followed; it is the reason, if all that it took is known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
     return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
 
