@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from runtime_cores import STEP, assert_like_the_loop, random, soft_lif
 from flexsn_runtime import (
     BackendUnavailableError,
     PointwiseProgram,
+    ScanProgram,
     Specialization,
     _availability,
     flexsn_backward_ncl_bucket,
@@ -149,3 +151,19 @@ def test_kernels_for_one_length_have_what_it_needs(steps: int, monkeypatch: pyte
     forward, backward = sources_of_training(steps)
     assert ("chunks * 8, T" in forward) == (steps % 8 > 0)
     assert ("left > 0" in backward) == (steps % 4 > 0)
+
+
+def test_a_layout_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ForwardScan] = []
+    make = ForwardScan.__init__
+
+    def noted(scan: ForwardScan, *given: Any, **options: Any) -> None:
+        made.append(scan)
+        make(scan, *given, **options)
+
+    monkeypatch.setattr(ForwardScan, "__init__", noted)
+    program = ScanProgram(lambda x, v: (x + v, x - v), 1, 1, 1)
+    for _ in range(3):
+        step, arguments = prepare(program, (torch.rand(3, 70),))
+        scan(step, arguments, state_seqs=False)
+    assert len(made) == 1

@@ -8,6 +8,7 @@ from flexsn_codegen._dtypes import register_dtype
 from flexsn_codegen._numbers import Number
 from flexsn_codegen._numerics import Numerics, Precision, compile_options
 from flexsn_codegen._pointwise import Gradient, Pointwise, pointwise
+from flexsn_codegen._prepared import Launches
 from flexsn_codegen._register import register_op, supported_ops
 from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, Once, StepLayout
 from flexsn_codegen.errors import (
@@ -61,6 +62,7 @@ __all__ = [
     "KernelNameError",
     "KernelSource",
     "KernelWriter",
+    "Launches",
     "Number",
     "Numerics",
     "OfflineCompileError",

@@ -348,7 +348,7 @@ def _formula(
     like = torch.empty(shape, dtype=dtype, device=device)
     step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, behind)
     program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")
-    return GradientFormula(step.of, program, step.stand_ins, behind + 2, _has_kernels)
+    return GradientFormula(step.of, program, step.instead, behind + 2, _has_kernels)
 
 
 @cache
@@ -356,6 +356,7 @@ def _has_kernels(device: torch.device) -> bool:
     return choose("auto", "m", device, compiling=False).backend in COMPILED
 
 
+# What is in the dictionary stays: kernels in CUDA graphs read it.
 _MOST_SHARES = 1024
 _shares: dict[tuple[int, torch.dtype, torch.device], Tensor] = {}
 

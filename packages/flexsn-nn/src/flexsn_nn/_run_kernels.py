@@ -8,7 +8,7 @@ from torch import Tensor
 
 from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._torch_private import between_graphs
-from flexsn_runtime import ScanProgram, completed_scan, prepare, remember, repeated_scan, scan, single_step
+from flexsn_runtime import ScanProgram, completed_scan, prepare, scan, scan_again, single_step
 
 
 def run_kernels(
@@ -20,12 +20,12 @@ def run_kernels(
         affine: of the first input, of a step `Behind` one.
     """
     instead = _instead(program, affine)
-    if affine is not None and instead is not None and affine.completion is not None:
-        inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
-        completion = affine.completion
-        return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
-    step, arguments = prepare(program, tensors, instead=instead)
-    return scan(step, arguments, state_seqs=state_seqs)
+    completion = None if affine is None else affine.completion
+    if instead is None or completion is None:
+        step, arguments = prepare(program, tensors, instead=instead)
+        return scan(step, arguments, state_seqs=state_seqs)
+    inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
+    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
 
 
 def run_again(
@@ -37,15 +37,10 @@ def run_again(
         affine: as for `run_kernels`.
     """
     instead = _instead(program, affine)
-    if affine is not None and instead is not None and affine.completion is not None:
-        return tuple(completed_scan(program, inputs, states, instead, affine.completion, state_seqs=False))
-    results = repeated_scan(program, inputs, states, instead)
-    if results is not None:
-        return tuple(results)
-    step, arguments = prepare(program, (*inputs, *states), instead=instead)
-    results = scan(step, arguments, state_seqs=False)
-    remember(program, inputs, states, step, arguments, instead=instead)
-    return results
+    completion = None if affine is None else affine.completion
+    if instead is None or completion is None:
+        return scan_again(program, inputs, states, instead)
+    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=False))
 
 
 def _instead(program: ScanProgram, affine: Absorbed | None) -> dict[int, Tensor] | None:

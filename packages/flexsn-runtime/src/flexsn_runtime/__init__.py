@@ -67,7 +67,7 @@ from flexsn_runtime.program._completed_scan import completed_scan
 from flexsn_runtime.program._completion import Completion, GradientFormula
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
-from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step
+from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step, scan_again
 from flexsn_runtime.program._single_step import single_step
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import scan
@@ -140,6 +140,7 @@ __all__ = [
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
     "scan",
+    "scan_again",
     "single_step",
     "transform_at_work",
     "triton_interpreted",

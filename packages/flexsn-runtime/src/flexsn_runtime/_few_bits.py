@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen import Pointwise, pointwise
+from flexsn_codegen import Launches, Pointwise, pointwise
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._recent import Recent
 
 _FORMATS = {torch.float16: "e", torch.bfloat16: "f", torch.float32: "f", torch.float64: "d"}
-# What launches a kernel again: of results, and arguments.
-_Launches = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
-_launches: Recent[_Launches] = Recent()
+_launches: Recent[Launches] = Recent()
 
 
 def unpack_numbers(packed: Tensor, bits: int, low: int, dtype: torch.dtype) -> Tensor | None:

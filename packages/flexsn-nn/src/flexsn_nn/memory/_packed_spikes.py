@@ -133,9 +133,8 @@ class PackedSpikes:
 
     def _pack(self, tensor: Tensor) -> Tensor | _Packed:
         # Most of what is saved is no node's output: parameters, statistics, what kernels keep.
-        if tensor.grad_fn is None or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
-            return tensor
-        if type(tensor) is not Tensor:
+        is_made = tensor.grad_fn is not None and type(tensor) is Tensor
+        if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
             return tensor
         found = range_of(tensor)
         if isinstance(found, Unknown):
@@ -201,7 +200,7 @@ def _mark(neuron: Any, inputs: Any, output: Any) -> None:
         return
     first: Tensor = output if isinstance(output, Tensor) else output[0]
     bits = neuron._bits.take(first) if isinstance(neuron, FlexSN) else None
-    found = neuron.spike_range if bits is None else (0, 1)
+    found = neuron.spike_range if bits is None else (0, 1)  # which are all that kernels write bits of
     if found is not None:
         low, high = found
         mark(first, low, high, bits)

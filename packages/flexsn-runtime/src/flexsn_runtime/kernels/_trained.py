@@ -105,11 +105,12 @@ class TrainedScan:
                 found = backward.gradients(tensors)
             return self._finished(refuse_double_backward(found, tensors), tensors, needed)
         found = backward.gradients(tensors)
+        finished = self._finished(found, tensors, needed)
         self._backwards += 1
         is_known = (backward, needed) in self._considered
         if not is_known and (self.native is not None or self._backwards % _ASKED_EVERY == 1):
             self._hand_over(tensors, needed, backward, found)
-        return self._finished(found, tensors, needed)
+        return finished
 
     # -- for scans that do more in their backward ------------------------------------------------------------------
 
@@ -120,14 +121,14 @@ class TrainedScan:
     def _finished(
         self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
     ) -> list[Tensor | None]:
-        """What comes of the gradients that were computed."""
+        """What comes of the gradients that were computed, which stay as they are."""
         return gradients
 
     def _last(
         self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
-    ) -> LastLaunch | None:
-        """What `_finished` launches; `None`: nothing."""
-        return None
+    ) -> tuple[LastLaunch, ...] | None:
+        """What `_finished` has launched; `None`: something that has no address."""
+        return ()
 
     # -- preparation -----------------------------------------------------------------------------------------------
 
@@ -157,7 +158,7 @@ class TrainedScan:
         last = self._last(gradients, tensors, needed)
         with untraced():  # nobody's mode has to know
             forward_launch, backward_launch = self.forward.by_address(), backward.by_address()
-            if forward_launch is None or backward_launch is None or (last is not None and last.launch is None):
+            if forward_launch is None or backward_launch is None or last is None:
                 return
             sums = backward.plain_sums(tensors)
             if sums is None:
@@ -173,7 +174,7 @@ class TrainedScan:
                 fixed=self.fixed,
             )
             asks = self.step.trace.reads.reads_for_backward
-            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, asks=asks, last=last)
+            native.follow(tensors, needed, backward_launch, backward.copies(tensors), sums, *last, asks=asks)
         self.native = native
 
 

@@ -20,12 +20,11 @@ class LastLaunch(NamedTuple):
     """A launch behind those of a backward.
 
     Attributes:
-        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`. `None`: it cannot be
-            launched by its address, and so the whole backward cannot.
+        launch: writes one tensor. Its places are in `[*given, *gradients, *constants, written]`.
         constants: tensors that it reads in each call.
     """
 
-    launch: ByAddress | None
+    launch: ByAddress
     constants: tuple[Tensor, ...]
 
 
@@ -86,9 +85,9 @@ class NativeScan:
         launch: ByAddress,
         copies: Mapping[int, Tensor],
         sums: Mapping[int, PlainSum],
+        last: LastLaunch | None = None,
         *,
         asks: bool,
-        last: LastLaunch | None = None,
     ) -> None:
         """Tells a backward, which is launched from now on wherever what comes has the layout of this; some are known.
 
@@ -98,8 +97,8 @@ class NativeScan:
             launch: writes a gradient for each tensor that is needed, and maybe for others, for `last`.
             copies: by place in `given`, what is like the copy that the kernel gets.
             sums: what becomes of some of them then, by tensor.
-            asks: whether `reads_hold` has anything to look at.
             last: makes another gradient of that of the first tensor.
+            asks: whether `reads_hold` has anything to look at.
         """
         absent = self._absent
         gone = [*absent, *(len(given) + i for i in absent)]
@@ -160,7 +159,6 @@ def _sum(module: ModuleType, plain: PlainSum | None) -> Any:
 
 
 def _last(module: ModuleType, last: LastLaunch, gone: Sequence[int], before: int) -> Any:
-    assert last.launch is not None
     launch = last.launch.without(gone, before + len(last.constants))
     return module.Last(_kernel(module, launch), launch.written[0], list(last.constants))
 

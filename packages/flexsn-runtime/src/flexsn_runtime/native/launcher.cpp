@@ -205,6 +205,7 @@ struct Last {
   Written written;
   std::vector<at::Tensor> constants;
 
+  // `addresses`: of what is given.
   at::Tensor of(std::vector<void*> addresses, const variable_list& gradients, at::Device device) const {
     for (const auto& gradient : gradients)
       addresses.push_back(gradient.defined() ? address_of(gradient) : nullptr);
@@ -385,11 +386,10 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     variable_list gradients;
     for (const auto& [place, copy] : told.copies)
       given[place] = copy.allocate(device).copy_(given[place]);
-    std::vector<void*> of_given;
-    of_given.reserve(given.size() + told.written.size());
+    std::vector<void*> addresses;
+    addresses.reserve(given.size() + told.written.size());
     for (const auto& tensor : given)
-      of_given.push_back(tensor.defined() ? address_of(tensor) : nullptr);
-    auto addresses = of_given;
+      addresses.push_back(tensor.defined() ? address_of(tensor) : nullptr);
     for (const auto& one : told.written) {
       gradients.push_back(one ? one->allocate(device) : at::Tensor());
       addresses.push_back(one ? address_of(gradients.back()) : nullptr);
@@ -398,11 +398,13 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     for (std::size_t i = 0; i < gradients.size(); ++i)
       if (gradients[i].defined() && told.sums[i])
         gradients[i] = told.sums[i]->of(std::move(gradients[i]));
-    if (told.last)
-      gradients[0] = told.last->of(std::move(of_given), gradients, device);
-    for (std::size_t i = 0; i < gradients.size(); ++i)
-      if (!told.needed[i])
-        gradients[i] = at::Tensor();
+    if (told.last) {
+      addresses.resize(given.size());
+      gradients[0] = told.last->of(std::move(addresses), gradients, device);
+      for (std::size_t i = 0; i < gradients.size(); ++i)
+        if (!told.needed[i])
+          gradients[i] = at::Tensor();
+    }
     return gradients;
   }
 

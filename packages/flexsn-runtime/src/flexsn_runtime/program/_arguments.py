@@ -23,6 +23,7 @@ from flexsn_runtime.errors import (
     TransformError,
     UnsupportedScanError,
 )
+from flexsn_runtime.kernels._scan import prepared_scans
 from flexsn_runtime.operands._operands import Arguments, layout_key
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
@@ -90,13 +91,17 @@ def prepare(
         captured = step.captured()
         if captured is not None:
             lifted = flat_args[first_lifted:] or _exchanged(step, captured, instead)
+            inputs = flat_args[: program.num_inputs]
+            states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
             layout = layout_key(lifted)
             prepared = scans.get(layout)
             if prepared is None:
                 check_tensors(lifted, "captured tensor")
-                prepared = scans[layout] = {}
-            states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
-            return step, _arguments(program, flat_args[: program.num_inputs], states, lifted, prepared)
+                prepared = {}
+                if isinstance(step, Specialization):
+                    prepared = prepared_scans(step, _arguments(program, inputs, states, lifted))
+                scans[layout] = prepared
+            return step, _arguments(program, inputs, states, lifted, prepared)
     check_tensors(flat_args)
     inputs, given, lifted = split_flat(program, flat_args)
     first_lifted = len(flat_args) - len(lifted)

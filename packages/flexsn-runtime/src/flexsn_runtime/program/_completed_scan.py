@@ -63,23 +63,23 @@ class CompletedScan(TrainedScan):
 
     def _last(
         self, gradients: list[Tensor | None], tensors: Sequence[Tensor | None], needed: tuple[bool, ...]
-    ) -> LastLaunch | None:
+    ) -> tuple[LastLaunch, ...] | None:
         if not needed[0]:
-            return None
+            return ()
         x, read = self._read(tensors)
         gradient, *of_others = (gradients[i] for i in (0, *self._others))
         there = [one for one in of_others if one is not None]
-        launch = None
-        if gradient is not None and len(there) == len(of_others):
-            launch = self._formula.by_address(gradient, x, [*read, *there])
+        if gradient is None or len(there) < len(of_others):
+            return None
+        launch = self._formula.by_address(gradient, x, [*read, *there])
         if launch is None:
-            return LastLaunch(None, ())
+            return None
         first = len(tensors)
         more = range(first + len(needed), first + len(needed) + len(self._more))
         # Where what the kernel takes and writes is in `[*tensors, *gradients, *more, written]`.
         places = [first, 0, *self._others, *self._constants, *more, *(first + i for i in self._others), more.stop]
         by_address = ByAddress(launch.entry, tuple(places[i] for i in launch.places), launch.written)
-        return LastLaunch(by_address, self._more)
+        return (LastLaunch(by_address, self._more),)
 
     def _read(self, tensors: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
         """The first input, and what the formula takes besides gradients."""

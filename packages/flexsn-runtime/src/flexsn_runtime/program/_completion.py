@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,8 +14,7 @@ from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._program import ScanProgram
-from flexsn_runtime.program._repeated import remember, repeated_scan
-from flexsn_runtime.recurrent._staged_autograd import scan
+from flexsn_runtime.program._repeated import scan_again
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -32,7 +31,7 @@ class GradientFormula:
     Args:
         formula: by PyTorch's operations, for what kernels refuse.
         program: scans `core(gradient, x)`, the same formula of tensors that it captures.
-        stand_ins: what it captures, in the formula's order.
+        instead: of the formula's tensors, `instead` of `prepare`, in their order.
         dim: how many dimensions a step has; `x` may be one.
         has_kernels: whether there are kernels on a device.
     """
@@ -41,46 +40,38 @@ class GradientFormula:
         self,
         formula: Formula,
         program: ScanProgram,
-        stand_ins: Sequence[Tensor],
+        instead: Callable[[Sequence[Tensor]], Mapping[int, Tensor]],
         dim: int,
         has_kernels: Callable[[torch.device], bool],
     ) -> None:
-        self._formula, self._program, self._dim, self._has_kernels = formula, program, dim, has_kernels
-        self._stand_ins = [id(tensor) for tensor in stand_ins]
+        self._formula, self._program, self._instead = formula, program, instead
+        self._dim, self._has_kernels = dim, has_kernels
 
     def of(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         """The gradient of `x`, `[T, *step]` or `[*step]`; a second one is that of PyTorch's operations."""
         if torch.is_grad_enabled() or not self._suits_kernels(gradient, x):
             return self._formula(gradient, x, tensors)
-        program, (given, instead) = self._program, self._operands(gradient, x, tensors)
-        results = repeated_scan(program, given, (), instead)
-        if results is None:
-            step, arguments = prepare(program, given, instead=instead)
-            results = scan(step, arguments, state_seqs=False)
-            remember(program, given, (), step, arguments, instead=instead)
-        (result,) = results
+        (result,) = scan_again(self._program, self._inputs(gradient, x), (), self._instead(tensors))
         return result.squeeze(0) if x.dim() == self._dim else result
 
     def by_address(self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]) -> ByAddress | None:
-        """How the kernel is launched for tensors like these; `None`: it is not, or not by its address.
+        """How `of` has launched the kernel for tensors like these; `None`: it has not, or not by an address.
 
-        It is launched once: an address is there when a kernel has run. Its places are in `[gradient, x, *tensors,
-        written]`.
+        Its places are in `[gradient, x, *tensors, written]`.
         """
         if not self._suits_kernels(gradient, x) or not all(t.is_contiguous() for t in tensors):
             return None
         with untraced(), torch.no_grad():  # nobody's mode has to know
-            given, instead = self._operands(gradient, x, tensors)
-            step, arguments = prepare(self._program, given, instead=instead)
+            instead = self._instead(tensors)
+            step, arguments = prepare(self._program, self._inputs(gradient, x), instead=instead)
             captured = step.captured()
             if captured is None or not isinstance(step, Specialization):
                 return None
-            prepared = forward_scan(step, arguments, state_seqs=False, training=False)
-            prepared.run(arguments.all)
-            launch = prepared.by_address()
+            launch = forward_scan(step, arguments, state_seqs=False, training=False).by_address()
         if launch is None:
             return None
-        places = [0, 1, *(2 + self._stand_ins.index(id(tensor)) for tensor in captured), 2 + len(tensors)]
+        order = list(instead)
+        places = [0, 1, *(2 + order.index(id(tensor)) for tensor in captured), 2 + len(tensors)]
         (written,) = launch.written
         assert written is not None
         written = written.squeeze(0) if x.dim() == self._dim else written
@@ -91,12 +82,9 @@ class GradientFormula:
             return False
         return transform_at_work() is None and self._has_kernels(x.device)
 
-    def _operands(
-        self, gradient: Tensor, x: Tensor, tensors: Sequence[Tensor]
-    ) -> tuple[tuple[Tensor, Tensor], dict[int, Tensor]]:
-        """The inputs of the program, and what it reads instead of what it captures."""
-        given = (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
-        return given, {one: t.contiguous() for one, t in zip(self._stand_ins, tensors, strict=True)}
+    def _inputs(self, gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the program, which takes sequences."""
+        return (gradient.unsqueeze(0), x.unsqueeze(0)) if x.dim() == self._dim else (gradient, x)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

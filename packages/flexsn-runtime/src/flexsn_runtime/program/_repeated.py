@@ -14,8 +14,10 @@ from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import TrainedScan, trained_scan
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
+from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import ScanProgram
+from flexsn_runtime.recurrent._staged_autograd import scan
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._specialization import CoreSpecialization
 
@@ -58,6 +60,26 @@ def repeated_scan(
         formula: what completes the gradient of the first input.
     """
     return _repeated(program, inputs, states, False, instead, formula)
+
+
+def scan_again(
+    program: ScanProgram,
+    inputs: Sequence[Tensor],
+    states: Sequence[Tensor],
+    instead: Mapping[int, Tensor] | None = None,
+) -> tuple[Tensor, ...]:
+    """What `repeated_scan` returns, or else `prepare` and `scan`, which is remembered for the next call like this one.
+
+    Raises:
+        As `prepare`.
+    """
+    results = repeated_scan(program, inputs, states, instead)
+    if results is not None:
+        return tuple(results)
+    step, arguments = prepare(program, (*inputs, *states), instead=instead)
+    found = scan(step, arguments, state_seqs=False)
+    remember(program, inputs, states, step, arguments, instead=instead)
+    return found
 
 
 def repeated_step(program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> Sequence[Tensor] | None:
