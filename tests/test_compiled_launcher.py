@@ -635,7 +635,7 @@ def test_who_asks_by_name_waits_for_what_is_being_compiled() -> None:
     assert len(extension.builds) == 1
 
 
-def test_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices(ready: tuple[LIF, Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher_in_words(CPU) == "the compiled launcher"
     monkeypatch.setenv("FLEXSN_LAUNCHER", "auto")
     assert compiled_launcher(CPU, 1000) is None

@@ -425,3 +425,15 @@ def test_mistakes() -> None:
         layer(torch.zeros(1, 1, 3, 1, 1))
     with pytest.raises(ParameterError, match="norm is LazyBatchNorm1d"):  # it becomes a BatchNorm1d in its first call
         NormNeuron(nn.LazyBatchNorm1d(), LIF())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("training", [True, False])
+def test_a_batch_that_is_empty(backend: str, training: bool) -> None:
+    for net in pair("2d", lambda: smooth_neuron(backend))[:2]:
+        x = torch.rand(4, 0, 5, 6, 7, requires_grad=True)
+        output = net.train(training)(x)
+        assert output.shape == x.shape
+        leaves = [x, *net.parameters()]
+        gradients = torch.autograd.grad(output.sum(), leaves)
+        assert all(torch.equal(g, torch.zeros_like(leaf)) for g, leaf in zip(gradients, leaves, strict=True))

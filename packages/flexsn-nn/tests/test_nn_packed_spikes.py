@@ -41,11 +41,13 @@ from flexsn_nn.memory._bits import Bits, bits_for
 )
 def test_numbers_in_bits(low: int, high: int, bits: int, count: int) -> None:
     assert bits_for(low, high) == bits
-    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+    narrow = [torch.float8_e4m3fn] if bits < 8 else []  # which has 8 bits, too
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, *narrow):
         numbers = torch.randint(low, high + 1, (count,), generator=torch.Generator().manual_seed(count)).to(dtype)
         packed = Bits.of(numbers, low, bits)
         assert packed.packed.nbytes == -(-count * bits // 8)
-        assert torch.equal(packed.numbers(dtype), numbers)
+        assert torch.equal(packed.numbers(dtype).double(), numbers.double())
+        assert packed.numbers(dtype).dtype == dtype
     assert bits_for(0, 256) is None
 
 

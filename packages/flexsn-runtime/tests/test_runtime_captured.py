@@ -396,3 +396,22 @@ def test_a_captured_tensor_that_is_the_initial_state_too() -> None:
 
     assert_like_the_loop(core, 1, [X], [v0])
     assert_like_the_loop(core, 1, [v0.expand(3, *STEP)], [v0])
+
+
+@pytest.mark.parametrize("step", [(0, 41, 37), (3, 41, 0)], ids=str)
+@pytest.mark.parametrize("shape", [(41, 1), (1,), ()], ids=str)
+def test_gradients_of_captured_tensors_where_a_step_has_no_elements(
+    step: tuple[int, ...], shape: tuple[int, ...]
+) -> None:
+    """As of a last batch that is empty: zeros, as a loop has."""
+    gain = torch.ones(shape, device=DEVICE, requires_grad=True)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v * 0.5 + x * torch.sigmoid(gain)
+        return h * h, h
+
+    leaves = [random(4, *step).requires_grad_(), random(*step).requires_grad_(), gain]
+    for run in (compiled, loop):
+        outputs, states = run(core, 1, leaves[:1], leaves[1:2])
+        gradients = torch.autograd.grad(outputs.sum() + states.sum(), leaves)
+        assert all(torch.equal(g, torch.zeros_like(leaf)) for g, leaf in zip(gradients, leaves, strict=True))

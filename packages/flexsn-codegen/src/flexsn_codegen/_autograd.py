@@ -69,6 +69,8 @@ class WithGradients(torch.autograd.Function):
 
 def _applied(kernel: Kernel | CutFunction, tensors: list[Tensor], numbers: Sequence[Any]) -> Sequence[Tensor]:
     results: Sequence[Tensor]
+    # Zeros that autograd makes may have no memory.
+    tensors = [t.clone() if t._is_zerotensor() else t for t in tensors]
     if not is_plain(tensors):
         results = pointwise_op(tensors, numbers, [t.dim() == 0 for t in tensors], kernel.key)
     elif is_followed(tensors):

@@ -19,7 +19,7 @@ from flexsn_codegen._calls import Lists, results_together
 from flexsn_codegen._checks import check_gradients, check_tensors, check_writes, tell_written, wants_gradients
 from flexsn_codegen._kernel import Kernel, Planned, Variant
 from flexsn_codegen._kernels import Kernels
-from flexsn_codegen._launch import launch, target_on
+from flexsn_codegen._launch import addresses_of, launch, target_on
 from flexsn_codegen._run import run
 from flexsn_codegen._together import Group, Member, TableKernels
 
@@ -186,7 +186,7 @@ class OverLists:
             stream = torch.cuda.current_stream(device).cuda_stream
         key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
         try:
-            kinds, addresses = _kinds(tensors), list(map(Tensor.data_ptr, tensors))
+            kinds, addresses = _kinds(tensors), addresses_of(tensors)
         except RuntimeError:
             check_tensors(self._kernels.name, tensors)  # without strides: sparse
             raise
@@ -199,7 +199,7 @@ class OverLists:
             if captured:
                 if step.kinds != _kinds([*tensors, *captured]):
                     continue
-                tensors, addresses = [*tensors, *captured], [*addresses, *map(Tensor.data_ptr, captured)]
+                tensors, addresses = [*tensors, *captured], [*addresses, *addresses_of(captured)]
             if i:
                 self._steps.insert(0, self._steps.pop(i))
             found = step.run(tensors, lists.numbers, addresses)
@@ -248,7 +248,7 @@ class OverLists:
             calls.append(Call(kernel, variant, planned, positions, start))
             start += len(planned.dtypes)
         step = self._step(key, tensors, fetches, calls)
-        addresses = list(map(Tensor.data_ptr, tensors))
+        addresses = addresses_of(tensors)
         returned = step.run(tensors, numbers, addresses)
         if returned is None:  # one place writes what another one has
             return self._one_by_one(lists)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._numerics import compile_options
-from flexsn_codegen.errors import DeviceError
+from flexsn_codegen.errors import ArgumentError, DeviceError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
 from flexsn_codegen.targets.triton import TRITON, launcher
@@ -64,6 +64,24 @@ def target_of(device: torch.device) -> Target:
     return CPP if device.type == "cpu" and not interpreted() else TRITON
 
 
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors lie in memory.
+
+    Raises:
+        ArgumentError: one has elements, and no memory, which a kernel would crash on.
+    """
+    addresses = [t.data_ptr() for t in tensors]
+    if 0 in addresses:
+        for tensor, address in zip(tensors, addresses, strict=True):
+            if address == 0 and tensor.numel() > 0 and not tensor.is_meta:
+                raise ArgumentError(
+                    "a tensor that a kernel reads or writes has no memory: it was freed, as a sharded parameter's is "
+                    "between the calls that need it, or consists of zeros for which torch keeps none. Gather it, or "
+                    "give its clone()."
+                )
+    return addresses
+
+
 def launch(
     target: Target,
     kernel: Any,
@@ -82,10 +100,14 @@ def launch(
 
     Returns:
         What Triton has compiled for a GPU; on the CPU `None`.
+
+    Raises:
+        As `addresses_of`.
     """
+    addresses = addresses_of(tensors)
     if isinstance(kernel, CppKernel):
         run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=fast_math)
-        run([*[t.data_ptr() for t in tensors], *numbers, torch.get_num_threads()])
+        run([*addresses, *numbers, torch.get_num_threads()])
         return None
     if interpreted():
         block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
@@ -118,7 +140,7 @@ class RepeatedLaunch:
         self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
 
     def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
-        places = [t.data_ptr() for t in tensors]
+        places = addresses_of(tensors)
         if self._in_cpp is not None:
             self._in_cpp([*places, *numbers, torch.get_num_threads()])
             return

@@ -16,6 +16,7 @@ from flexsn_codegen._foreach import OverLists
 from flexsn_codegen._foreach_op import lists_by_operator
 from flexsn_codegen._kernel import Kernel
 from flexsn_codegen._kernels import Kernels
+from flexsn_codegen._launch import addresses_of
 from flexsn_codegen._numerics import Numerics, Precision
 from flexsn_codegen._pieces import Pieces
 from flexsn_codegen._prepared import NOT_PREPARED, Launches, PreparedCalls
@@ -233,6 +234,7 @@ class Pointwise(Generic[P, R]):
                     f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
                 )
             return by_operator(self._kernels, structure, parts)
+        addresses_of([*parts.tensors, *(outs or ())])  # before they are looked at otherwise
         cut = self._pieces.known(structure, parts)
         if cut is not None and outs is None:
             # For other numbers, it may cut nothing.

@@ -18,7 +18,7 @@ from flexsn_codegen._by_values import by_values, has_symbols, like
 from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._forward_mode import tangents_of
 from flexsn_codegen._kernel import Kernel, Launch, kernel_of
-from flexsn_codegen._launch import BLOCK, CPP_BLOCK, interpreted, target_of, target_on
+from flexsn_codegen._launch import BLOCK, CPP_BLOCK, addresses_of, interpreted, target_of, target_on
 from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, is_exporting
 from flexsn_codegen.errors import ArgumentError
 from flexsn_codegen.targets.cpp import CppKernel, program
@@ -42,8 +42,7 @@ def launch_cpp(read: Sequence[Tensor], written: Sequence[Tensor], sizes: Sequenc
         source: from `CppKernel.text`.
     """
     if sizes[0]:
-        addresses = [tensor.data_ptr() for tensor in (*read, *written)]
-        _program(source)([*addresses, *sizes, torch.get_num_threads()])
+        _program(source)([*addresses_of([*read, *written]), *sizes, torch.get_num_threads()])
 
 
 @launch_cpp.register_fake

@@ -127,7 +127,7 @@ class _Check:
                 for (entry, value), position in zip(results, self._gradient_of, strict=True):
                     if position is None:
                         self._finish_result(value, entry)
-                    elif not value.zero:
+                    elif not value.zero and numel(self._step.shape) > 0:  # else it is of no elements
                         self._finish_gradient(value, entry, position)
         return self._layouts
 
@@ -230,6 +230,8 @@ class _Check:
         value = self._value(node.all_input_nodes[0])
         dims: Any = node.args[1]
         after = _shape(node)
+        if numel(value.shape) == 0:  # the sum of no elements
+            return _Value(after, zero=True)
         if all(value.shape[d] == 1 for d in dims) or value.zero:
             reads = {i: without(seen, dims) for i, seen in value.reads.items()}
             return _Value(after, {} if value.zero else reads, value.summed, value.zero)

@@ -77,6 +77,8 @@ class Bits:
 
 # So many bytes are packed by one row of the product.
 _BYTES = 16
+# By their bytes.
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _tables: dict[tuple[object, ...], Tensor] = {}
 
@@ -104,4 +106,4 @@ def _numbers(bits: int, low: int, dtype: torch.dtype, device: torch.device) -> T
     """`[256, words]`: for each byte, its numbers, as they lie in memory, in the widest words that they fill."""
     shifts = torch.arange(0, 8, bits, device=device)
     numbers = (((torch.arange(256, device=device).unsqueeze(1) >> shifts) & ((1 << bits) - 1)) + low).to(dtype)
-    return numbers.view(torch.int64 if numbers.shape[1] * dtype.itemsize >= 8 else torch.int32)
+    return numbers.view(_WORDS[min(numbers.shape[1] * dtype.itemsize, 8)])

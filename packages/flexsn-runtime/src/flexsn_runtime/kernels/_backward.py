@@ -341,9 +341,10 @@ def _is_copied(gradient: Tensor) -> bool:
     """Whether an incoming gradient is copied before a kernel reads it.
 
     The memory of a lazily negated view is without the sign. An expanded one, as a sum over time has, would get a kernel
-    of its own, whose compilation takes longer than many copies; and the last layer of a network is small.
+    of its own, whose compilation takes longer than many copies; and the last layer of a network is small. Zeros that
+    autograd made may have no memory.
     """
-    if gradient.is_neg():
+    if gradient.is_neg() or gradient._is_zerotensor():
         return True
     strides = zip(gradient.shape, gradient.stride(), strict=True)
     return any(type(stride) is int and stride == 0 and size != 1 for size, stride in strides)  # a symbol is not 0

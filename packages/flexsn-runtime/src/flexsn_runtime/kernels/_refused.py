@@ -8,7 +8,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_graph import StepTrace
+from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.errors import DoubleBackwardError, TransformError
+from flexsn_runtime.operands._memory import check_tensor
+
+
+def check_readable(trace: StepTrace, tensors: Sequence[Tensor | None]) -> None:
+    """Raises unless kernels can read what a backward is given, and write what it allocates.
+
+    What was there in the forward may be gone: the memory of a sharded parameter, say.
+
+    Args:
+        tensors: `[*inputs, *states, *lifted, *what was kept, *grad_outputs, *grad_states]`.
+
+    Raises:
+        TransformError: inside of `FakeTensorMode`, `make_fx` and the like.
+        LayoutError: one is sparse, fake or the like, or its memory was freed.
+    """
+    transform = transform_at_work()
+    if transform is not None:
+        raise TransformError(
+            f"the backward of a compiled scan cannot run inside of {transform}. Use backend='torch' there, or "
+            "backend='hop'."
+        )
+    first_lifted = trace.num_inputs + trace.num_states
+    first_kept = first_lifted + len(trace.lifted_values)
+    first_grad = len(tensors) - trace.num_outputs - trace.num_states
+    parts = [("argument", 0), ("captured tensor", first_lifted), ("kept tensor", first_kept), ("gradient", first_grad)]
+    for (what, first), end in zip(parts, [first for _, first in parts[1:]] + [len(tensors)], strict=True):
+        for i, tensor in enumerate(tensors[first:end]):
+            # Zeros without memory, as autograd makes them, are copied.
+            if tensor is not None and not (first == first_grad and tensor._is_zerotensor()):
+                check_tensor(tensor, f"{what} {i} of a backward")
 
 
 def several_at_once() -> TransformError:

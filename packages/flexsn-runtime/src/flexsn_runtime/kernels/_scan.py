@@ -10,6 +10,7 @@ from torch import Tensor
 from flexsn_graph import Residuals
 from flexsn_runtime.kernels._backward import BackwardScan, Cotangents, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardResult, ForwardScan
+from flexsn_runtime.kernels._refused import check_readable
 from flexsn_runtime.operands._operands import Arguments, layout_key
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -98,7 +99,11 @@ def backward_scan(
         wanted: as for `run_backward`.
         state_seqs: whether the last are the gradients of state sequences, or of final states.
         residuals: as for `BackwardScan`.
+
+    Raises:
+        As `check_readable`.
     """
+    check_readable(step.trace, tensors)
     key = (wanted, state_seqs, residuals, layout_key(tensors))
     scan = step.backward_scans.get(key)
     if scan is None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_runtime._torch_private import is_batched, untraced
+from flexsn_runtime._torch_private import is_batched, transform_at_work, untraced
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._backward import BackwardScan
 from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
@@ -135,7 +135,7 @@ class TrainedScan:
     def _backward(self, tensors: Sequence[Tensor | None], computed: tuple[bool, ...]) -> BackwardScan:
         """What scans backward over these."""
         latest = self._latest
-        if latest is not None and computed == latest[0] and latest[1](tensors):
+        if latest is not None and computed == latest[0] and latest[1](tensors) and transform_at_work() is None:
             return latest[2]
         scan = backward_scan(
             self.step, tensors, computed, state_seqs=self._state_seqs, residuals=self._residuals

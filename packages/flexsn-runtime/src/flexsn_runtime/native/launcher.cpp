@@ -87,7 +87,9 @@ class Written {
 
 void* address_of(const at::Tensor& tensor) {
   void* const address = tensor.data_ptr();
-  TORCH_CHECK(address != nullptr || tensor.numel() == 0, "a tensor of a compiled scan has no memory");
+  TORCH_CHECK(
+      address != nullptr || tensor.numel() == 0,
+      "a tensor of a compiled scan has no memory. Inside of FakeTensorMode and the like, use backend='torch' or 'hop'.");
   return address;
 }
 

@@ -17,13 +17,13 @@ from flexsn_runtime.errors import (
     BackendUnavailableError,
     DeviceError,
     DtypeError,
-    LayoutError,
     ShapeError,
     TensorCountError,
     TransformError,
     UnsupportedScanError,
 )
 from flexsn_runtime.kernels._scan import prepared_scans
+from flexsn_runtime.operands._memory import check_tensors
 from flexsn_runtime.operands._operands import Arguments, layout_key
 from flexsn_runtime.program._autocast import autocast_now
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
@@ -178,26 +178,6 @@ def _count_error(
         f"got {len(flat_args)} tensors; the step takes {program.num_inputs} input sequences, "
         f"{program.num_states} initial states (all or none) and {lifted} captured tensors (all or none)."
     )
-
-
-def check_tensors(tensors: Sequence[object], what: str = "argument") -> None:
-    """Raises `TypeError` or `LayoutError` unless all are tensors in dense memory."""
-    for i, value in enumerate(tensors):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"{what} {i} is a {type(value).__name__}; a scan takes tensors.")
-        if value.is_quantized:
-            kind, remedy = "quantized tensor", "Convert it: dequantize()."
-        elif value.is_nested:
-            kind, remedy = "nested tensor", "Convert it: torch.nested.to_padded_tensor()."
-        elif value.layout is not torch.strided:
-            kind, remedy = f"{value.layout} tensor", "Convert it: to_dense()."
-        elif type(value).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-            kind, remedy = type(value).__name__, "Pass a plain tensor, or use backend='torch' or backend='hop'."
-        elif value.data_ptr() == 0 and value.numel() > 0 and not value.is_meta:
-            kind, remedy = "tensor whose memory was freed", "Gather or load it before the call."
-        else:
-            continue
-        raise LayoutError(f"{what} {i} is a {kind}; kernels read dense memory. {remedy}")
 
 
 def check_lifted(step: CoreSpecialization, lifted: Sequence[Tensor]) -> None:

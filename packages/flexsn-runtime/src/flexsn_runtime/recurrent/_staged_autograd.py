@@ -14,7 +14,7 @@ from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
-from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_once
+from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._layout import contiguous_strides
@@ -74,6 +74,7 @@ class _StagedScan(SingleLevelFunction):
         if any(map(is_batched, grads)):
             raise several_at_once()
         trace, saved = step.trace, ctx.saved_tensors
+        check_readable(trace, (*saved, *grads))
         count = trace.num_inputs + trace.num_states + len(trace.lifted_values)
         arguments = Arguments.of(saved[:count], trace.num_inputs, trace.num_states, len(trace.lifted_values))
         memory = dict(zip(ctx.ports, saved[count:], strict=True))
@@ -237,7 +238,7 @@ class _Backward:
         # An expanded one, as a sum over time has, would get a kernel of its own.
         self._of_outputs = [
             _copied(g, step.format(arguments.inputs, arguments.states).sequence)
-            if g is not None and (g.is_neg() or 0 in g.stride())
+            if g is not None and (g.is_neg() or g._is_zerotensor() or 0 in g.stride())
             else g
             for g in grads[: trace.num_outputs]
         ]
