@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import math
 import os
 import statistics
@@ -27,7 +28,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -196,7 +196,8 @@ def training_step(
 def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
     """Of steps of one network: wall time in ms, that with the backward in the caller's thread, and peak memory in MiB.
 
-    They take turns: a host that is slow for a while is so for all.
+    Both times are the median of several turns, and the least. They take turns: a host that is slow for a while is so
+    for all.
 
     Args:
         until: nothing is prepared any more then, by `time.perf_counter`.
@@ -227,7 +228,10 @@ def walls(rows: Sequence[RowName], until: float) -> dict[RowName, Row | str]:
             for threads, measured in zip((True, False), times[row], strict=True):
                 with torch.autograd.set_multithreading_enabled(threads):
                     measured.append(by_clock(step))
-    return found | {row: (*map(statistics.median, both), peaks[row]) for row, both in times.items()}
+    for row, (in_own, in_caller) in times.items():
+        medians, least = map(statistics.median, (in_own, in_caller)), map(min, (in_own, in_caller))
+        found[row] = (*itertools.chain(*zip(medians, least, strict=True)), peaks[row])
+    return found
 
 
 def by_clock(step: Callable[[], None], count: int = 8) -> float:
@@ -290,7 +294,7 @@ def ratios(found: Mapping[RowName, Sequence[Row | str]]) -> dict[str, dict[tuple
     drawn: dict[str, dict[tuple[str, str], float]] = {"time of a step": {}, "peak memory": {}, "time in a graph": {}}
     for (case, form, name), results in found.items():
         limits = found[RowName(case, form, "ReLU")]
-        for title, of, column in (("time of a step", 0, 0), ("peak memory", 0, 2), ("time in a graph", 1, 1)):
+        for title, of, column in (("time of a step", 0, 0), ("peak memory", 0, 4), ("time in a graph", 1, 1)):
             value, limit = results[of], limits[of]
             if name != "ReLU" and not isinstance(value, str) and not isinstance(limit, str):
                 ratio = value[column] / limit[column]
@@ -304,7 +308,8 @@ def tell(begun: float, row: RowName, result: Row | str) -> None:
 
 
 HEADER = (
-    "network", "format", "neurons", "step, ms", "backward in its thread", "peak, MiB", "its kernels", "in a CUDA graph",
+    "network", "format", "neurons", "step, ms", "least", "backward in its thread", "least", "peak, MiB", "its kernels",
+    "in a CUDA graph",
 )
 
 
@@ -330,7 +335,7 @@ def main() -> None:
     ]
     # The profiler may leave launches slower behind it, in this process: what needs none is measured before.
     found: dict[RowName, list[Row | str]] = {row: [] for row in rows}
-    for _, group in groupby(rows, key=lambda row: (row.case, row.form)):
+    for _, group in itertools.groupby(rows, key=lambda row: (row.case, row.form)):
         for row, result in walls(list(group), begun + chosen.seconds * 0.6).items():
             tell(begun, row, result)
             found[row].append(result)
@@ -342,7 +347,7 @@ def main() -> None:
     lines = []
     for (case, form, name), results in found.items():
         limits = found[RowName(case, form, "ReLU")] if name != "ReLU" else (None, None)
-        first, second = (cells(*three) for three in zip(results, limits, (3, 2), strict=True))
+        first, second = (cells(*three) for three in zip(results, limits, (5, 2), strict=True))
         lines.append((case.name, form, name, *first, *second))
     draw(ratios(found), chosen.output.with_suffix(".svg"))
     options = {"--only": chosen.only, "--format": [chosen.format], "--neurons": chosen.neurons}
@@ -353,9 +358,10 @@ def main() -> None:
             "",
             f"`python benchmarks/whole_networks.py{given}`: a step of training",
             "(forward, cross entropy, backward, fused SGD), in ms; in brackets, the ratio to ReLU's in the same run.",
-            f"Wall times are medians of {TURNS} turns, which the neurons of a network take one after another. bf16 is",
-            "autocast. The second time is that with `set_multithreading_enabled(False)` of torch.autograd. The",
-            "kernels' time is the profiler's. Eager steps of neurons launched by:",
+            f"Wall times are the median of {TURNS} turns, which the neurons of a network take one after another, and",
+            "the least, which others on the host disturbed least. bf16 is autocast. The second pair of them is with",
+            "`set_multithreading_enabled(False)` of torch.autograd. The kernels' time is the profiler's. Eager steps",
+            "of neurons launched by:",
             f"{launcher_in_words(torch.device('cuda'))}.",
             where(torch.device("cuda")),
             "",

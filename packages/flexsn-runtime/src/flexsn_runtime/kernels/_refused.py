@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_graph import StepTrace
+from flexsn_graph import CoreTrace
 from flexsn_runtime._torch_private import transform_at_work
 from flexsn_runtime.errors import DoubleBackwardError, TransformError
 from flexsn_runtime.operands._memory import check_tensor
 
 
-def check_readable(trace: StepTrace, tensors: Sequence[Tensor | None]) -> None:
+def check_readable(trace: CoreTrace, tensors: Sequence[Tensor | None]) -> None:
     """Raises unless kernels can read what a backward is given, and write what it allocates.
 
     What was there in the forward may be gone: the memory of a sharded parameter, say.
