@@ -2,12 +2,13 @@
 
     python benchmarks/scan_overhead.py [--output FILE] [--profile]
 
-`call` is wall time per call, over many calls and one synchronisation at the end; `issue` is what of it the CPU needs,
-without waiting; `graph` is the time of a replay of the same call under a CUDA graph, `of 20` that of a call in a graph
-of 20 calls, as the layers of a network are in one, and `kernels` that of a call's kernels alone, as the profiler has
-it. A replay by itself takes as long as the CPU needs to launch a graph, whatever is in it. `one thread` rows run the
-backward in the calling thread (`torch.autograd.set_multithreading_enabled(False)`): without the way to the GPU's own
-thread and back. Training steps are launched by the compiled launcher, and in rows that say so by Python.
+`call` is wall time per call, over many calls and one synchronisation at the end, the least of several runs that the
+rows take in turns; `issue` is what of it the CPU needs, without waiting; `graph` is the time of a replay of the same
+call under a CUDA graph, `of 20` that of a call in a graph of 20 calls, as the layers of a network are in one, and
+`kernels` that of a call's kernels alone, as the profiler has it. A replay by itself takes as long as the CPU needs to
+launch a graph, whatever is in it. `one thread` rows run the backward in the calling thread
+(`torch.autograd.set_multithreading_enabled(False)`): without the way to the GPU's own thread and back. Training steps
+are launched by the compiled launcher, and in rows that say so by Python.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import io
 import os
 import pstats
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -44,18 +45,25 @@ def synchronize(device: torch.device) -> None:
 
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
     """Wall time per call and the CPU's part of it; the least of several runs, which others disturbed least."""
-    for _ in range(10):
-        function()
-    walls, issued = [], []
+    return in_turns([function], calls, device)[0]
+
+
+def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> list[tuple[float, float]]:
+    """The same of several functions, whose runs take turns: a host that is slow for a while is so for all."""
+    best = [(float("inf"), float("inf"))] * len(functions)
     for _ in range(REPEATS):
-        synchronize(device)
-        begun = time.perf_counter()
-        for _ in range(calls):
-            function()
-        issued.append(time.perf_counter() - begun)
-        synchronize(device)
-        walls.append(time.perf_counter() - begun)
-    return 1e6 * min(walls) / calls, 1e6 * min(issued) / calls
+        for i, function in enumerate(functions):
+            for _ in range(10):
+                function()
+            synchronize(device)
+            begun = time.perf_counter()
+            for _ in range(calls):
+                function()
+            issued = time.perf_counter() - begun
+            synchronize(device)
+            wall = time.perf_counter() - begun
+            best[i] = min(best[i][0], wall), min(best[i][1], issued)
+    return [(1e6 * wall / calls, 1e6 * issued / calls) for wall, issued in best]
 
 
 def works(device: torch.device) -> list[tuple[str, str, Call]]:
@@ -101,8 +109,10 @@ def in_this_thread(call: Call) -> Call:
     return run
 
 
-def cells(who: str, what: str, call: Call, calls: int, device: torch.device) -> list[str]:
-    wall, issue = microseconds(call, calls, device)
+def cells(
+    who: str, what: str, call: Call, eager: tuple[float, float], calls: int, device: torch.device
+) -> list[str]:
+    wall, issue = eager
     row = [who, what, f"{wall:.1f}", f"{issue:.1f}", str(LIMITS.get(what, "")) if "FlexSN" in who else ""]
     if device.type != "cuda":
         return [*row, *[""] * 6]
@@ -143,16 +153,18 @@ def main() -> None:
     chosen = parser.parse_args()
     device = torch.device(chosen.device)
     every = works(device)
-    rows = [cells(who, what, call, chosen.calls, device) for who, what, call in every]
+    eager = in_turns([call for _, _, call in every], chosen.calls, device)
+    rows = [cells(*row, times, chosen.calls, device) for row, times in zip(every, eager, strict=True)]
     header = ["who", "what", "call", "issue", "at most", "graph", f"of {TOGETHER}", "kernels", "number"]
     header += ["graph / kernels", f"of {TOGETHER} / kernels"]
     lines = [
         f"# Overhead, LIF at {STEPS} x {BATCH} x {FEATURES}, float32",
         "",
         "`python benchmarks/scan_overhead.py`: microseconds per call; `call` wall time in eager mode, `issue` the",
-        f"CPU's part of it, `graph` a replay under a CUDA graph, `of {TOGETHER}` a call in a graph of {TOGETHER},",
-        "`kernels` what the GPU computes in a call, in so many kernels. Ratios are to be at most",
-        f"{GRAPH_LIMIT}. The limits of calls were set where `add_` took 6 us and relu's training step 52.",
+        f"CPU's part of it, the least of {REPEATS} runs of {chosen.calls} calls, which the rows take in turns; `graph`",
+        f"a replay under a CUDA graph, `of {TOGETHER}` a call in a graph of {TOGETHER}, `kernels` what the GPU",
+        f"computes in a call, in so many kernels. Ratios are to be at most {GRAPH_LIMIT}. Limits of calls were set where",
+        "`add_` took 6 us and relu's training step 52.",
         "`one thread`: with `torch.autograd.set_multithreading_enabled(False)`.",
         where(device),
         "",
