@@ -319,6 +319,29 @@ def test_matrices_are_read_anew() -> None:
             assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("cell", [RLIF, OfInputToo, Masked, Heads], ids=lambda cell: cell.__name__)
+def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: type[Cell]) -> None:
+    """As after `load_state_dict(assign=True)`: the gradients are of those that are there now."""
+    core = made(cell, 6, Powers(), soft=True)
+    program = ScanProgram(core, 1, core.num_states, 1)
+    tensors = sequences(core, 3, 4, 6)
+    for number in (0b1, 0b10, 0b100, 0b111):
+        for module in core.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, torch.nn.Parameter(parameter.detach() * 0.75))
+        tensors[0].requires_grad_(bool(number & 1))
+        for parameter in core.parameters():
+            parameter.requires_grad_(bool(number & 2))
+        tensors[1].requires_grad_(bool(number & 4))
+        wanted = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
+        step, arguments = prepare(program, tensors)
+        outputs, expected = scan(step, arguments, state_seqs=True)[0], run(core, tensors, None)[0]
+        torch.testing.assert_close(outputs, expected)
+        found = [torch.autograd.grad(result.square().sum(), wanted, allow_unused=True) for result in (outputs, expected)]
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_results_are_nobody_elses() -> None:
     """What is done to results in place is no matter of the backward's."""
     core = made(RLIF, 5, Powers())

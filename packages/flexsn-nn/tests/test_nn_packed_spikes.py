@@ -365,3 +365,19 @@ def test_a_step_of_ones_own() -> None:
     packing = PackedSpikes(neuron)
     with packing, pytest.raises(RuntimeError, match="is in use"):
         packing.__enter__()
+
+
+@pytest.mark.parametrize("shape", [(300,), (300, 1), (300, 1, 1), (300, 2), (41, 1, 9)], ids=str)
+def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
+    """A step's bits fill whole words, however few there are: what is behind them is nothing."""
+    torch.manual_seed(0)
+    neuron = LIF(backend="triton")
+    x = (3 * torch.rand(shape, device=DEVICE)).requires_grad_()
+    weight = torch.rand(shape, device=DEVICE, requires_grad=True)
+    with PackedSpikes(neuron) as packing:
+        spikes = neuron(x)
+        loss = (spikes * weight).sum()
+    (gradient,) = torch.autograd.grad(loss, weight)
+    assert packing.bytes_by_kernels
+    assert 0 < spikes.sum() < spikes.numel()
+    assert torch.equal(gradient, spikes)

@@ -72,7 +72,7 @@ class Bits:
             return numbers
         if self.row is None:
             return numbers[: self.count]
-        return numbers.view(self.packed.shape[0], -1)[:, : self.row].reshape(-1)
+        return numbers.view(self.packed.shape[0], -1)[:, : self.row].contiguous().view(-1)
 
 
 # So many bytes are packed by one row of the product.

@@ -18,6 +18,7 @@ from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forw
 from flexsn_codegen.recurrent import NotOneLaunchError
 from flexsn_codegen.targets.cpp import CppKernel
 from flexsn_graph import (
+    CoreTrace,
     Phase,
     Port,
     Product,
@@ -39,7 +40,7 @@ from flexsn_runtime.operands._order import ScanFormat, StepOrder
 from flexsn_runtime.plans._buckets import LaunchConfig, StepCost
 from flexsn_runtime.recurrent._one_launch import Loops, one_launch, run_in_one_launch
 from flexsn_runtime.recurrent._over_time import OverTime, Rows, Seen
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization, changed_between
+from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
 
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._backward_plan import BackwardPlan
@@ -63,6 +64,9 @@ class RecurrentSpecialization(CoreSpecialization):
         kernels: Recent[CompiledKernel] | None = None,
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
+        # Whose VJPs are taken: another one once the core captures other tensors. What is prepared is of the first one's
+        # stages.
+        self._differentiated: CoreTrace = trace
         self._cores: dict[int, tuple[Stage, CoreSource]] = {}
         self._vjps: dict[Any, StagedStep] = {}
         self._whole_vjps: dict[Any, StagedStep | None] = {}
@@ -97,13 +101,27 @@ class RecurrentSpecialization(CoreSpecialization):
         key = (cotangents, wanted, kept)
         with self._lock:
             if key not in self._vjps:
-                now = self.trace.reads.fetch()
-                if now is None or any(a is not b for a, b in zip(now, self.trace.captured, strict=False)):
-                    changed = ", ".join(place.name for place in self.trace.reads.changed()) or "of its tensors"
-                    raise changed_between(changed)
+                self._differentiated = self._traced_now(self._differentiated, self._computes_the_same)
+                assert isinstance(self._differentiated, RecurrentTrace)
                 with as_outside():
-                    self._vjps[key] = self.trace.vjp(cotangents, wanted, kept)
+                    self._vjps[key] = self._differentiated.vjp(cotangents, wanted, kept)
             return self._vjps[key]
+
+    def _computes_the_same(self, other: CoreTrace) -> bool:
+        """Whether another trace's forward is this one's: the VJPs of the one read what the other one keeps."""
+        assert isinstance(other, RecurrentTrace)
+        return self._described(other.forward) == self._described(self.trace.forward)
+
+    def _described(self, staged: StagedStep) -> tuple[object, ...]:
+        """Equal for steps that compute the same."""
+        parts = [
+            part
+            if isinstance(part, Product)
+            else (part.phase, part.shape, part.reads, part.writes, self._emit_graph(part.graph, "stage").name)
+            for part in staged.parts
+        ]
+        matrices = str(staged.matrices.graph)
+        return staged.arguments, staged.results, parts, staged.values, staged.assembled, matrices
 
     def vjp_of_all_steps(
         self,

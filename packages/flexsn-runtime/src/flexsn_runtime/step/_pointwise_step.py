@@ -9,17 +9,15 @@ from typing import Any
 import torch
 
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
-from flexsn_graph import Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
+from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
-from flexsn_runtime.errors import CapturedTensorError
 from flexsn_runtime.plans import _tuned as tuned
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk
 from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
 from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
-from flexsn_runtime.step._tracing import trace_values
 
 _EXACT = Numerics()
 
@@ -209,21 +207,15 @@ class Specialization(CoreSpecialization):
         return self._emit_graph(vjp, "vjp", fast_division=True, takes_numbers=self._takes_numbers, once=True)
 
     def _renew_trace(self) -> None:
-        """Traces the core again if it captures other tensors now: a VJP is traced through the core itself."""
+        """Traces the core again if it captures other tensors now."""
         old = self.trace
-        changed = ", ".join(place.name for place in old.reads.changed()) or "of its tensors"
-        now = old.reads.fetch()
-        if now is not None and all(a is b for a, b in zip(now, old.captured, strict=False)):
-            return
-        counts = (old.num_inputs, old.num_states, old.num_outputs)
-        new = trace_values(old.core, counts, (*old.inputs, *old.states), self.device)
+
+        def computes_the_same(new: CoreTrace) -> bool:
+            assert isinstance(new, StepTrace)
+            return new.forward.layouts == old.forward.layouts and self._emit(new).name == self._emit(old).name
+
+        new = self._traced_now(old, computes_the_same)
         assert isinstance(new, StepTrace)
-        same = new.lifted_values == old.lifted_values and new.forward.layouts == old.forward.layouts
-        if now is None or not same or self._emit(new).name != self._emit(old).name:
-            raise CapturedTensorError(
-                "the core computes something else now than in the forward whose gradient is asked for: what "
-                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
-            )
         self.trace = new
 
     def forward_kernel(self, spec: ForwardSpec, residuals: Residuals | None = None) -> CompiledKernel:

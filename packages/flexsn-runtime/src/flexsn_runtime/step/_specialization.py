@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen import CoreSource, KernelSource, Numerics, Target, compile_options, emit_core
-from flexsn_graph import CoreTrace, Port, StepGraph, StepValue
+from flexsn_graph import CoreTrace, Port, RecurrentTrace, StepGraph, StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TARGETS, TargetName
 from flexsn_runtime._torch_private import alike, never
 from flexsn_runtime.errors import CapturedTensorError, DtypeError
 from flexsn_runtime.operands._order import ScanFormat
 from flexsn_runtime.plans._plans import PLANNERS
+from flexsn_runtime.step._tracing import trace_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,33 @@ class CoreSpecialization:
             numbers=role if takes_numbers else None,
             once=once and self._target.once,
         )
+
+    def _traced_now(self, last: CoreTrace, computes_the_same: Callable[[CoreTrace], bool]) -> CoreTrace:
+        """`last`, or a trace of the core as it is, if it captures other tensors now.
+
+        A VJP is traced through the core itself.
+
+        Args:
+            last: a trace of this step.
+            computes_the_same: whether another trace is one of this step, too.
+
+        Raises:
+            CapturedTensorError: the core computes something else now.
+        """
+        changed = ", ".join(place.name for place in last.reads.changed()) or "of its tensors"
+        now = last.reads.fetch()
+        if now is not None and all(a is b for a, b in zip(now, last.captured, strict=False)):
+            return last
+        counts = (last.num_inputs, last.num_states, last.num_outputs)
+        products = isinstance(last, RecurrentTrace)
+        new = trace_values(last.core, counts, (*last.inputs, *last.states), self.device, products=products)
+        same = type(new) is type(last) and new.lifted_values == last.lifted_values
+        if now is None or not same or not computes_the_same(new):
+            raise CapturedTensorError(
+                "the core computes something else now than in the forward whose gradient is asked for: what "
+                f"it captures was assigned anew meanwhile ({changed}). Call backward() before that."
+            )
+        return new
 
     def check_backward(self) -> None:
         """Raises unless the backward formulas would read what they read when they were traced."""
