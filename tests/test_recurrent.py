@@ -335,9 +335,9 @@ def test_parameters_are_replaced_between_calls_that_want_other_gradients(cell: t
         tensors[1].requires_grad_(bool(number & 4))
         wanted = [t for t in (*tensors[:2], *core.parameters()) if t.requires_grad]
         step, arguments = prepare(program, tensors)
-        outputs, expected = scan(step, arguments, state_seqs=True)[0], run(core, tensors, None)[0]
-        torch.testing.assert_close(outputs, expected)
-        found = [torch.autograd.grad(result.square().sum(), wanted, allow_unused=True) for result in (outputs, expected)]
+        both = scan(step, arguments, state_seqs=True)[0], run(core, tensors, None)[0]
+        torch.testing.assert_close(*both)
+        found = [torch.autograd.grad(outputs.square().sum(), wanted, allow_unused=True) for outputs in both]
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b)
 
