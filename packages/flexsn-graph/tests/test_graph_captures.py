@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from graph_cores import PLIF
@@ -185,10 +186,12 @@ def test_a_part_of_a_tensor_that_needs_no_gradient() -> None:
 
 PLACE = torch.zeros(4, 4)
 SPARSE = torch.eye(4).to_sparse()
+ARRAY = numpy.zeros((2, 2), dtype=numpy.float32)
 
 REFUSED: dict[str, tuple[Callable[[Tensor, Tensor], Any], str]] = {
     "sparse": (lambda x, v: (x * SPARSE, v), "layout torch.sparse_coo"),
     "constant in the core": (lambda x, v: (x * torch.tensor([1.0, 2, 3, 4]), v), "makes a constant"),
+    "array in the core": (lambda x, v: (x * torch.from_numpy(ARRAY)[1, 0], v), "create constants outside"),
 }
 
 

@@ -59,6 +59,7 @@ else:
 make_fx = private("torch.fx.experimental.proxy_tensor", "make_fx", _NO_TRACE, takes=["decomposition_table"])
 disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "disable_proxy_modes_tracing", _NO_TRACE)
 _disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
+_without_torch_functions = private("torch._C", "DisableTorchFunction", _NO_TRACE)
 _current_autograd_node = private("torch._C", "_current_autograd_node", _NO_TRACE)
 _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
@@ -145,7 +146,8 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
 
 def constant_value(tensor: Tensor) -> str:
     """What a tensor that was made on the spot holds, also while tracing."""
-    with _disable_current_modes():
+    # This reads it, and not the core, whose own reads of values are refused.
+    with _disable_current_modes(), _without_torch_functions():
         return repr(tensor.tolist())
 
 
