@@ -232,3 +232,20 @@ def test_what_cannot_be_written() -> None:
         expected = leaf + x
         add(leaf, x)
     assert torch.equal(leaf, expected)
+
+
+@pytest.mark.parametrize("calls_before", [0, 2])
+def test_results_are_not_written_to_what_requires_a_gradient(calls_before: int) -> None:
+    """Its own gradient would flow on as if nothing had been written."""
+    kernel, a = pointwise(lambda a, b: a + b), torch.ones(50, 37)
+    for _ in range(calls_before):
+        kernel.into(torch.empty(50, 37), a, a)
+    leaf = torch.zeros(50, 37, requires_grad=True)
+    for out in (leaf, leaf * 5):
+        with pytest.raises(AutogradError, match=r"Call it under torch\.no_grad\(\)"):
+            kernel.into(out, a, a)
+        assert not out.any()
+        with torch.no_grad():
+            kernel.into(out, a, a)
+        assert (out == 2).all()
+        out.detach().zero_()

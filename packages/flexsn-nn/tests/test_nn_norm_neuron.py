@@ -17,7 +17,7 @@ from flexsn_codegen.targets.cpp import why_no_compiler
 from flexsn_nn import LIF, PSN, Affine, FlexSN, InputShapeError, OverTime, ParameterError, functional
 from flexsn_nn.layer import NormNeuron, ThresholdDependentBatchNorm2d
 from flexsn_nn.monitor import RateMonitor
-from flexsn_nn.neuron import GatedLIF, StochasticLIF
+from flexsn_nn.neuron import RLIF, GatedLIF, Recurrent, RLeaky, StochasticLIF
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 KERNELS = ["triton", *(["cpp"] if why_no_compiler() is None else [])]
@@ -437,3 +437,34 @@ def test_a_batch_that_is_empty(backend: str, training: bool) -> None:
         leaves = [x, *net.parameters()]
         gradients = torch.autograd.grad(output.sum(), leaves)
         assert all(torch.equal(g, torch.zeros_like(leaf)) for g, leaf in zip(gradients, leaves, strict=True))
+
+
+RECURRENT: dict[str, Callable[[], FlexSN]] = {
+    "lif": lambda: Recurrent(LIF(), features=5),
+    "rlif": lambda: RLIF(5),
+    "leaky": lambda: RLeaky(0.8, linear_features=5),
+    "each to itself": lambda: Recurrent(LIF(), features=5, all_to_all=False),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS[1:])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_neuron_with_recurrent_weights(name: str, backend: str) -> None:
+    """Of what the step computes of the norm's tensors before the loop, too, each call has its own."""
+    apart, fused, _ = pair("1d", RECURRENT[name])
+    with torch.no_grad():
+        for mine, other in zip(fused.neuron.parameters(), apart[1].parameters(), strict=True):
+            mine.copy_(other)
+    functional.set_backend(fused, backend)
+    functional.set_backend(apart, "torch")
+    for training in (True, True, True, False):
+        x = 2 * torch.randn(4, 3, 5)
+        results = []
+        for net in (apart.train(training), fused.train(training)):
+            functional.reset_net(net)
+            leaf = x.clone().requires_grad_()
+            output = net(leaf)
+            weight = torch.linspace(-1, 1, output.numel()).view_as(output)
+            results.append((output, *torch.autograd.grad((output * weight).sum(), [leaf, *net.parameters()])))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

@@ -136,6 +136,7 @@ class Pointwise(Generic[P, R]):
         Raises:
             ArgumentError: they are not as the results.
             WriteError: one of them overlaps with itself, or with an argument that it is not.
+            AutogradError: one of them, or of the arguments, requires a gradient, outside of `torch.no_grad()`.
         """
         return cast(R, self._call(args, kwargs, [out] if isinstance(out, Tensor) else list(out)))
 

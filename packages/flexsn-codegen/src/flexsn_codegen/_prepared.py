@@ -77,7 +77,7 @@ class PreparedCalls:
                 return NOT_PREPARED
             tensors = [*tensors, *captured]
         numbers = parts.numbers
-        if wants_gradients(tensors) or not found.variant.fits(numbers):
+        if wants_gradients([*tensors, *(outs or ())]) or not found.variant.fits(numbers):
             return NOT_PREPARED
         if outs is None:
             results = [

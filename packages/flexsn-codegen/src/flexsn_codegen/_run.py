@@ -46,7 +46,7 @@ def run(
         check_tensors(kernels.name, tensors)
     if kernel.written:
         check_writes(kernel, tensors)
-    wants = wants_gradients(tensors)
+    wants = wants_gradients([*tensors, *(outs or ())])
     if wants:
         check_gradients(kernels.name, writes=bool(kernel.written) or outs is not None, autograd=kernels.autograd)
     elif has_tangents(tensors):

@@ -37,6 +37,7 @@ from flexsn_nn._refusals import Refusals
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, step_shape
+from flexsn_nn._stateful import is_own_forward
 from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
@@ -189,7 +190,9 @@ class FlexSN(nn.Module):
         Ready-made neurons know it. Set it of a step of your own that gives nothing else, and
         `memory.PackedSpikes` keeps its output as bits.
         """
-        return self._spike_range or self._own_spike_range()
+        if self._spike_range is None and is_own_forward(self):
+            return self._own_spike_range()
+        return self._spike_range
 
     @spike_range.setter
     def spike_range(self, spike_range: tuple[int, int] | None) -> None:

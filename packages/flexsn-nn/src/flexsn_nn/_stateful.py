@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from flexsn_nn._backends import StepMode, check_step_mode
 
 
+def is_own_forward(module: nn.Module) -> bool:
+    """Whether calls return what this package's class computes: its `forward` was not overridden."""
+    module_of: str = getattr(module.forward, "__module__", "")
+    return module_of.startswith("flexsn_nn.")
+
+
 class Stateful(nn.Module):
     """What `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` work on beside neurons.
 

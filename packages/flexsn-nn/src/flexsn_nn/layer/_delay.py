@@ -58,9 +58,8 @@ class Delay(Stateful):
             if is_learned:
                 max_delay = max(1, 2 * max_delay)
         check_count("max_delay", max_delay, at_least=0)
-        if largest > max_delay:
-            raise ParameterError(f"delay is {largest:g}, above max_delay={max_delay}.")
         self.max_delay = max_delay
+        self._check_largest(largest)
         if isinstance(delay, nn.Parameter):
             self.delay = delay
         elif learn:
@@ -70,11 +69,21 @@ class Delay(Stateful):
         else:
             self.delay = delay
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "delay" and not isinstance(value, Tensor):
+            check_number(name, value, at_least=0)
+            self._check_largest(value)
+        super().__setattr__(name, value)
+
+    def _check_largest(self, delay: float) -> None:
+        if delay > self.max_delay:
+            raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
+
     def forward(self, x: Tensor) -> Tensor:
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
 
         Raises:
-            StateError: kept inputs of another shape.
+            StateError: kept inputs of another shape or dtype.
         """
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = torch.cat([self._history(new), new])
@@ -91,6 +100,10 @@ class Delay(Stateful):
         if not self.states:
             return new.new_zeros(self.max_delay, *new.shape[1:])
         (history,) = self.states
+        if history.dtype != new.dtype:
+            raise StateError(
+                f"kept inputs are {history.dtype}; this input is {new.dtype}. Call reset() between batches."
+            )
         if history.shape[1:] != new.shape[1:]:
             raise StateError(
                 f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
@@ -100,6 +113,8 @@ class Delay(Stateful):
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
         delay = self.delay
+        if not seen.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
+            seen = seen.to(torch.get_default_dtype())  # for what lies between two steps
         if not isinstance(delay, Tensor):
             whole = math.floor(delay)
             late = self._shifted(seen, steps, whole)

@@ -39,7 +39,9 @@ class SharedDropout(Stateful):
         """
         if not self.training:
             return x
-        step = x[0] if self.step_mode == "m" else x
+        step = x
+        if self.step_mode == "m":
+            step = x[0] if len(x) else x.new_empty(x.shape[1:])
         if not self.states:
             drop = functional.dropout2d if self.channels else functional.dropout
             self.states = [drop(torch.ones_like(step), self.p, training=True)]
@@ -49,7 +51,7 @@ class SharedDropout(Stateful):
                 f"the mask has shape {list(mask.shape)}; this input's step has {list(step.shape)}. Call reset() "
                 "between batches."
             )
-        return x * mask
+        return x * mask.to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}, step_mode={self.step_mode!r}"

@@ -8,6 +8,7 @@ from torch import nn
 
 from flexsn_nn._checks import check_number
 from flexsn_nn._over_time import OverTime
+from flexsn_nn.errors import ParameterError
 
 
 class _ThresholdDependent(OverTime):
@@ -27,6 +28,8 @@ class _ThresholdDependent(OverTime):
         check_number("alpha", alpha, above=0)
         check_number("v_threshold", v_threshold, above=0)
         norm = self.kind(num_features, **options)
+        if norm.weight is None:
+            raise ParameterError("affine=False leaves no weight, which is what starts at alpha v_threshold.")
         super().__init__(norm)
         nn.init.constant_(norm.weight, alpha * v_threshold)
 

@@ -99,7 +99,8 @@ class PackedSpikes:
     def __enter__(self) -> Self:
         if self._saving is not None:
             raise RuntimeError("this PackedSpikes is in use: enter it once, or make another one.")
-        self._hooks = [neuron.register_forward_hook(_mark) for neuron in self._neurons]
+        # Before other hooks, which may return something else.
+        self._hooks = [neuron.register_forward_hook(_mark, prepend=True) for neuron in self._neurons]
         self._ask_for_bits(1)
         self._saving = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._saving.__enter__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 
 import torch
@@ -76,15 +77,18 @@ class StateMonitor(_SequenceMonitor):
     """
 
     def __init__(self, net: nn.Module, state: str | int = "v", layers: Iterable[str] | None = None) -> None:
+        self._stores = False
         super().__init__(net, layers)
         try:
             self._index = {name: _state_index(neuron, state) for name, neuron in self.layers.items()}
         except ValueError:
             self.remove()
             raise
-        self._stored = {name: neuron.store_state_seqs for name, neuron in self.layers.items()}
         for neuron in self.layers.values():
+            stored, users = _stored.get(neuron, (neuron.store_state_seqs, 0))
+            _stored[neuron] = stored, users + 1
             neuron.store_state_seqs = True
+        self._stores = True
 
     def record(self, name: str, neuron: FlexSN, output: Tensor) -> None:
         """Keeps the states of one call."""
@@ -97,8 +101,19 @@ class StateMonitor(_SequenceMonitor):
     def remove(self) -> None:
         """Stops recording, and sets `store_state_seqs` back."""
         super().remove()
-        for name, stored in getattr(self, "_stored", {}).items():
-            self.layers[name].store_state_seqs = stored
+        if not self._stores:
+            return
+        self._stores = False
+        for neuron in self.layers.values():
+            stored, users = _stored.pop(neuron)
+            if users > 1:
+                _stored[neuron] = stored, users - 1
+            else:
+                neuron.store_state_seqs = stored
+
+
+# Neurons whose states monitors have stored: what `store_state_seqs` was before, and how many they are.
+_stored: weakref.WeakKeyDictionary[FlexSN, tuple[bool, int]] = weakref.WeakKeyDictionary()
 
 
 def _state_index(neuron: FlexSN, state: str | int) -> int:

@@ -95,6 +95,8 @@ class GatedLIF(Neuron):
         x = inputs[0]
         conduct = torch.sigmoid(self.conduct).to(x.dtype)
         if self.step_mode == "s":
+            if self.T is not None:
+                raise StepModeError("T gives each step its own conduct and needs step_mode='m'; leave T=None.")
             return super()._checked((x, conduct[0]))
         if self.T is not None and x.shape[0] != self.T:
             raise ParameterError(f"the input has {x.shape[0]} steps; the neuron was made for T={self.T}.")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn._numbers import fit_checkpoint, learned
-from flexsn_nn._stateful import Stateful
+from flexsn_nn._stateful import Stateful, is_own_forward
 from flexsn_nn.errors import ParameterError, StateError
 from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
@@ -43,7 +43,7 @@ class PSN(nn.Module):
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """As of `FlexSN`."""
-        return of_surrogate(self.surrogate_function)
+        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def weights(self) -> Tensor:
         """What the input is multiplied with, `[T, T]`."""
@@ -167,7 +167,7 @@ class SlidingPSN(Stateful):
     @property
     def spike_range(self) -> tuple[int, int] | None:
         """As of `FlexSN`."""
-        return of_surrogate(self.surrogate_function)
+        return of_surrogate(self.surrogate_function) if is_own_forward(self) else None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         fit_checkpoint(state_dict, prefix, self._parameters, ["bias"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 from torch import Tensor
 
@@ -163,11 +163,15 @@ class DelayedReset(Neuron):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(**options)
-        check_name("reset_mechanism", reset_mechanism, RESET_MECHANISMS)
         self.hold_number("threshold", threshold, learn=learn_threshold)
         self.hold("spike_grad", with_strictness("spike_grad", spike_grad, strict))
         self.hold("reset_mechanism", reset_mechanism)
         self.hold("reset_delay", reset_delay)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "reset_mechanism":
+            check_name(name, value, RESET_MECHANISMS)
+        super().__setattr__(name, value)
 
     def fire(self, h: Tensor) -> Tensor:
         """Spikes of the charged membrane."""

@@ -20,7 +20,6 @@ from flexsn_runtime.errors import (
     ShapeError,
     TensorCountError,
     TransformError,
-    UnsupportedScanError,
 )
 from flexsn_runtime.kernels._scan import prepared_scans
 from flexsn_runtime.operands._memory import check_tensors
@@ -88,9 +87,9 @@ def prepare(
     known = program.calls.get(key)
     if known is not None:
         step, first_lifted, scans = known
-        captured = step.captured()
+        captured = step.captured(instead)
         if captured is not None:
-            lifted = flat_args[first_lifted:] or _exchanged(step, captured, instead)
+            lifted = flat_args[first_lifted:] or captured
             inputs = flat_args[: program.num_inputs]
             states = flat_args[program.num_inputs : first_lifted] or (None,) * program.num_states
             layout = layout_key(lifted)
@@ -110,7 +109,10 @@ def prepare(
     step, captured = program.specialize(inputs, given, autocast=autocast)
     if len(lifted) not in (0, len(captured)):
         raise _count_error(program, flat_args, len(captured))
-    captured = _exchanged(step, captured, instead)
+    if instead is not None:
+        exchanged = step.captured(instead)
+        assert exchanged is not None, "they have just been read"
+        captured = exchanged
     if lifted:
         check_lifted(step, lifted)
     else:
@@ -121,20 +123,6 @@ def prepare(
     if not any(t.is_neg() for t in flat_args):
         program.calls[key] = step, first_lifted, Recent()
     return step, arguments
-
-
-def _exchanged(
-    step: CoreSpecialization, captured: tuple[Tensor, ...], instead: Mapping[int, Tensor] | None
-) -> tuple[Tensor, ...]:
-    if instead is None:
-        return captured
-    read = {id(tensor) for tensor in captured}
-    if any(id(tensor) in instead and id(tensor) not in read for tensor in step.trace.captured):
-        raise UnsupportedScanError(
-            "the step computes something of a captured tensor before the loop, which this call was to read another "
-            "tensor in the place of. Do the affine part before the neuron."
-        )
-    return tuple([instead.get(id(tensor), tensor) for tensor in captured])
 
 
 def _arguments(

@@ -118,16 +118,12 @@ def completed_scan(
     step, arguments = prepare(program, (*inputs, *states), instead=instead)
     if not arguments.inputs[0].requires_grad or not torch.is_grad_enabled():
         return scan(step, arguments, state_seqs=state_seqs)
-    places = _places(step, instead)
     if not isinstance(step, Specialization):
-        tensors = list(arguments.all)
-        captured = [t for i in places if (t := tensors[i]) is not None]
-        tensors[0], captured = completion.joined(arguments.inputs[0], captured)
-        for place, tensor in zip(places, captured, strict=True):
-            tensors[place] = tensor
-        trace = step.trace
-        joined = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
-        return scan(step, joined, state_seqs=state_seqs)
+        x, stand_ins = completion.joined(inputs[0], list(instead.values()))
+        joined = dict(zip(instead, stand_ins, strict=True))
+        step, arguments = prepare(program, (x, *inputs[1:], *states), instead=joined)
+        return scan(step, arguments, state_seqs=state_seqs)
+    places = _places(step, instead)
     wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
     prepared = prepared_scans(step, arguments)
     key = "completed", formula, wanted, state_seqs

@@ -125,10 +125,7 @@ def _repeated(
 
 def _lifted(call: RepeatedCall, instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...] | None:
     """What the kernels read of captured tensors now; `None`: the step has to be traced again."""
-    lifted = call.step.captured()
-    if instead is None or lifted is None:
-        return lifted
-    return tuple([instead.get(id(tensor), tensor) for tensor in lifted])
+    return call.step.captured(instead)
 
 
 def remember(

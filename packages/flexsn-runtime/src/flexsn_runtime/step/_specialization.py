@@ -79,8 +79,12 @@ class CoreSpecialization:
         """How the results of a scan over these sequences and initial states lie in memory."""
         return ScanFormat.of(self.trace.step_shape, inputs, states)
 
-    def captured(self) -> tuple[Tensor, ...] | None:
-        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again."""
+    def captured(self, instead: Mapping[int, Tensor] | None = None) -> tuple[Tensor, ...] | None:
+        """What the kernels read of the captured tensors as they are now; `None`: the step has to be traced again.
+
+        Args:
+            instead: by the id of a captured tensor, one of its shape, strides and dtype that stands for it.
+        """
         fetched = self.trace.reads.fetch()
         if fetched is None or not (fetched or self.trace.lifted_values):
             return fetched
@@ -95,6 +99,8 @@ class CoreSpecialization:
                 if alias.data_ptr() != captured[i].data_ptr() or alias.stride() != captured[i].stride():
                     return None
             fetched = captured
+        if instead is not None:
+            fetched = tuple([instead.get(id(tensor), tensor) for tensor in fetched])
         return trace.lift(fetched)
 
     def _takes(self, fetched: Sequence[Tensor]) -> bool:
