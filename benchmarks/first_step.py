@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import publish, table, where
+from measure import publish, synchronize, table, where
 
 LIMIT = 2.5
 NCL = 100_000
@@ -101,10 +101,10 @@ def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
         x = torch.randn(num_steps, size, device=device, requires_grad=True)
         grad = torch.randn(num_steps, size, device=device)
         neuron.reset()
-        _synchronize(device)
+        synchronize(device)
         begun, known = time.perf_counter(), clock.calls["compile"]
         torch.autograd.grad(neuron(x), x, grad)
-        _synchronize(device)
+        synchronize(device)
         return time.perf_counter() - begun, clock.calls["compile"] - known
 
     total, kernels = train(steps, ncl)
@@ -113,11 +113,6 @@ def work(steps: int, ncl: int, device: torch.device) -> dict[str, Any]:
     others += [(steps, size) for size in (ncl - 16, ncl // 2 + 1, ncl // 50, 8 * ncl, 64 * ncl)]
     later = [(t, size, *train(t, size)) for t, size in others if t * size <= LARGEST]
     return {"import": imported, "Dynamo": dynamo, "total": total, "kernels": kernels, "parts": parts, "later": later}
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure(steps: int, chosen: argparse.Namespace) -> dict[str, Any]:

@@ -58,13 +58,18 @@ def graphed(function: Callable[[], object]) -> Callable[[], None]:
 def issue_time(function: Callable[[], object], device: torch.device, *, calls: int = 20) -> float:
     """Time in ms that the CPU needs to issue a call, whether or not the GPU has done its work yet."""
     function()
-    _synchronize(device)
+    return 1e3 * timed(function, calls, device)[1] / calls
+
+
+def timed(function: Callable[[], object], calls: int, device: torch.device) -> tuple[float, float]:
+    """Seconds that so many calls take, with one synchronisation at the end, and what of them the CPU needs."""
+    synchronize(device)
     begun = time.perf_counter()
     for _ in range(calls):
         function()
     issued = time.perf_counter() - begun
-    _synchronize(device)
-    return 1e3 * issued / calls
+    synchronize(device)
+    return time.perf_counter() - begun, issued
 
 
 def kernel_time(function: Callable[[], object], calls: int) -> tuple[float, float]:
@@ -107,6 +112,6 @@ def publish(lines: Iterable[str], path: Path) -> None:
     print(text, end="")
 
 
-def _synchronize(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from measure import publish, table, where
+from measure import publish, synchronize, table, where
 from networks import feed_forward, sew_resnet18
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
@@ -88,11 +88,11 @@ def seconds_per_step(case: Case, strategy: str, device: torch.device, repeat: in
         step()
     times = []
     for _ in range(repeat):
-        _synchronize(device)
+        synchronize(device)
         dist.barrier()
         begun = time.perf_counter()
         step()
-        _synchronize(device)
+        synchronize(device)
         times.append(time.perf_counter() - begun)
     slowest = torch.tensor(statistics.median(times), device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
@@ -148,11 +148,6 @@ def main() -> None:
         *table(("network", "parallel", "GPUs", "step", "samples / s", "efficiency"), rows),
     ]
     publish(lines, chosen.output)
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

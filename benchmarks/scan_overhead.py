@@ -18,12 +18,11 @@ import cProfile
 import io
 import os
 import pstats
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from measure import graphed, kernel_time, publish, table, where
+from measure import graphed, kernel_time, publish, synchronize, table, timed, where
 from scan_models import MODELS, Work
 from step_functions import lif
 from torch import Tensor
@@ -38,11 +37,6 @@ REPEATS = 5
 Call = Callable[[], object]
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def microseconds(function: Call, calls: int, device: torch.device) -> tuple[float, float]:
     """Wall time per call and the CPU's part of it; the least of several runs, which others disturbed least."""
     return in_turns([function], calls, device)[0]
@@ -55,13 +49,7 @@ def in_turns(functions: Sequence[Call], calls: int, device: torch.device) -> lis
         for i, function in enumerate(functions):
             for _ in range(10):
                 function()
-            synchronize(device)
-            begun = time.perf_counter()
-            for _ in range(calls):
-                function()
-            issued = time.perf_counter() - begun
-            synchronize(device)
-            wall = time.perf_counter() - begun
+            wall, issued = timed(function, calls, device)
             best[i] = min(best[i][0], wall), min(best[i][1], issued)
     return [(1e6 * wall / calls, 1e6 * issued / calls) for wall, issued in best]
 

@@ -103,7 +103,7 @@ def _repeated(
     kind = single, len(inputs), len(states), torch.is_grad_enabled(), autocast, formula
     latest: RepeatedCall | None = program.latest_calls.get(kind)
     if latest is not None:
-        lifted = _lifted(latest, instead)
+        lifted = latest.step.captured(instead)
         if lifted is not None and latest.has_layout((*given, *lifted)) and transform_at_work() is None:
             return latest.run((*given, *latest.at_zero, *lifted))
     try:
@@ -113,7 +113,7 @@ def _repeated(
         return None
     if known is None or transform_at_work() is not None:
         return None
-    lifted = _lifted(known, instead)
+    lifted = known.step.captured(instead)
     if lifted is None or (layout_key(lifted) if lifted else ()) != known.lifted:
         return None
     tensors = (*given, *lifted)
@@ -121,11 +121,6 @@ def _repeated(
         known.has_layout = same_layout(tensors)
     program.latest_calls[kind] = known
     return known.run((*given, *known.at_zero, *lifted))
-
-
-def _lifted(call: RepeatedCall, instead: Mapping[int, Tensor] | None) -> tuple[Tensor, ...] | None:
-    """What the kernels read of captured tensors now; `None`: the step has to be traced again."""
-    return call.step.captured(instead)
 
 
 def remember(
