@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ def forward_again(life: Life) -> dict[str, Any]:
 
 @act(
     weight=2,
-    mode=st.sampled_from(["no_grad", "inference", "autocast"]),
+    mode=st.sampled_from(["no_grad", "inference"]),
     steps=lengths,
     seed=seed,
     fresh=yes_or_no,
@@ -60,9 +59,16 @@ def forward_again(life: Life) -> dict[str, Any]:
 def forward_in_mode(life: Life, mode: str, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
     """Calls the network in one of torch's modes."""
     _begin(life, None, fresh)
-    with _mode(mode, life):
-        x = life.sequence(steps, seed)
-        return _called(life, life.net, x)
+    with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
+        return _called(life, life.net, life.sequence(steps, seed))
+
+
+@act(steps=lengths, seed=seed, fresh=yes_or_no)
+def forward_in_autocast(life: Life, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
+    """Calls the network under autocast to bfloat16."""
+    _begin(life, None, fresh)
+    with torch.autocast(life.plan.device, dtype=torch.bfloat16):
+        return _called(life, life.net, life.sequence(steps, seed).requires_grad_())
 
 
 @act(
@@ -86,7 +92,10 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
     seed=seed,
 )
 def forward_checkpointed(life: Life, how: str | None, steps: int, seed: int) -> dict[str, Any]:
-    """Calls a function that resets and runs the network, under activation checkpointing. The loop runs without it."""
+    """Trains on a function that resets and runs the network, under activation checkpointing. The loop runs without it.
+
+    The states are no part of it: reentrant checkpoints run the first time without gradients.
+    """
 
     def run(x: Tensor) -> Tensor:
         reset_net(life.net)
@@ -95,9 +104,14 @@ def forward_checkpointed(life: Life, how: str | None, steps: int, seed: int) -> 
 
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
-    if how is None or norms or life.monitors or _has_hooks(life.net):
-        return _called(life, run, x)  # a second run would update statistics and records again
-    return _called(life, lambda x: checkpoint(run, x, use_reentrant=how == "reentrant"), x)
+    call: Callable[[Tensor], Tensor] = run
+    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # which a second run would change
+        call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
+    y = call(x) if life.step_mode == "m" else call(x[0])
+    if y.requires_grad:
+        (y * torch.arange(y.numel(), device=y.device).remainder(7).view_as(y)).sum().backward()
+    reset_net(life.net)
+    return {"y": y.detach(), "gradient": x.grad}
 
 
 def _has_hooks(net: nn.Module) -> bool:
@@ -212,20 +226,7 @@ def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
 
 
 def _keep(life: Life, graph: Graph) -> None:
-    """Keeps the graph of a call, as one of the last few, if there is one."""
-    if any(value.requires_grad for value in graph.results.values()):
+    """Keeps the graph of a call, as one of the last few."""
+    if torch.is_grad_enabled():
         life.graphs.append(graph)
         del life.graphs[:-_GRAPHS]
-
-
-@contextmanager
-def _mode(mode: str, life: Life) -> Iterator[None]:
-    kind = life.plan.device
-    modes: dict[str, Callable[[], Any]] = {
-        "no_grad": torch.no_grad,
-        "inference": torch.inference_mode,
-        "autocast": lambda: torch.autocast(kind, dtype=torch.bfloat16),
-        "plain": nullcontext,
-    }
-    with modes[mode]():
-        yield

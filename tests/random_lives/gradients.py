@@ -26,8 +26,9 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
         return {}
     if not keep:
         life.graphs.remove(graph)
-    with _gradients_of(graph):
-        loss.backward(retain_graph=keep)
+    for leaf in graph.leaves:
+        leaf.grad = None
+    loss.backward(retain_graph=keep)
     return _leaves(graph)
 
 
@@ -63,7 +64,8 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
     graph = _graph(life, which)
     if graph is not None:
         found = [value for value in graph.results.values() if value.requires_grad]
-        found[result % len(found)].register_hook(negate)
+        if found:
+            found[result % len(found)].register_hook(negate)
     return {}
 
 
@@ -129,20 +131,6 @@ def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
         part = (value.float() * weights if value.dtype != torch.float64 else value * weights).sum()
         total = part if total is None else total + part
     return total
-
-
-class _gradients_of:
-    """Clears the gradients of a graph's leaves at the beginning."""
-
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-
-    def __enter__(self) -> None:
-        for leaf in self.graph.leaves:
-            leaf.grad = None
-
-    def __exit__(self, *error: object) -> None:
-        pass
 
 
 def _leaves(graph: Graph) -> dict[str, Any]:

@@ -67,6 +67,6 @@ class Interrupt:
         raise Interrupted
 
 
-def negate(gradient: Tensor) -> Tensor:
-    """A hook of a tensor."""
-    return torch.neg(gradient)
+def negate(gradient: Tensor | None) -> Tensor | None:
+    """A hook of a tensor. Of a function with several results, torch gives `None` for those outside of the loss."""
+    return None if gradient is None else torch.neg(gradient)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import hypothesis
@@ -11,20 +11,30 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from random_lives.acts import ACTS, Act
-from random_lives.networks import FAMILIES, NEURONS, Plan, layers_for
+from random_lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
 from random_lives.shrinking import shortest
 from random_lives.twins import DifferenceError, Twins
 
+Backends = tuple[tuple[str, str], ...]
+# Layers and acts of a short run: each kind of state and of captured tensor, with few kernels to compile.
+FEW_LAYERS = (
+    "lif learned", "alif", "two outputs", "closure",
+    "delays", "sliding", "dropout", "linear", "norm", "conv norm",
+)  # fmt: skip
+LONG_ACTS = ("dtype", "forward_in_autocast")
+
 
 @st.composite
-def plans(draw: st.DrawFn, backends: tuple[tuple[str, str], ...], device: str) -> Plan:
+def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[str]) -> Plan:
     """Networks of two or three layers with a neuron among them at least.
 
     Args:
         backends: pairs of backend and launcher to choose from.
+        names: layers to choose from.
     """
-    family = draw(st.sampled_from(list(FAMILIES)))
-    known = layers_for(family)
+    able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*NEURONS}]
+    family = draw(st.sampled_from(able))
+    known = [name for name in layers_for(family) if name in names]
     neurons = [name for name in known if name in NEURONS]
     layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
     layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(neurons)))
@@ -36,21 +46,30 @@ def plans(draw: st.DrawFn, backends: tuple[tuple[str, str], ...], device: str) -
 
 
 def machine(
-    backends: tuple[tuple[str, str], ...] = (("auto", "auto"),), device: str = "cpu"
+    backends: Backends = (("auto", "auto"),),
+    device: str = "cpu",
+    layers: Collection[str] = tuple(LAYERS),
+    without: Collection[str] = (),
 ) -> type[RuleBasedStateMachine]:
-    """A state machine whose rules are the acts."""
+    """A state machine whose rules are the acts.
+
+    Args:
+        backends: of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
+        layers: names of the layers that networks are made of.
+        without: acts that are left out.
+    """
 
     class RandomLives(RuleBasedStateMachine):
         twins: Twins
 
-        @initialize(plan=plans(backends, device))
+        @initialize(plan=plans(backends, device, layers))
         def born(self, plan: Plan) -> None:
             self.twins = Twins(plan)
 
         def teardown(self) -> None:
             Twins.counts["lives"] += 1
 
-    for found in ACTS.values():
+    for found in (found for name, found in ACTS.items() if name not in without):
         for i in range(found.weight):
             setattr(RandomLives, f"{found.name}_{i}", _rule(found, i))
     return RandomLives

@@ -45,9 +45,9 @@ def unhook(life: Life, which: int) -> dict[str, Any]:
     return {}
 
 
-@act(alone="how", how=st.sampled_from(["deepcopy", "pickle"]))
-def copy(life: Life, how: str | None) -> dict[str, Any]:
-    """Goes on with a copy of the network; the loop with a deep copy."""
+@act(how=st.sampled_from(["deepcopy", "pickle"]))
+def copy(life: Life, how: str) -> dict[str, Any]:
+    """Goes on with a copy of the network."""
     while life.monitors:
         life.monitors.pop().remove()
     net: nn.Module

@@ -80,7 +80,7 @@ class TwoOutputs(nn.Module):
     def forward(self, x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         h = v + self.rate * (x - v) + 0.25 * w
         s = self.spike(h - 0.5)
-        return s, (h > 0).to(h.dtype), h - 0.5 * s, torch.where(x > 1, x, w)
+        return s, (h > 0).to(h.dtype), h - 0.5 * s, torch.where(x > 1, self.rate * x, w)
 
 
 class Sum(nn.Module):

@@ -87,6 +87,8 @@ class Twins:
             self.counts[name] += 1
         self._compare(f"after {name}", loop, compiled)
         self._share_gradients()
+        for graph, other in zip(self.loop.graphs, self.compiled.graphs, strict=True):
+            other.results = {name: value for name, value in other.results.items() if graph.results[name].requires_grad}
 
     def _perform(self, name: str, life: Life, arguments: dict[str, Any]) -> Seen | Exception:
         torch.manual_seed(len(self.program))
