@@ -21,6 +21,7 @@ class Act:
         perform: `perform(life, **arguments)` acts and returns what can be seen of it.
         arguments: strategies of plain values.
         weight: how often, compared with others.
+        when: true of lives in which the act does something.
         alone: name of an argument that turns a transparent wrapper on; the loop runs without it.
     """
 
@@ -29,19 +30,23 @@ class Act:
     arguments: dict[str, st.SearchStrategy[Any]]
     weight: int = 1
     alone: str | None = None
+    when: Callable[[Life], bool] = lambda life: True
 
 
 ACTS: dict[str, Act] = {}
 
 
 def act(
-    weight: int = 1, alone: str | None = None, **arguments: st.SearchStrategy[Any]
+    weight: int = 1,
+    alone: str | None = None,
+    when: Callable[[Life], bool] = lambda life: True,
+    **arguments: st.SearchStrategy[Any],
 ) -> Callable[[Perform], Perform]:
     """Registers a function as an act, under its name."""
 
     def register(perform: Perform) -> Perform:
         name = perform.__name__
-        ACTS[name] = Act(name, perform, arguments, weight, alone)
+        ACTS[name] = Act(name, perform, arguments, weight, alone, when)
         return perform
 
     return register

@@ -23,7 +23,7 @@ _GRAPHS = 2
 
 
 @act(
-    weight=6,
+    weight=5,
     steps=lengths,
     seed=seed,
     layout=st.sampled_from(LAYOUTS),
@@ -41,7 +41,7 @@ def forward(
     return _called(life, life.net, x)
 
 
-@act(weight=2)
+@act(weight=2, when=lambda life: life.inputs is not None)
 def forward_again(life: Life) -> dict[str, Any]:
     """Calls the network with the same tensor as before."""
     if life.inputs is None:

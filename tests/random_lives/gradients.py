@@ -9,15 +9,32 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from random_lives.acts import act, seed, which, yes_or_no
+from random_lives.calls import forward, lengths
 from random_lives.hooks import negate
-from random_lives.life import Graph, Life
+from random_lives.life import LAYOUTS, Graph, Life
 from random_lives.networks import to_grid
 
 # Bits choose the results that enter the loss.
 some = st.integers(1, 63)
 
 
-@act(weight=6, which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
+@act(
+    weight=8,
+    steps=lengths,
+    seed=seed,
+    layout=st.sampled_from(LAYOUTS),
+    fresh=yes_or_no,
+    some=some,
+)
+def forward_and_backward(
+    life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int
+) -> dict[str, Any]:
+    """Calls the network and differentiates it, as a training loop does."""
+    seen = forward(life, steps, seed, layout, None, fresh, True)
+    return {**seen, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
+
+
+@act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
 def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
     """Backward of a loss of some results of a kept graph, again if `keep`; all gradients are accumulated."""
     graph = _graph(life, which)
@@ -32,7 +49,7 @@ def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[s
     return _leaves(graph)
 
 
-@act(which=st.integers(-2, -1), some=some, seed=seed)
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
     """`torch.autograd.grad` for the inputs alone, with the graph kept."""
     graph = _graph(life, which)
@@ -43,7 +60,7 @@ def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, An
     return {"gradients": list(found)}
 
 
-@act(which=st.integers(-2, -1), some=some, seed=seed)
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
 def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
     """The gradient of a gradient's square."""
     graph = _graph(life, which)
@@ -58,7 +75,7 @@ def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[st
     return {"gradient": first.detach(), "second gradients": list(second)}
 
 
-@act(which=st.integers(-2, -1), result=which)
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
 def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
     """Negates the gradient of a result in the backward, if that is still to come."""
     graph = _graph(life, which)
@@ -69,7 +86,7 @@ def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
     return {}
 
 
-@act(which=st.integers(-2, -1))
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
 def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
     """`retain_grad` of all results of a graph."""
     graph = _graph(life, which)
@@ -80,7 +97,7 @@ def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
     return {}
 
 
-@act()
+@act(when=lambda life: bool(life.graphs))
 def drop_graphs(life: Life) -> dict[str, Any]:
     """Forgets all graphs without a backward."""
     life.drop_graphs()
@@ -94,7 +111,7 @@ def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
     return {}
 
 
-@act(kind=st.sampled_from(["sgd", "adam"]), weight=2)
+@act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
 def train(life: Life, kind: str) -> dict[str, Any]:
     """A step of an optimizer, which is made at first; weights stay on their grid."""
     parameters = list(life.net.parameters())

@@ -13,7 +13,7 @@ from flexsn_nn.monitor import SpikeMonitor, StateMonitor
 from random_lives.networks import FAMILIES, Plan, build
 
 
-@dataclass
+@dataclass(eq=False)
 class Graph:
     """A call whose graph is alive.
 
@@ -26,7 +26,7 @@ class Graph:
     leaves: list[Tensor]
 
 
-@dataclass
+@dataclass(eq=False)
 class Life:
     """A network and what its user has made of it.
 

@@ -8,7 +8,7 @@ from typing import Any
 import hypothesis
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from random_lives.acts import ACTS, Act
 from random_lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
@@ -80,7 +80,7 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
         self.twins.act(found.name, **arguments)
 
     method.__name__ = f"{found.name}_{number}"
-    made: Callable[..., Any] = rule(**found.arguments)(method)
+    made: Callable[..., Any] = precondition(lambda self: found.when(self.twins.loop))(rule(**found.arguments)(method))
     return made
 
 

@@ -37,7 +37,7 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
     return {}
 
 
-@act(which=which)
+@act(when=lambda life: bool(life.handles), which=which)
 def unhook(life: Life, which: int) -> dict[str, Any]:
     """Removes a hook."""
     if life.handles:

@@ -66,7 +66,7 @@ def save(life: Life) -> dict[str, Any]:
     return {}
 
 
-@act(assign=yes_or_no, strict=yes_or_no)
+@act(when=lambda life: life.saved is not None, assign=yes_or_no, strict=yes_or_no)
 def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
     """Loads the `state_dict` that was kept."""
     if life.saved is None:
@@ -76,7 +76,7 @@ def load(life: Life, assign: bool, strict: bool) -> dict[str, Any]:
     return {"missing": list(found.missing_keys), "unexpected": list(found.unexpected_keys)}
 
 
-@act(which=which, how=st.sampled_from(["prune", "remove"]))
+@act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["prune", "remove"]))
 def prune_weights(life: Life, which: int, how: str) -> dict[str, Any]:
     """Prunes half of a matrix, once more if it is pruned; or makes that permanent."""
     module = life.matrix(which)
@@ -103,7 +103,7 @@ class Symmetric(nn.Module):
         return (weight + weight.transpose(0, 1)) / 2
 
 
-@act(which=which, how=st.sampled_from(["double", "symmetric", "remove"]))
+@act(when=lambda life: life.matrix(0) is not None, which=which, how=st.sampled_from(["double", "symmetric", "remove"]))
 def parametrise(life: Life, which: int, how: str) -> dict[str, Any]:
     """Parametrises a matrix, or ends that."""
     module = life.matrix(which)

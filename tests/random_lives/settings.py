@@ -8,7 +8,7 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from flexsn_nn import LIF
+from flexsn_nn import LIF, OverTime
 from flexsn_nn.functional import detach_net, get_states, reset_net, set_states, set_step_mode
 from flexsn_nn.fusion import fuse_norms, unfuse_norms
 from flexsn_nn.monitor import SpikeMonitor, StateMonitor
@@ -16,7 +16,7 @@ from random_lives.acts import act, which, yes_or_no
 from random_lives.life import Life
 
 
-@act(weight=2)
+@act(weight=1)
 def reset(life: Life) -> dict[str, Any]:
     """Resets all states."""
     reset_net(life.net)
@@ -46,7 +46,7 @@ def save_states(life: Life) -> dict[str, Any]:
     return {}
 
 
-@act(learned=yes_or_no)
+@act(when=lambda life: life.saved_states is not None, learned=yes_or_no)
 def restore_states(life: Life, learned: bool) -> dict[str, Any]:
     """Sets the states that were kept, or leaves made of them."""
     if life.saved_states is None or list(life.saved_states) != list(get_states(life.net)):
@@ -112,7 +112,7 @@ def train_or_eval(life: Life, training: bool) -> dict[str, Any]:
     return {}
 
 
-@act(fuse=yes_or_no)
+@act(when=lambda life: any(isinstance(m, OverTime) for m in life.net.modules()), fuse=yes_or_no)
 def norms(life: Life, fuse: bool) -> dict[str, Any]:
     """Fuses the norms with the neurons, or gives them back."""
     if not fuse:
@@ -133,7 +133,7 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
     return {}
 
 
-@act(which=which, number=st.sampled_from([2.0, 3.0]))
+@act(when=lambda life: any(isinstance(m, LIF) for m in life.net.modules()), which=which, number=st.sampled_from([2.0, 3.0]))
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
     """Assigns a number that a kernel holds."""
     found = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]

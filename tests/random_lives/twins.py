@@ -27,13 +27,10 @@ from random_lives.networks import Plan
 from random_lives.observations import Seen, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
-# By act: errors by which kernels refuse what the loop does. Each names what it refuses, and changes nothing silently.
-REFUSALS: dict[str, tuple[type[Exception], ...]] = {
-    "backward": (CapturedTensorError,),
-    "grad_of_inputs": (CapturedTensorError,),
-    "differentiate_twice": (DoubleBackwardError, CapturedTensorError),
-    "forward_wrapped": (TransformError,),
-}
+# Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
+REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
+# Kernels save all that they were given, the loop what its operations need.
+_CHANGED = "modified by an inplace operation"
 
 
 class DifferenceError(AssertionError):
@@ -73,7 +70,7 @@ class Twins:
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):
             compiled = self._perform(name, self.compiled, arguments)
-        if isinstance(compiled, REFUSALS.get(name, ())):
+        if isinstance(compiled, REFUSALS) or (isinstance(compiled, Exception) and _CHANGED in str(compiled)):
             self.counts[f"{name}: refused"] += 1
             self._heal()
             return
