@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -17,7 +17,7 @@ from flexsn_graph._step import CoreTrace, StepTrace, trace_step
 from flexsn_graph._step_graph import GRADIENTS
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph.errors import NonPointwiseError, WrittenViewError
-from flexsn_graph.staging import Keys, has_products, stage
+from flexsn_graph.staging import Keys, has_products, is_of_any_batch, resized, stage
 
 
 class NoProductsError(Exception):
@@ -45,6 +45,15 @@ class RecurrentTrace(CoreTrace):
             raise NoProductsError
         self._keys = Keys()
         self.forward, self._offered = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
+
+    def _is_of_any_batch(self) -> bool:
+        return is_of_any_batch(self.forward, self.step_shape, [value.shape for value in self.lifted_values])
+
+    def _resize(self, old: int, new: int) -> None:
+        self.forward = resized(self.forward, old, new)
+
+    def _adopt(self, own: Self) -> None:
+        self._keys, self._offered = own._keys, own._offered
 
     def vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], kept: Collection[Port] | None = None
