@@ -33,7 +33,7 @@ LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 KERNELS = "flexsn_runtime"
 """The lowering that is asked first. It is named here so that the order of imports decides nothing."""
 
-CODE_VERSION = 4
+CODE_VERSION = 5
 """Raised whenever the code that the loop lowering generates changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
