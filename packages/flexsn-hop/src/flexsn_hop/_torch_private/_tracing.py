@@ -114,8 +114,12 @@ def unlogged() -> Iterator[None]:
 @contextlib.contextmanager
 def watch_operators(
     callback: Callable[[Any, Sequence[Any], dict[str, Any]], None],
+    inside: Sequence[torch.fx.GraphModule] = (),
 ) -> Iterator[None]:
-    """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors."""
+    """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors.
+
+    An operator such as ``cond`` runs the graphs that it takes below the mode: those in ``inside`` turn it on again.
+    """
 
     class Watch(_AnyMode):  # type: ignore[misc]
         supports_higher_order_operators = True
@@ -124,7 +128,18 @@ def watch_operators(
             callback(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    with Watch():
+    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            with Watch():
+                return run(*args, **kwargs)
+
+        return forward
+
+    with contextlib.ExitStack() as stack:
+        for module in inside:
+            module.__dict__["forward"] = watched(module.forward)
+            stack.callback(module.__dict__.pop, "forward")
+        stack.enter_context(Watch())
         yield
 
 
