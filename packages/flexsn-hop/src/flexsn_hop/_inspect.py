@@ -52,7 +52,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                         )
                     )
 
-        inside = [module for module in core.modules() if isinstance(module, torch.fx.GraphModule) and module is not core]
+        inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
         with watch_operators(check, inside):
             interpreter.run(*values)
     if found:  # raised here, where the interpreter does not add its own words

@@ -23,6 +23,7 @@ from ._loop import (
     forward_shapes,
 )
 from ._text import read_graph, write_graph
+from ._torch_private import numbers_of_a_step
 
 __all__ = ["encode_program", "run_scan"]
 
@@ -101,7 +102,8 @@ def _shapes(
     size_positions: Sequence[int] | None,
 ) -> list[torch.Tensor]:
     # Not from the cache: the graph's constants are fake here.
-    return list(_decode.__wrapped__(program).shapes(_merge(tensors, sizes, size_positions)))
+    with numbers_of_a_step(tensors):
+        return list(_decode.__wrapped__(program).shapes(_merge(tensors, sizes, size_positions)))
 
 
 # The loop reads any strides, so that the compiler need not copy an input to a certain layout.

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..versions import private
+from ._tracing import numbers_of_a_step
 
 _NO_OPERATOR = "`flex_sn_scan` cannot be called"
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
@@ -63,7 +64,7 @@ def implement(
 
     @op.py_impl(FakeTensorMode)  # type: ignore[untyped-decorator]
     def fake_implementation(mode: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
+        with mode, numbers_of_a_step(mode=mode):
             return shapes(*args, **kwargs)
 
     @op.py_impl(ProxyTorchDispatchMode)  # type: ignore[untyped-decorator]

@@ -95,9 +95,21 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
+        stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():
             fakes = [fake(value) for value in values]
         yield fakes
+
+
+def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
+    """Let a step read a number (``.item()``): its symbol stays inside, where a tracer expects it in a result.
+
+    The fake mode is ``mode``, or that of ``values``.
+    """
+    shape_env = getattr(mode or _detect_fake_mode(list(values)), "shape_env", None)
+    ignore = getattr(shape_env, "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
+    guard: contextlib.AbstractContextManager[None] = ignore()
+    return guard
 
 
 @contextlib.contextmanager
