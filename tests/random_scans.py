@@ -319,19 +319,19 @@ def looped(step: Callable[[Any, Any], Any], init: Any, xs: Any, *, reverse: bool
 
 @dataclass
 class Outcome:
-    """What became of a program: for each lowering nothing, or what is wrong with it.
+    """What became of a program.
 
     Attributes:
-        different: results, gradients or arguments that are not those of the loop.
-        failed: errors.
         equal: lowerings that are right.
-        by_kernels: whether kernels were launched, and not the loop.
+        different: where results, gradients or arguments afterwards are not those of the loop, and how.
+        failed: errors.
+        no_loop: the error of the loop itself, with which there is nothing to compare.
     """
 
+    equal: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-    equal: list[str] = field(default_factory=list)
-    by_kernels: bool = False
+    no_loop: str = ""
 
 
 def _results_and_gradients(run: Callable[..., Any], program: Program) -> tuple[list[Tensor], list[Tensor]]:
@@ -378,7 +378,11 @@ def compare(program: Program, lowerings: Sequence[str] = LOWERINGS) -> Outcome:
     """Run a program by each of the lowerings, three times, and compare it with the loop each time."""
     outcome = Outcome()
     step = program.step()
-    expected = _results_and_gradients(lambda init, xs: looped(step, init, xs, **program.options), program)
+    try:
+        expected = _results_and_gradients(lambda init, xs: looped(step, init, xs, **program.options), program)
+    except RuntimeError as error:  # such as writing into what autograd needs
+        outcome.no_loop = str(error)
+        return outcome
     before = [tensor.detach().clone() for tensor in program.tensors()]
     for lowering in lowerings:
         torch._dynamo.reset()

@@ -39,8 +39,8 @@ class _Program:
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
-            return backward_loop(*self.graphs, self.layout, args)
-        return forward_loop(*self.graphs, self.layout, args)
+            return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
+        return forward_loop(self.graphs[0], self.layout, args)
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):

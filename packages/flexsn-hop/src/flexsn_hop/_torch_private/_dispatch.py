@@ -108,7 +108,7 @@ def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., A
 
     A functional graph has them in order by tokens. Those of the graph around it are no values of this one.
     """
-    mode = getattr(ctx, "mode", None)
+    mode: Any = getattr(ctx, "mode", None)
     if not hasattr(mode, "_tokens"):
         return function
 

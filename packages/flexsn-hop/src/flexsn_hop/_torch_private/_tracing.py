@@ -140,17 +140,18 @@ def watch_operators(
             callback(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    def watched(run: Callable[..., Any]) -> Callable[..., Any]:
-        def forward(*args: Any, **kwargs: Any) -> Any:
-            with Watch():
-                return run(*args, **kwargs)
+    active: list[Any] = []
 
-        return forward
+    def enter(*_: Any) -> None:
+        active.append(Watch().__enter__())
+
+    def leave(*_: Any) -> None:
+        active.pop().__exit__(None, None, None)
 
     with contextlib.ExitStack() as stack:
         for module in inside:
-            module.__dict__["forward"] = watched(module.forward)
-            stack.callback(module.__dict__.pop, "forward")
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         stack.enter_context(Watch())
         yield
 
