@@ -25,7 +25,7 @@ def test_eagerly(first: int) -> None:
     assert equal >= 5
 
 
-@pytest.mark.long(all_but=["13-loop", "3-kernels", "4-aot_eager"])
+@pytest.mark.long(all_but=["13-loop", "3-kernels"])
 @pytest.mark.parametrize("lowering", ["aot_eager", "loop", "kernels"])
 @pytest.mark.parametrize("seed", [*range(13), *SHARED])
 def test_compiled(seed: int, lowering: str) -> None:

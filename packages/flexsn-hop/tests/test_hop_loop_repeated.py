@@ -79,7 +79,7 @@ STEPS: dict[str, Step] = {
 }
 
 
-@pytest.mark.long(all_but=["index"])
+@pytest.mark.long(all_but=["made"])
 @pytest.mark.parametrize("name", STEPS)
 def test_equal_calls_are_equal(name: str) -> None:
     draw = torch.Generator().manual_seed(0)
@@ -160,7 +160,7 @@ LARGE_STEPS: dict[str, Step] = {
 }
 
 
-@pytest.mark.long(all_but=["solve-inductor", "cond-inductor"])
+@pytest.mark.long(all_but=["solve-inductor"])
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("name", LARGE_STEPS)
 def test_operators_of_more_than_one_kind(name: str, backend: str) -> None:
