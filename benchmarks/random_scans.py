@@ -4,7 +4,7 @@
         [--output FILE] [--journal FILE]
 
 The programs of `tests/random_scans.py`, on the CPU. Ends with status 1 if anything is different or fails. With a
-journal, the outcome of each seed is written there at once, and a run that is started again goes on with the other seeds.
+journal, the outcome of each seed is written there at once, and a run that is started again goes on with the others.
 """
 
 from __future__ import annotations

@@ -31,7 +31,9 @@ def fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def three_times(step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor") -> None:
+def three_times(
+    step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor"
+) -> None:
     """Three equal calls of a compiled scan have the values and gradients of the loop."""
     init, xs = (t.requires_grad_() if t.is_floating_point() else t for t in (init, xs))
     leaves = [t for t in (init, xs, captured) if t is not None and t.requires_grad]
