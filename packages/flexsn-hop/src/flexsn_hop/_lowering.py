@@ -33,8 +33,8 @@ LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 KERNELS = "flexsn_runtime"
 """The lowering that is asked first. It is named here so that the order of imports decides nothing."""
 
-CODE_VERSION = 4
-"""Raised whenever the code that the loop lowering generates changes.
+CODE_VERSION = 5
+"""Raised whenever the code that this package makes of a scan, or of its gradient, changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
 disk; the key does not contain the lowering itself.
