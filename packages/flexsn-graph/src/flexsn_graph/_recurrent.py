@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_graph._core import unwrap_compiled
+from flexsn_graph._ops import is_zero
 from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._products import KEPT_OPS
 from flexsn_graph._prologue import Hoists
@@ -80,8 +81,19 @@ class RecurrentTrace(CoreTrace):
             results = [
                 Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
             ]
+            results = _without_zeros(lowered.graph, results)
             staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
         return staged
+
+
+def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
+    """Removes the gradients that are the constant 0 from a lowered VJP. Returns the others."""
+    output = next(n for n in reversed(vjp.nodes) if n.op == "output")
+    entries: Any = output.args[0]
+    kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
+    output.args = (tuple(entries[i] for i in kept),)
+    vjp.eliminate_dead_code()
+    return [gradients[i] for i in kept]
 
 
 def trace_core(
