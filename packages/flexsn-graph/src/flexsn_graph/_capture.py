@@ -33,7 +33,7 @@ from flexsn_graph._torch_private import (
 )
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
-from flexsn_graph.reads import Profile, resume, suspend
+from flexsn_graph.reads import Origin, Profile, resume, suspend
 
 _aten = torch.ops.aten
 
@@ -72,6 +72,9 @@ class CaptureMode(TorchDispatchMode):
         self.met: set[int] = set()
         self.refusal: UnsupportedCoreError | None = None
         self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
+        # Memory that depends on the step's arguments, and the lines that computed it.
+        self._of_step = {storage_of(t) for t in frozen}
+        self._computed_at: dict[int, SourceLocation | None] = {}
         self._apart: list[CalledOp] | None = None
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
@@ -182,9 +185,31 @@ class CaptureMode(TorchDispatchMode):
         args, kwargs = _on_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
+        self._follow(leaves, results, location)
         if self._apart is not None:
             self._apart.append(CalledOp(func, args, results, frozenset(written)))
         return results
+
+    @property
+    def origin(self) -> Origin:
+        """Facts about the tensors of this run."""
+        captures = self.captures
+        return Origin(
+            is_traced=lambda t: not captures.is_captured(t),
+            is_derived=lambda t: storage_of(t) not in self._of_step,
+            is_captured=captures.has,
+            location=lambda t: self._computed_at.get(storage_of(t)),
+        )
+
+    def _follow(self, arguments: Sequence[Any], results: Any, location: SourceLocation | None) -> None:
+        """Notes where results come from."""
+        of_step = any(isinstance(a, Tensor) and storage_of(a) in self._of_step for a in arguments)
+        for result in pytree.tree_leaves(results):
+            if isinstance(result, FakeTensor):
+                storage = self._note(result)
+                self._computed_at.setdefault(storage, location)
+                if of_step:
+                    self._of_step.add(storage)
 
     def _meet_all(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:

@@ -79,13 +79,17 @@ class CoreTrace:
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
         self.reads = Reads(core, follow=follow)
-        self._tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
+        with self.reads.restored():
+            self._trace_all(partial(Tracer, core, examples, as_results, hoists=hoists, keep_views=keep_views))
+
+    def _trace_all(self, tracer: Callable[..., Tracer]) -> None:
+        self._tracer = tracer(reads=self.reads)
         self.differentiable = self._tracer.differentiable
-        self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
-        self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
+        self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[: self.num_inputs])
+        self.states = tuple(StepValue.of(t) for t in self._tracer.examples[self.num_inputs :])
         results = [StepValue.of(t) for t in self._tracer.results]
-        self.outputs = tuple(results[:num_outputs])
-        self.step_shape = _check_results(self.states, results, num_outputs)
+        self.outputs = tuple(results[: self.num_outputs])
+        self.step_shape = _check_results(self.states, results, self.num_outputs)
         self._prologue = self._tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = self._tracer.aliases(self.captured)
@@ -204,7 +208,7 @@ class StepTrace(CoreTrace):
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
-        with undisturbed():
+        with undisturbed(), self.reads.restored():
             recorded, gradients = self._tracer.record_vjp(cotangents, wanted)
             lowered, layouts = self._tracer.lower(
                 recorded, self.step_shape, gradients, self.forward.layouts

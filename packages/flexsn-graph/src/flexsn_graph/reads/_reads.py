@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import NoneType
 from typing import Any
 
@@ -14,6 +14,7 @@ from flexsn_graph._location import SourceLocation
 from flexsn_graph.reads._guard import Guard
 from flexsn_graph.reads._places import Equal, Place
 from flexsn_graph.reads._recorder import Recorder
+from flexsn_graph.reads._surroundings import Origin
 from flexsn_graph.reads._values import SCALARS
 
 _WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
@@ -57,8 +58,33 @@ class Reads:
         for place in self._recorder.places.values():
             if place not in self._values and place.name not in self.changed_by_core:
                 self._values[place] = place.read()
+        self._forget_overwritten()
         if self._is_kept and len(self._values) > known:
             self.keep(self._tensors)
+
+    def restored(self) -> AbstractContextManager[None]:
+        """Around a whole trace: at its end, every object that the core reaches is as it was."""
+        return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
+
+    def run(self, origin: Origin) -> AbstractContextManager[None]:
+        """Around one run of the core, or of its backward formulas, within `restored`.
+
+        Raises:
+            StatefulCoreError: the core keeps a tensor.
+        """
+        return nullcontext() if self._recorder is None else self._recorder.run(origin)
+
+    @property
+    def derived(self) -> list[str]:
+        """Names of attributes that the core sets to tensors which it computes from captured tensors alone."""
+        return [] if self._recorder is None else list(self._recorder.surroundings.derived)
+
+    def _forget_overwritten(self) -> None:
+        """Values that the core sets before it reads them are not compared."""
+        assert self._recorder is not None
+        for place in [place for place in self._values if place.name in self._recorder.overwritten]:
+            self.changed_by_core.append(place.name)
+            del self._values[place]
 
     @contextmanager
     def of_backward(self) -> Iterator[None]:
