@@ -20,6 +20,7 @@ from torch import Tensor
 from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
 from flexsn_graph._ops import facts_of
+from flexsn_graph._origins import Origins
 from flexsn_graph._prologue import CalledOp
 from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of, written_by
 from flexsn_graph._torch_private import (
@@ -72,9 +73,7 @@ class CaptureMode(TorchDispatchMode):
         self.met: set[int] = set()
         self.refusal: UnsupportedCoreError | None = None
         self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
-        # Memory that depends on the step's arguments, and the lines that computed it.
-        self._of_step = {storage_of(t) for t in frozen}
-        self._computed_at: dict[int, SourceLocation | None] = {}
+        self._origins = Origins(frozen)
         self._apart: list[CalledOp] | None = None
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
@@ -185,7 +184,7 @@ class CaptureMode(TorchDispatchMode):
         args, kwargs = _on_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
-        self._follow(leaves, results, location)
+        self._origins.follow(leaves, results, location)
         if self._apart is not None:
             self._apart.append(CalledOp(func, args, results, frozenset(written)))
         return results
@@ -193,23 +192,7 @@ class CaptureMode(TorchDispatchMode):
     @property
     def origin(self) -> Origin:
         """Facts about the tensors of this run."""
-        captures = self.captures
-        return Origin(
-            is_traced=lambda t: not captures.is_captured(t),
-            is_derived=lambda t: storage_of(t) not in self._of_step,
-            is_captured=captures.has,
-            location=lambda t: self._computed_at.get(storage_of(t)),
-        )
-
-    def _follow(self, arguments: Sequence[Any], results: Any, location: SourceLocation | None) -> None:
-        """Notes where results come from."""
-        of_step = any(isinstance(a, Tensor) and storage_of(a) in self._of_step for a in arguments)
-        for result in pytree.tree_leaves(results):
-            if isinstance(result, FakeTensor):
-                storage = self._note(result)
-                self._computed_at.setdefault(storage, location)
-                if of_step:
-                    self._of_step.add(storage)
+        return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
 
     def _meet_all(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:

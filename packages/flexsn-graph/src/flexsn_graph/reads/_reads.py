@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._location import SourceLocation
+from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.reads._guard import Guard
 from flexsn_graph.reads._places import Equal, Place
 from flexsn_graph.reads._recorder import Recorder
@@ -73,6 +74,12 @@ class Reads:
             StatefulCoreError: the core keeps a tensor.
         """
         return nullcontext() if self._recorder is None else self._recorder.run(origin)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Around a run of a core that `run` has checked: every object that the core reaches is as it was."""
+        with self.restored(), self.run(_CHECKED):
+            yield
 
     @property
     def derived(self) -> list[str]:
@@ -205,6 +212,9 @@ class Reads:
     def names(self) -> dict[str, Tensor]:
         """The tensors that were read, by name."""
         return {place.name: value for place, value in self._values.items() if isinstance(value, Tensor)}
+
+
+_CHECKED = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:
