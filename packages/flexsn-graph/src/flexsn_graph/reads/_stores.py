@@ -29,9 +29,11 @@ class Store:
     Attributes:
         name: of the object, for messages: ``self.history``.
         watched: reads of single values are seen, so that a write before any read can be told from a memory.
+        lasting: values that hold no tensors of a trace outlast it.
     """
 
     watched = False
+    lasting = False
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -55,6 +57,10 @@ class Store:
             present, earlier = now.get(key, MISSING), before.get(key, MISSING)
             if present is not earlier and chosen(key, present):
                 self.put(key, earlier)
+
+    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        """A tensor that the core keeps by `value`, which it has put under `key`."""
+        return holds_any(value, is_traced)
 
     def name_of(self, key: Any) -> str:
         """Name of the value under `key`, for messages."""
@@ -227,7 +233,9 @@ class Memory(Store):
 
 
 class Cache(Store):
-    """Results that `functools.lru_cache` keeps. New ones are removed; ones that it has dropped stay away."""
+    """Results that `functools.lru_cache` keeps. Those of tensors are removed; ones that it has dropped stay away."""
+
+    lasting = True
 
     def __init__(self, name: str, cache: dict[Any, Any]) -> None:
         super().__init__(name)
@@ -240,8 +248,8 @@ class Cache(Store):
         if value is MISSING:
             self._cache.pop(key, None)
 
-    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
-        super().restore(before, lambda key, present: True)
+    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        return holds_any((key, value), lambda tensor: True)  # the result of a tensor is out of sight in C
 
     def name_of(self, key: Any) -> str:
         return self.name

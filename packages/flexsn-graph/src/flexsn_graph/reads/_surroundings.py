@@ -17,7 +17,7 @@ from flexsn_graph._location import SourceLocation
 from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.errors import StatefulCoreError
 from flexsn_graph.reads._code import names_of
-from flexsn_graph.reads._stores import Attributes, Store, Values, holds_any, stores_of
+from flexsn_graph.reads._stores import Attributes, Store, Values, stores_of
 from flexsn_graph.reads._values import MISSING
 
 # By these names, a core can write to attributes that its code does not name.
@@ -115,7 +115,8 @@ class Surroundings:
             before, self._before_trace = self._before_trace, None
             chosen = self._may_restore()
             for key, values in before.items():
-                self._stores[key].restore(values, chosen)
+                if not self._stores[key].lasting:
+                    self._stores[key].restore(values, chosen)
 
     def begin_run(self) -> None:
         """The core, or its backward formulas, begin to run."""
@@ -141,7 +142,7 @@ class Surroundings:
             for name, present in store.take().items():
                 if present is values.get(name, MISSING):
                     continue
-                tensor = holds_any(present, origin.is_traced)
+                tensor = None if present is MISSING else store.kept(name, present, origin.is_traced)
                 if tensor is None:
                     continue
                 kept.add(name)
