@@ -55,6 +55,10 @@ class Captures:
         """Whether `tensor` is the user's: neither an argument nor computed by the core."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
 
+    def has(self, tensor: Tensor) -> bool:
+        """True if an operation has read this tensor of the user's."""
+        return id(tensor) in self._by_identity
+
     def find(self, tensor: Tensor) -> int | None:
         """The number of a captured tensor, or of one that is the same memory (`w.data` is a new object)."""
         if id(tensor) in self._by_identity:

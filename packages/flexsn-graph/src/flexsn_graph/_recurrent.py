@@ -74,7 +74,7 @@ class RecurrentTrace(CoreTrace):
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
-        with undisturbed():
+        with undisturbed(), self.reads.restored():
             tracer = self._retraced()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered = tracer.lowered(recorded, KEPT_OPS)

@@ -84,17 +84,20 @@ class CoreTrace:
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
         self.reads = Reads(core, follow=follow)
-        self._hoists, self._keep_views = hoists, keep_views
+        self._hoists, self._keep_views, self._reads_sizes = hoists, keep_views, False
         self._device = examples[0].device if examples else torch.device("cpu")
-        tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
+        with self.reads.restored():
+            self._trace_all(partial(Tracer, core, examples, as_results, hoists=hoists, keep_views=keep_views))
+
+    def _trace_all(self, make: Callable[..., Tracer]) -> None:
+        tracer = make(reads=self.reads)
         self._tracer: Tracer | None = tracer
-        self._reads_sizes = False
         self.differentiable = tracer.differentiable
-        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[:num_inputs])
-        self.states = tuple(StepValue.of(t) for t in tracer.examples[num_inputs:])
+        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[: self.num_inputs])
+        self.states = tuple(StepValue.of(t) for t in tracer.examples[self.num_inputs :])
         results = [StepValue.of(t) for t in tracer.results]
-        self.outputs = tuple(results[:num_outputs])
-        self.step_shape = _check_results(self.states, results, num_outputs)
+        self.outputs = tuple(results[: self.num_outputs])
+        self.step_shape = _check_results(self.states, results, self.num_outputs)
         self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = tracer.aliases(self.captured)
@@ -299,7 +302,7 @@ class StepTrace(CoreTrace):
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
-        with undisturbed():
+        with undisturbed(), self.reads.restored():
             tracer = self._retraced()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(

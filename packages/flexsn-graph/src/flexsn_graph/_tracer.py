@@ -285,7 +285,7 @@ class Tracer:
             mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views, note=self._reads.note
         )
         try:
-            with calls, mode, without_hooks(list(self.captures.tensors.values())):
+            with self._reads.run(mode.origin), calls, mode, without_hooks(list(self.captures.tensors.values())):
                 yield mode, calls
         except RuntimeError as error:
             if mode.refusal is not None:
