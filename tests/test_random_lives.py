@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from lives.acts import ACTS
+from lives.machine import FEW_LAYERS, LONG_ACTS, machine, run
+from lives.networks import LAYERS, Plan, build, layers_for
+from lives.twins import DifferenceError, live
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 from flexsn_nn import FlexSN
-from random_lives.acts import ACTS
-from random_lives.machine import FEW_LAYERS, LONG_ACTS, machine, run
-from random_lives.networks import LAYERS, Plan, build, layers_for
-from random_lives.twins import DifferenceError, live
 
 # Layers whose loop and compiled twin share most: nothing is compiled, so that a fault is found in little time.
 PLAIN = ("lif", "alif", "two outputs", "delay", "conv")

@@ -8,11 +8,11 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from random_lives.acts import act, seed, which, yes_or_no
-from random_lives.calls import forward, lengths
-from random_lives.hooks import negate
-from random_lives.life import LAYOUTS, Graph, Life
-from random_lives.networks import to_grid
+from lives.acts import act, seed, which, yes_or_no
+from lives.calls import forward, lengths
+from lives.hooks import negate
+from lives.life import LAYOUTS, Graph, Life
+from lives.networks import to_grid
 
 # Bits choose the results that enter the loss.
 some = st.integers(1, 63)

@@ -9,22 +9,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pprint import pformat
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-import random_lives.calls
-import random_lives.gradients
-import random_lives.modules
-import random_lives.parameters
-import random_lives.settings  # noqa: F401
+import lives.calls
+import lives.gradients
+import lives.modules
+import lives.parameters
+import lives.settings  # noqa: F401
 from flexsn_nn.functional import reset_net
 from flexsn_runtime import CapturedTensorError, DoubleBackwardError, TransformError
-from random_lives.acts import perform
-from random_lives.life import Life
-from random_lives.networks import Plan
-from random_lives.observations import Seen, difference, observe
+from lives.acts import perform
+from lives.life import Life
+from lives.networks import Plan
+from lives.observations import Seen, difference, observe
 
 Program = list[tuple[str, dict[str, Any]]]
 # Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
@@ -53,7 +53,7 @@ class Twins:
         counts: of acts that were performed, refused, or raised an error in both twins, over all lives.
     """
 
-    counts: Counter[str] = Counter()
+    counts: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -147,8 +147,8 @@ def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:
 def program_text(plan: Plan, program: Program) -> str:
     """A program as Python."""
     return (
-        "from random_lives.networks import Plan\n"
-        "from random_lives.twins import live\n\n"
+        "from lives.networks import Plan\n"
+        "from lives.twins import live\n\n"
         f"live(\n    {plan!r},\n    {pformat(program, width=110, sort_dicts=False)},\n)"
     )
 

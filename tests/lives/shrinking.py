@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-from random_lives.networks import Plan
-from random_lives.twins import DifferenceError, Program, live
+from lives.networks import Plan
+from lives.twins import DifferenceError, Program, live
 
 _SECONDS = 60.0
 

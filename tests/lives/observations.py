@@ -12,8 +12,8 @@ from torch._subclasses import FakeTensor
 
 from flexsn_nn import FlexSN
 from flexsn_nn.functional import get_states
-from random_lives.hooks import Recording
-from random_lives.life import Life
+from lives.hooks import Recording
+from lives.life import Life
 
 Seen = dict[str, Any]
 # Where neurons keep what differs between a loop and kernels: programs, choices, and their traces.
@@ -124,16 +124,15 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str) -> str | None:
     ):
         if a != b:
             return f"{place}: {what} is {a} in the loop, {b} in the compiled one"
-    a, b = loop.detach(), compiled.detach()
-    if torch.equal(a, b):
+    one, other = loop.detach(), compiled.detach()
+    if torch.equal(one, other):
         return None
+    noise = 0.0
     if "gradient" in place:
-        scale = float(a.abs().nan_to_num().max())
-        if torch.allclose(a, b, rtol=0, atol=_NOISE.get(a.dtype, 0) * scale, equal_nan=True):
-            return None
-    elif torch.allclose(a, b, rtol=0, atol=0, equal_nan=True):
+        noise = _NOISE.get(one.dtype, 0.0) * float(one.abs().nan_to_num().max())
+    if torch.allclose(one, other, rtol=0, atol=noise, equal_nan=True):
         return None
-    return f"{place}: {a.flatten()[:12].tolist()} in the loop, {b.flatten()[:12].tolist()} in the compiled one"
+    return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"
 
 
 def _strides(tensor: Tensor) -> tuple[int, ...] | None:

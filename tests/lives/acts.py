@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from random_lives.life import Life
+from lives.life import Life
 
 Perform = Callable[..., dict[str, Any]]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import FlexSN
 from flexsn_nn.monitor import SpikeMonitor, StateMonitor
-from random_lives.networks import FAMILIES, Plan, build
+from lives.networks import FAMILIES, Plan, build
 
 
 @dataclass(eq=False)

@@ -10,9 +10,9 @@ import torch
 from hypothesis import strategies as st
 from torch import nn
 
-from random_lives.acts import act, which, yes_or_no
-from random_lives.hooks import HalveGradient, Look, Scale, ScaleInput, SetAttribute
-from random_lives.life import Life
+from lives.acts import act, which, yes_or_no
+from lives.hooks import HalveGradient, Look, Scale, ScaleInput, SetAttribute
+from lives.life import Life
 
 _FORWARD: dict[str, type[Any]] = {"look": Look, "scale": Scale}
 _PRE: dict[str, type[Any]] = {"scale input": ScaleInput, "set attribute": SetAttribute}

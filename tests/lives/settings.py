@@ -12,8 +12,8 @@ from flexsn_nn import LIF, OverTime
 from flexsn_nn.functional import detach_net, get_states, reset_net, set_states, set_step_mode
 from flexsn_nn.fusion import fuse_norms, unfuse_norms
 from flexsn_nn.monitor import SpikeMonitor, StateMonitor
-from random_lives.acts import act, which, yes_or_no
-from random_lives.life import Life
+from lives.acts import act, which, yes_or_no
+from lives.life import Life
 
 
 @act(weight=1)
@@ -118,7 +118,7 @@ def norms(life: Life, fuse: bool) -> dict[str, Any]:
     if not fuse:
         unfuse_norms(life.net)
         return {}
-    return {"fused": [tuple(pair) for pair in fuse_norms(life.net).fused]}
+    return {"fused": list(fuse_norms(life.net).fused)}
 
 
 @act(dtype=st.sampled_from(["float32", "float32", "float64", "bfloat16"]), fresh=yes_or_no)
@@ -133,7 +133,11 @@ def dtype(life: Life, dtype: str, fresh: bool) -> dict[str, Any]:
     return {}
 
 
-@act(when=lambda life: any(isinstance(m, LIF) for m in life.net.modules()), which=which, number=st.sampled_from([2.0, 3.0]))
+@act(
+    when=lambda life: any(isinstance(m, LIF) for m in life.net.modules()),
+    which=which,
+    number=st.sampled_from([2.0, 3.0]),
+)
 def number(life: Life, which: int, number: float) -> dict[str, Any]:
     """Assigns a number that a kernel holds."""
     found = [m for m in life.neurons if isinstance(m, LIF) and isinstance(m.tau, float)]

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from random_lives.acts import ACTS, Act
-from random_lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
-from random_lives.shrinking import shortest
-from random_lives.twins import DifferenceError, Twins
+from lives.acts import ACTS, Act
+from lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
+from lives.shrinking import shortest
+from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
 # Layers and acts of a short run: each kind of state and of captured tensor, with few kernels to compile.
@@ -80,7 +80,8 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
         self.twins.act(found.name, **arguments)
 
     method.__name__ = f"{found.name}_{number}"
-    made: Callable[..., Any] = precondition(lambda self: found.when(self.twins.loop))(rule(**found.arguments)(method))
+    strategies: dict[str, Any] = found.arguments
+    made: Callable[..., Any] = precondition(lambda self: found.when(self.twins.loop))(rule(**strategies)(method))
     return made
 
 
@@ -102,7 +103,7 @@ def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | N
 
 
 def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomize: bool) -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         lives,
         settings=settings(
             max_examples=runs,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from random_lives.acts import act, which, yes_or_no
-from random_lives.life import Life
+from lives.acts import act, which, yes_or_no
+from lives.life import Life
 
 factor = st.sampled_from([0.5, 2.0])
 

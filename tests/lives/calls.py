@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 from flexsn_nn import FlexSN
 from flexsn_nn.functional import reset_net
 from flexsn_nn.memory import PackedSpikes
-from random_lives.acts import act, seed, which, yes_or_no
-from random_lives.hooks import Interrupt
-from random_lives.life import LAYOUTS, Graph, Life
+from lives.acts import act, seed, which, yes_or_no
+from lives.hooks import Interrupt
+from lives.life import LAYOUTS, Graph, Life
 
 lengths = st.sampled_from([8, 1, 9, 40, 0])
 _GRAPHS = 2
@@ -205,10 +205,8 @@ def _begin(life: Life, batch: int | None, fresh: bool) -> None:
 def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
     """Outputs of a call; in step mode `"s"` of one call for each step, of at most 9."""
     before, version = x.detach().clone(), None if x.is_inference() else x._version
-    if life.step_mode == "m":
-        results = {"y": call(x)}
-    else:
-        results = {f"y{t}": call(x[t]) for t in range(min(len(x), 9))}
+    steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
+    results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
     assert torch.equal(x.detach(), before), "a call has changed its input"
     assert version is None or x._version == version, "a call has written to its input"
     for i, neuron in enumerate(life.neurons):
