@@ -81,8 +81,8 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
     method.__name__ = f"{found.name}_{number}"
     strategies: dict[str, Any] = found.arguments
-    made: Callable[..., Any] = precondition(lambda self: found.when(self.twins.loop))(rule(**strategies)(method))
-    return made
+    made: Callable[..., Any] = rule(**strategies)(method)
+    return precondition(lambda self: found.when(self.twins.loop))(made)
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:

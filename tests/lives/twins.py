@@ -12,7 +12,6 @@ from pprint import pformat
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 import lives.calls
 import lives.gradients
@@ -29,8 +28,8 @@ from lives.observations import Seen, difference, observe
 Program = list[tuple[str, dict[str, Any]]]
 # Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
-# Kernels save all that they were given, the loop what its operations need.
-_CHANGED = "modified by an inplace operation"
+# Errors of autograd about what is saved: kernels save all that they were given, the loop what its operations need.
+_OF_AUTOGRAD = ("modified by an inplace operation", "Inference tensors cannot be saved for backward")
 
 
 class DifferenceError(AssertionError):
@@ -70,7 +69,7 @@ class Twins:
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):
             compiled = self._perform(name, self.compiled, arguments)
-        if isinstance(compiled, REFUSALS) or (isinstance(compiled, Exception) and _CHANGED in str(compiled)):
+        if isinstance(compiled, Exception) and _is_refusal(compiled):
             self.counts[f"{name}: refused"] += 1
             self._heal()
             return
@@ -153,6 +152,10 @@ def program_text(plan: Plan, program: Program) -> str:
     )
 
 
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, REFUSALS) or any(text in str(error) for text in _OF_AUTOGRAD)
+
+
 def _said(outcome: object) -> str:
     if isinstance(outcome, Exception):
         return f"raised {type(outcome).__name__}: {str(outcome)[:500]}"
@@ -170,8 +173,3 @@ def _launcher(choice: str) -> Iterator[None]:
             del os.environ["FLEXSN_LAUNCHER"]
         else:
             os.environ["FLEXSN_LAUNCHER"] = before
-
-
-def tensors_of(seen: Seen) -> list[Tensor]:
-    """The tensors of an observation, one level deep."""
-    return [value for value in seen.values() if isinstance(value, Tensor)]
