@@ -14,13 +14,17 @@ from flexsn_nn.errors import ParameterError, UnknownNameError
 
 
 class Range(TypedDict, total=False):
-    """Bounds of a number, and what to do when it is beyond them, a sentence."""
+    """Bounds of a number, and what to do when it is beyond them, a sentence.
+
+    `finite`: formulas with the number have finite derivatives also next to `above`. By default, a pole is there.
+    """
 
     at_least: float
     above: float
     at_most: float
     below: float
     hint: str
+    finite: bool
 
 
 def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> None:
