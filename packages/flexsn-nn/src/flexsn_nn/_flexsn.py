@@ -391,7 +391,8 @@ class FlexSN(nn.Module):
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
         ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
         here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(self.modules())]
+        reasons = self._refusals.reasons(self.modules())
+        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in reasons]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None

@@ -28,7 +28,8 @@ class Delay(Stateful):
         delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
             per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
         max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, count
-            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
+            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up,
+            and twice that, at least 1, if it is learned.
         learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 

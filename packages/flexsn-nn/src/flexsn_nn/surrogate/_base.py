@@ -113,7 +113,7 @@ def check_parameter(name: str, value: float, **limits: Unpack[Range]) -> None:
 def _refuse_tensor(name: str, value: object) -> None:
     if isinstance(value, Tensor):
         raise ParameterError(
-            f"{name} of a surrogate is a tensor of shape {list(value.shape)}; it would get no gradient, and a change of "
-            f"it would go unseen: give a number, as float({name}). To learn it, write the spikes as hard.detach() + "
-            '(soft - soft.detach()): see "A parameter that is learned" in docs/surrogates.md.'
+            f"{name} of a surrogate is a tensor of shape {list(value.shape)}, which would get no gradient: give a "
+            f"number, as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): see "
+            '"A parameter that is learned" in docs/surrogates.md.'
         )
