@@ -253,7 +253,9 @@ class Tracer:
         """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
-            results = calls.finish(self._as_results(self._fn(*arguments)))
+            returned = self._fn(*arguments)
+            calls.is_core_running = False
+            results = calls.finish(self._as_results(returned))
         # Autograd itself calls a little more, depending on what needs a gradient.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
