@@ -239,6 +239,7 @@ def content(where: Any) -> list[Any]:
     return [*where.keys(), *where.values()] if isinstance(where, dict) else list(where)
 
 
+@pytest.mark.long(all_but=["attribute", "buffer", "in_a_list", "closure", "memo", "class_attribute", "slots"])
 @pytest.mark.parametrize("make", KINDS)
 def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callable[[], tuple[Any, Step, str]]) -> None:
     where, core, name = make()

@@ -48,6 +48,7 @@ def train(neuron: RLIF, x: Tensor) -> list[Tensor]:
     return [out.detach(), x.grad, *grads, neuron.V.detach().clone()]
 
 
+@pytest.mark.long(all_but=["pruned"])
 @pytest.mark.parametrize("hook", [pruned, normed])
 def test_training_equals_the_loop_and_the_attribute_is_as_there(hook: Callable[[nn.Module], None]) -> None:
     x = torch.rand(9, 3, 5)
@@ -92,6 +93,7 @@ def test_single_steps_and_element_by_element() -> None:
     assert torch.equal(neurons[1].V, neurons[0].V)
 
 
+@pytest.mark.long(all_but=["True-parametrised"])
 @pytest.mark.parametrize("hook", [spectral, parametrised])
 @pytest.mark.parametrize("used", [False, True])
 def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(

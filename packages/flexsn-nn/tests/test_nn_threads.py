@@ -58,6 +58,7 @@ def together(works: list[Callable[[], None]]) -> list[BaseException]:
     return errors
 
 
+@pytest.mark.long(all_but=["Counting", "pruned"])
 @pytest.mark.parametrize(
     "make",
     [
