@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ from flexsn_nn._refusals import Refusals
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, step_shape
-from flexsn_nn._stateful import is_own_forward
+from flexsn_nn._stateful import check_first_run, is_own, is_own_forward
 from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
@@ -52,6 +52,20 @@ from flexsn_runtime import (
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
+_Asked = tuple[str, bool, bool, bool]
+
+
+class _Repeats(NamedTuple):
+    """An earlier call that others may repeat.
+
+    Attributes:
+        program: runs them.
+        asked: what such a call returns and leaves behind: `FlexSN._asked`. A call that differs in it takes the long
+            way.
+    """
+
+    program: ScanProgram
+    asked: _Asked
 
 
 class FlexSN(nn.Module):
@@ -142,7 +156,7 @@ class FlexSN(nn.Module):
         self._refusals = Refusals()
         # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
         self._ready_made: bool | None = None
-        self._repeats: ScanProgram | None = None
+        self._repeats: _Repeats | None = None
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
         self.count_spikes = False
@@ -222,6 +236,8 @@ class FlexSN(nn.Module):
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None)
+            if name == "states":
+                self.__dict__["_reset_in"] = recomputation()
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -256,11 +272,7 @@ class FlexSN(nn.Module):
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         if not compiling:
-            if recomputation() not in (None, self._reset_in):
-                raise StateError(
-                    "activation checkpointing runs the neuron a second time, and it would not begin at the state that "
-                    "the first run began at. Checkpoint neuron.step, or a function that calls reset() first."
-                )
+            check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
@@ -296,9 +308,14 @@ class FlexSN(nn.Module):
             counts = per_channel(outputs[0], lead=1 if self._step_mode == "m" else 0)
         if compiling and not exporting:
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
-        elif not compiling:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
-            self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
+        elif not compiling:
+            self._hold_results(states, state_seqs, counts)
         return outputs[0] if self.num_outputs == 1 else outputs
+
+    def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
+        """Everything that a call leaves on the module, whichever way it ran."""
+        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def step(
         self,
@@ -352,10 +369,13 @@ class FlexSN(nn.Module):
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
-        self.states = [state.detach() for state in self.states]
-        self.state_seqs = [state.detach() for state in self.state_seqs]
-        if self.spike_counts is not None:
-            self.spike_counts = self.spike_counts.detach()
+        states = [state.detach() for state in self.states]
+        state_seqs = [state.detach() for state in self.state_seqs]
+        counts = None if self.spike_counts is None else self.spike_counts.detach()
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
+        else:  # no assignment from outside, which would begin a second run of checkpointing
+            self._hold_results(states, state_seqs, counts)
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
@@ -486,7 +506,7 @@ class FlexSN(nn.Module):
                     results = run(program, (*inputs, *states), keep, absorbed)
                 else:
                     results = run_again(program, inputs, states, absorbed)
-                    self._remember(program, count)
+                    self._remember(program, count=count, pack=False)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -519,26 +539,34 @@ class FlexSN(nn.Module):
                 *results, bits = run_kernels(program, (*inputs, *states), True, affine)
             else:
                 *results, bits = run_again(program, inputs, states, affine)
-                self._remember(program, count)
+                self._remember(program, count=count, pack=True)
         except SpikeBitsError as error:
             self._bits.refuse(self.core, str(error))
             return None
         self._bits.note(results[0], bits)
         return tuple(results)
 
-    def _remember(self, program: ScanProgram, count: bool) -> None:
-        """Lets `_repeat` make calls of this program, if it can."""
+    def _asked(self, packing: bool) -> _Asked:
+        """What a call of `forward` returns and leaves behind, by the attributes as they are now."""
+        own = self.__dict__  # a module's attributes take five times as long
+        mode = own["_step_mode"]
+        return mode, own["store_state_seqs"] and mode == "m", own["count_spikes"], packing
+
+    def _remember(self, program: ScanProgram, *, count: bool, pack: bool) -> None:
+        """Lets `_repeat` make calls of this program, if it can: those that keep no sequences and count nothing."""
         if not count and self._widening is None:
-            self.__dict__["_repeats"] = program
+            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, False, pack))
 
     def _has_absorbed(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether the call before took into its step what it was given for it, and would again with these inputs."""
         own = self.__dict__
-        program: ScanProgram | None = own["_repeats"]
-        if program is None or own["count_spikes"]:
+        repeats: _Repeats | None = own["_repeats"]
+        if repeats is None:
             return False
         fits = len(inputs) == own["num_inputs"] and type(inputs[0]) is Tensor and own["_step_mode"] == "m"
-        return fits and isinstance(program.core, Behind) and transform_at_work() is None
+        if not fits or not isinstance(repeats.program.core, Behind) or transform_at_work() is not None:
+            return False
+        return repeats.asked == self._asked(bool(repeats.program.bits))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], packing: bool, affine: Absorbed | None = None
@@ -549,12 +577,11 @@ class FlexSN(nn.Module):
             packing: whether kernels are to write the bits of the first output.
             affine: of the first input, in the step.
         """
-        own = self.__dict__  # a module's attributes take five times as long
-        program: ScanProgram | None = own["_repeats"]
-        if program is None or own["count_spikes"]:
+        own = self.__dict__
+        repeats: _Repeats | None = own["_repeats"]
+        if repeats is None or repeats.asked != self._asked(packing):
             return None
-        if packing is not bool(program.bits):
-            return None
+        program = repeats.program
         core, instead = program.core, None
         if affine is not None:
             if not isinstance(core, Behind) or core.kind != affine.kind:
@@ -577,7 +604,7 @@ class FlexSN(nn.Module):
         if packing:
             *results, bits = results
             self._bits.note(results[0], bits)
-        own["states"], own["state_seqs"] = list(results[end:]), []
+        self._hold_results(list(results[end:]), [], None)
         return results[0] if end == 1 else list(results[:end])
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
@@ -695,8 +722,8 @@ class FlexSN(nn.Module):
         if backend in COMPILED and affine is None:
             program = self._get_program()
             results = (run_step_between_graphs if compiling else single_step)(program, inputs, states)
-            if not compiling and self._widening is None:
-                self.__dict__["_repeats"] = program
+            if not compiling:
+                self._remember(program, count=False, pack=False)
             return results[: self.num_outputs], results[self.num_outputs :]
         primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:
@@ -713,8 +740,12 @@ class FlexSN(nn.Module):
         return tuple(t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True))
 
     def _starts_at_zero(self) -> bool:
-        """Whether `init_states` makes zeros, so that nobody has to call it."""
-        return type(self).init_states is FlexSN.init_states
+        """True if `init_states` makes zeros, so that no call of it is needed."""
+        return self._starts_by(FlexSN)
+
+    def _starts_by(self, kind: type[FlexSN]) -> bool:
+        """True if `init_states` is that of a class: neither a subclass nor an assignment to the object changed it."""
+        return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
@@ -738,7 +769,7 @@ class FlexSN(nn.Module):
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
         """The shapes that the states have for these inputs: those of the initial ones."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
-        if type(self).init_states is FlexSN.init_states:
+        if self._starts_by(FlexSN):
             return [shape] * self.num_states
         if torch.compiler.is_compiling():
             return [state.shape for state in self._initial(inputs)]
@@ -790,8 +821,8 @@ class FlexSN(nn.Module):
         return not self._starts_by_input() and _PLAIN.issuperset(map(type, inputs))
 
     def _starts_by_input(self) -> bool:
-        """Whether `init_states` may look at more of the inputs than shape, dtype and format: a user's may."""
-        return not type(self).init_states.__module__.startswith("flexsn_nn.")
+        """True if `init_states` may read more of the inputs than shape, dtype and format: a user's may."""
+        return not is_own(self.init_states)
 
     def _step_function(self) -> Callable[..., Any]:
         """The core as it runs; another one may have been assigned."""

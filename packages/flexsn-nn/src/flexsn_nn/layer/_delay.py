@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
 from flexsn_nn._numbers import fit_checkpoint, learned
-from flexsn_nn._stateful import Stateful
-from flexsn_nn.errors import ParameterError, StateError
+from flexsn_nn._stateful import Stateful, check_kept
+from flexsn_nn.errors import ParameterError
 
 
 class Delay(Stateful):
@@ -97,18 +97,11 @@ class Delay(Stateful):
 
     def _history(self, new: Tensor) -> Tensor:
         """The last `max_delay` inputs, zeros at first."""
-        if not self.states:
-            return new.new_zeros(self.max_delay, *new.shape[1:])
+        shape = torch.Size((self.max_delay, *new.shape[1:]))
+        if not self.max_delay or not self.states:
+            return new.new_zeros(shape)
         (history,) = self.states
-        if history.dtype != new.dtype:
-            raise StateError(
-                f"kept inputs are {history.dtype}; this input is {new.dtype}. Call reset() between batches."
-            )
-        if history.shape[1:] != new.shape[1:]:
-            raise StateError(
-                f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
-                "reset() between batches."
-            )
+        check_kept("what the delay keeps of earlier inputs", history, shape, new)
         return history
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:

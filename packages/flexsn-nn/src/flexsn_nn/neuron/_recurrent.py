@@ -176,7 +176,7 @@ class Recurrent(Feedback):
         return [s, *(states if self._widening is None else map(widened, states))]
 
     def _starts_at_zero(self) -> bool:
-        return type(self).init_states is Recurrent.init_states and self.neuron._starts_at_zero()
+        return self._starts_by(Recurrent) and self.neuron._starts_at_zero()
 
     def _starts_by_input(self) -> bool:
         return super()._starts_by_input() or self.neuron._starts_by_input()
