@@ -301,29 +301,34 @@ def assert_like_the_loop(kind: str, backend: str, road: str, step_mode: str, cha
 
 
 BOTH = [*CHANGES, *AROUND]
-# What a call leaves, and what it begins with; the others read the core again, as before.
-FEW = ("nothing", "store_state_seqs", "count_spikes", "init_states", "PackedSpikes", "no_grad")
+KEPT = [
+    "counted-nothing-m-LIF",
+    "a step and a call-store_state_seqs-m-LIF",
+    "steps-count_spikes-m-LIF",
+    "calls-init_states-m-LIF",
+    "no_grad-PackedSpikes-m-LIF",
+    "a step and a call-eval-s-core",
+]
 
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.parametrize("change", BOTH)
+@pytest.mark.parametrize("kind", NEURONS)
 @pytest.mark.parametrize("step_mode", ["m", "s"])
-@pytest.mark.parametrize("kind", NEURONS)
-@pytest.mark.long(all_but=[*(f"LIF-m-{change}" for change in FEW), "core-s-eval", "core-s-init_states"])
-def test_compiled_kernels(kind: str, step_mode: str, change: str, compiler: None) -> None:
-    for road in ROADS:
-        assert_like_the_loop(kind, "cpp", road, step_mode, change)
-
-
 @pytest.mark.parametrize("change", BOTH)
-@pytest.mark.parametrize("kind", NEURONS)
+@pytest.mark.parametrize("road", ROADS)
+@pytest.mark.long(all_but=KEPT)
+def test_compiled_kernels(kind: str, step_mode: str, change: str, road: str, compiler: None) -> None:
+    assert_like_the_loop(kind, "cpp", road, step_mode, change)
+
+
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
-@pytest.mark.long(all_but=["LIF-store_state_seqs", "LIF-nothing"])
-def test_triton(kind: str, change: str, interpreted: None) -> None:
+@pytest.mark.parametrize("kind", NEURONS)
+@pytest.mark.parametrize("change", [change for change in BOTH if change != "step_mode"])
+@pytest.mark.parametrize("road", ["a step and a call", "counted"])
+@pytest.mark.long(all_but=["a step and a call-store_state_seqs-LIF", "counted-nothing-LIF"])
+def test_triton(kind: str, change: str, road: str, interpreted: None) -> None:
     """Kernels of sequences: Triton takes no single steps."""
-    for road in ("a step and a call", "counted"):
-        if change != "step_mode":
-            assert_like_the_loop(kind, "triton", road, "m", change)
+    assert_like_the_loop(kind, "triton", road, "m", change)
 
 
 @pytest.mark.parametrize("change", ["nothing", "store_state_seqs", "count_spikes", "init_states"])
