@@ -475,6 +475,8 @@ class FlexSN(nn.Module):
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         if self._backend == "auto" and self._asks_kernels(backend) and not self._kernels_take(inputs, states):
             backend = "torch"
+        if self._is_empty(inputs) and affine is None and self._specs_beforehand(inputs) is not None:
+            backend = "torch" if backend in COMPILED else backend  # nothing to launch, and no trace of the core
         absorbed: Absorbed | None = None
         if affine is not None:
             x, *others = inputs
@@ -517,6 +519,11 @@ class FlexSN(nn.Module):
         if inputs[0].shape[0] > 0:
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
+
+    def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
+        """True of a sequence without steps, outside of compilers, where the number of steps is a number."""
+        empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
+        return bool(empty)
 
     def _packs(self) -> bool:
         """Whether kernels may write the bits of the first output."""
@@ -638,8 +645,11 @@ class FlexSN(nn.Module):
         """
         assert affine is None or affine.completion is None, "kernels complete gradients"
         sequences, finals = _SCANS[backend]
-        known = torch.compiler.is_compiling() or primals[0].shape[:1] != (0,)
-        specs = self._output_specs if known else self._empty_specs(primals)
+        specs: Sequence[Spec] | None = self._output_specs
+        if self._is_empty(primals):
+            specs = self._empty_specs(primals)
+        elif specs is None and torch.compiler.is_compiling() and primals[0].dim() > 0 and primals[0].shape[0] == 0:
+            specs = self._specs_beforehand(primals[: self.num_inputs])
         options: dict[str, object] = {}
         if backend == "hop" and at_zero:
             options["zero_states"] = (True,) * self.num_states
@@ -656,19 +666,37 @@ class FlexSN(nn.Module):
             **options,
         )
 
+    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+        """Shapes and dtypes of one step's outputs, where they are known without the core; `None`: they are not."""
+        if not self.num_outputs:
+            return []
+        step = step_shape(inputs, self._step_mode)
+        given = self._output_specs
+        return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
+
     def _empty_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
-        """What the outputs of one step look like where there is no step."""
+        """Shapes and dtypes of one step's outputs for a sequence without steps.
+
+        Examples of another shape than the step's are compared with a trace of the core, if it can be traced.
+        """
+        known = self._specs_beforehand(primals[: self.num_inputs])
+        if known is not None:
+            return known
         if self._output_specs is None:
-            raise ExampleError(
-                "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
-                "FlexSN example_outputs=(...), one step's outputs."
-            )
+            return self._traced_specs(primals)
         try:
             step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
         except Exception:  # the core may raise anything on tensors without data
             return self._output_specs
         compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
         return self._output_specs
+
+    def _traced_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
+        """Where no example says it."""
+        raise ExampleError(
+            "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+            "FlexSN example_outputs=(...), one step's outputs."
+        )
 
     def _asks_kernels(self, backend: str) -> bool:
         """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
