@@ -29,6 +29,7 @@ from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
+from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
@@ -164,6 +165,7 @@ class FlexSN(nn.Module):
         self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
+        self._graph: GraphOfCall | None = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
@@ -237,7 +239,7 @@ class FlexSN(nn.Module):
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None)
             if name == "states":
-                self.__dict__["_reset_in"] = recomputation()
+                self.__dict__.update(_graph=None, _reset_in=recomputation())
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -285,6 +287,9 @@ class FlexSN(nn.Module):
                 repeated = self._repeat(inputs, packing, absorbed)
             if repeated is not None:
                 return repeated
+            graph: GraphOfCall | None = self.__dict__.get("_graph")
+            if graph is not None and torch.is_grad_enabled():
+                graph.watch(self.states)
         exporting = compiling and is_exporting()
         if exporting and self.states:
             raise ExportError(
@@ -310,6 +315,8 @@ class FlexSN(nn.Module):
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
         elif not compiling:
             self._hold_results(states, state_seqs, counts)
+            # Kernels' own backwards say it by themselves.
+            self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
@@ -365,7 +372,7 @@ class FlexSN(nn.Module):
         Args:
             inside: the `recomputation()` that this is in.
         """
-        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _reset_in=inside)
+        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
@@ -866,7 +873,7 @@ class FlexSN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = None
+        attributes["_repeats"] = attributes["_graph"] = None
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
