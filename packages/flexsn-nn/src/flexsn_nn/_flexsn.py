@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -41,7 +41,7 @@ from flexsn_nn._state_shapes import check_states, step_shape
 from flexsn_nn._stateful import check_first_run, is_own, is_own_forward
 from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
+from flexsn_nn.errors import ExampleError, ExportError, InputCountError, InputShapeError, StateError
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
@@ -245,6 +245,10 @@ class FlexSN(nn.Module):
         """What `states` is set to; `None` is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
+        if states is not None and not isinstance(states, Iterable):
+            raise TypeError(
+                f"states is a {type(states).__name__}; give a list of num_states={self.num_states} tensors."
+            )
         return [] if states is None else list(states)
 
     def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor | list[Tensor]:
@@ -275,6 +279,8 @@ class FlexSN(nn.Module):
             inputs, affine = self._handover.take(inputs, affine)
         if not compiling:
             check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
+            if any(state.is_inference() for state in self.states):
+                self.__dict__["states"] = _for_autograd(self.states)
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
@@ -353,6 +359,8 @@ class FlexSN(nn.Module):
             >>> output
             tensor([[4., 4.]])
         """
+        if not isinstance(inputs, Iterable):
+            raise TypeError(f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them.")
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         if self._handover is not None:
             given, affine = self._handover.take(given, affine)
@@ -819,6 +827,8 @@ class FlexSN(nn.Module):
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
         shape, device = step_shape(inputs, self._step_mode), inputs[0].device
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
+        if not torch.compiler.is_compiling():
+            states = _for_autograd(states)
         # A module that was moved to half precision has moved its states, too.
         return states if self._widening is None else [widened(state) for state in states]
 
@@ -829,6 +839,11 @@ class FlexSN(nn.Module):
                 raise TypeError(f"input {i} is a {type(value).__name__}; a neuron takes tensors.")
         if len(inputs) != self.num_inputs or not inputs:
             raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
+        if self._step_mode == "m" and not all(x.dim() for x in inputs):
+            raise InputShapeError(
+                "an input has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, set "
+                "step_mode='s'."
+            )
         return inputs
 
     # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
@@ -892,6 +907,13 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
 }
+
+
+def _for_autograd(states: list[Tensor]) -> list[Tensor]:
+    """States of `torch.inference_mode` as copies that autograd may save, outside of it."""
+    if torch.is_inference_mode_enabled():
+        return states
+    return [state.clone() if state.is_inference() else state for state in states]
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
+from flexsn_nn._checks import check_tensor
 from flexsn_nn._torch_private import is_exporting, recomputation
 from flexsn_nn.errors import ExportError, InputDtypeError, StateError
 
@@ -103,6 +104,8 @@ class Stateful(nn.Module):
     def states(self, states: list[Tensor] | None) -> None:
         if isinstance(states, Tensor):
             raise TypeError("states is a tensor; give a list of tensors.")
+        if states is not None and not isinstance(states, Iterable):
+            raise TypeError(f"states is a {type(states).__name__}; give a list of tensors.")
         self._states = [] if states is None else list(states)
         if torch.compiler.is_compiling():
             self._set_in_export = is_exporting()
@@ -144,7 +147,6 @@ def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None
 
 def check_floating(what: str, x: Tensor) -> None:
     """Raises `InputDtypeError`, or `TypeError`, unless an input is a floating-point tensor."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"the input is a {type(x).__name__}; {what} takes a tensor.")
+    check_tensor("the input", x)
     if not x.is_floating_point():
         raise InputDtypeError(f"the input is {x.dtype}; {what} needs floating-point input: x.float().")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._backends import check_backend, check_step_mode
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
@@ -30,6 +30,7 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
 def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
     """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    check_module("net", net)
     inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
@@ -56,6 +57,7 @@ def reset_net(net: nn.Module) -> None:
         for _, module in with_state(net):
             module.reset()
     else:
+        check_module("net", net)
         inside = recomputation()  # asked once, which takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
@@ -123,6 +125,9 @@ def set_backend(
         UnknownNameError: another backend.
         StepModeError: it cannot run in a neuron's step mode. No neuron was changed then.
     """
+    for kind in instance if isinstance(instance, tuple) else (instance,):
+        if not isinstance(kind, type):
+            raise TypeError(f"instance is {kind!r}; give a class of neurons, as LIF, or a tuple of classes.")
     found = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
     for neuron in found:
         check_backend(backend, neuron.step_mode)
@@ -148,6 +153,8 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
         UnknownNameError: a neuron that `net` does not have.
     """
     found = dict(with_state(net))
+    if not isinstance(states, Mapping):
+        raise TypeError(f"states is a {type(states).__name__}; give what get_states returned: a dict of lists by name.")
     for name in states:
         check_name("neuron", name, found)
     for name, values in states.items():

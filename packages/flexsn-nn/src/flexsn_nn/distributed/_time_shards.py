@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import StateError
@@ -64,6 +64,7 @@ class TimeShards(nn.Module):
 
     def __init__(self, net: nn.Module, group: dist.ProcessGroup | None = None, bptt: str = "exact") -> None:
         super().__init__()
+        check_module("net", net)
         check_name("bptt", bptt, _BPTT)
         self.net = net
         self.group = group

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._checks import check_count, check_device, check_number, check_tensor
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful, check_kept
 from flexsn_nn.errors import ParameterError
@@ -85,6 +85,9 @@ class Delay(Stateful):
         Raises:
             StateError: kept inputs of another shape or dtype.
         """
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
+        if isinstance(self.delay, Tensor):
+            check_device("delay", self.delay, x)
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = torch.cat([self._history(new), new])
         self.states = [seen[len(new) :]] if self.max_delay else []

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flexsn_nn._checks import check_number
+from flexsn_nn._checks import check_number, check_tensor
 from flexsn_nn._stateful import Stateful, check_floating
 from flexsn_nn.errors import StateError
 
@@ -38,6 +38,7 @@ class SharedDropout(Stateful):
             StateError: a mask of another shape.
             InputDtypeError: an integer or boolean input, in training.
         """
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:
             return x
         check_floating("SharedDropout", x)

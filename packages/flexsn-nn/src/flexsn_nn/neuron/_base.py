@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._checks import Range, check_name, check_number, within
+from flexsn_nn._checks import Range, check_device, check_name, check_number, within
 from flexsn_nn._example_outputs import Spec
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
@@ -227,6 +227,8 @@ class Neuron(FlexSN):
     def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
         """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            check_device(name, tensor, x)
         for name in self._held:
             value = getattr(self, name)
             if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._checks import check_count, check_device, check_number, check_tensor
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
 from flexsn_nn.errors import ParameterError
@@ -57,6 +57,7 @@ class PSN(nn.Module):
             InputDtypeError: an integer or boolean input.
         """
         check_floating(type(self).__name__, x)
+        check_device("weight", self.weight, x)
         if x.dim() < 1 or x.shape[0] != self.T:
             raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was made for T={self.T} steps.")
         h = torch.addmm(self.bias, self.weights(), x.flatten(1))
@@ -157,6 +158,8 @@ class SlidingPSN(Stateful):
             InputDtypeError: an integer or boolean input.
         """
         check_floating("SlidingPSN", x)
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
+        check_device("weight", self.weight, x)
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = self._with_history(new)
         back = len(seen) - len(new)
