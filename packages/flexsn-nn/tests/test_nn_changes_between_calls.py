@@ -27,7 +27,7 @@ class Core(nn.Module):
         self.inner = nn.Identity()
         self.decay = nn.Parameter(torch.full((5,), 0.5))
         self.register_buffer("gain", torch.full((5,), 1.5))
-        self.spike: nn.Module = Sigmoid()
+        self.spike: Any = Sigmoid()
         self.number = 1.0
         self.numbers = {"a": 1.0}
 
@@ -41,9 +41,9 @@ class Core(nn.Module):
 
 
 def normed(backend: str) -> NormNeuron:
-    layer = NormNeuron(nn.BatchNorm1d(5), LIF(backend=backend))
-    nn.init.constant_(layer.norm.weight, 1.5)
-    return layer
+    norm = nn.BatchNorm1d(5)
+    nn.init.constant_(norm.weight, 1.5)
+    return NormNeuron(norm, LIF(backend=backend))
 
 
 def recurrent(backend: str) -> RLIF:
@@ -110,7 +110,11 @@ def start_at_one(layer: nn.Module) -> None:
 
 
 def change_core(name: str, value: Any) -> Callable[[nn.Module], object]:
-    return lambda layer: isinstance(neuron_of(layer).core, Core) and setattr(neuron_of(layer).core, name, value)
+    def change(layer: nn.Module) -> None:
+        if isinstance(neuron_of(layer).core, Core):
+            setattr(neuron_of(layer).core, name, value)
+
+    return change
 
 
 def change_numbers(layer: nn.Module) -> None:
@@ -262,7 +266,7 @@ def life(make: Callable[[], nn.Module], road: str, step_mode: str, change: str) 
     neuron.states[:] = [state.detach() for state in neuron.states]
     CHANGES.get(change, CHANGES["nothing"])(layer)
     found = []
-    with AROUND.get(change, lambda layer: nullcontext())(layer):
+    with AROUND.get(change, lambda layer: nullcontext())(layer):  # type: ignore[no-untyped-call]
         for seed, act in enumerate((call, call, step, call)):
             found.append(with_gradients(layer, act(layer, 10 + seed)))
     return found
@@ -296,8 +300,8 @@ def assert_like_the_loop(kind: str, backend: str, road: str, step_mode: str, cha
             assert found[name] is not None, name
             assert found[name].requires_grad == value.requires_grad, name
             loose = value.dtype == torch.bfloat16 or change == "autocast"
-            tolerances = {"rtol": 2e-2, "atol": 1e-2} if loose else {"rtol": 1e-4, "atol": 1e-5}
-            torch.testing.assert_close(found[name], value, msg=lambda m, name=name: f"{name}: {m}", **tolerances)
+            rtol, atol = (2e-2, 1e-2) if loose else (1e-4, 1e-5)
+            torch.testing.assert_close(found[name], value, rtol=rtol, atol=atol)
 
 
 BOTH = [*CHANGES, *AROUND]

@@ -117,7 +117,8 @@ def test_neurons_take_an_assigned_state_for_a_beginning_too(reentrant: bool) -> 
 
     def run(x: Tensor) -> Tensor:
         neuron.states = past
-        return neuron(x)
+        output: Tensor = neuron(x)
+        return output
 
     (wanted,) = torch.autograd.grad(run(x).sum(), x)
     y: Tensor = checkpoint(run, x, use_reentrant=reentrant)

@@ -360,7 +360,9 @@ class FlexSN(nn.Module):
             tensor([[4., 4.]])
         """
         if not isinstance(inputs, Iterable):
-            raise TypeError(f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them.")
+            raise TypeError(
+                f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
+            )
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         if self._handover is not None:
             given, affine = self._handover.take(given, affine)

@@ -91,13 +91,14 @@ class OverTime(nn.Sequential):
             folded = layer(folded)
             if not isinstance(folded, Tensor):
                 raise TypeError(
-                    f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes layers "
-                    "that return one tensor [batch, ...]. Put it into a module that returns the one that is needed."
+                    f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
+                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is needed."
                 )
         if not single and (not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]):
             raise InputShapeError(
                 f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
-                f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first dimension."
+                f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first "
+                "dimension."
             )
         result = folded if single else folded.reshape(*x.shape[:2], *folded.shape[1:])
         if norm is not None and self._handover is not None:

@@ -60,11 +60,11 @@ class FreedGraphError(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(  # `native/launcher.cpp` has the same words
-            "backward a second time through a scan whose graph an earlier backward has freed. If this is the next training "
-            "step, a state that the scan returned still belongs to the graph of an earlier step: reset it between sequences "
-            "(functional.reset_net(net), neuron.reset()), or cut it off between parts of one sequence "
-            "(functional.detach_net(net), neuron.detach()). To go through one graph twice, give the first backward "
-            "retain_graph=True."
+            "backward a second time through a scan whose graph an earlier backward has freed. If this is the next "
+            "training step, a state that the scan returned still belongs to the graph of an earlier step: reset it "
+            "between sequences (functional.reset_net(net), neuron.reset()), or cut it off between parts of one "
+            "sequence (functional.detach_net(net), neuron.detach()). To go through one graph twice, give the first "
+            "backward retain_graph=True."
         )
 
 

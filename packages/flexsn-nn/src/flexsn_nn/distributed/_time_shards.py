@@ -41,8 +41,8 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
 class TimeShards(nn.Module):
     """Runs a network over a sequence that lies on several processes, each with a part of its time.
 
-    Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`), waits
-    for its states from the process before, runs over the steps that are here, and sends its states to the process
+    Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),
+    waits for its states from the process before, runs over the steps that are here, and sends its states to the process
     behind. While that one works at a layer, this one is at the next: with many layers, all are busy.
     Every process has the whole network; share its parameters' gradients, as of any data-parallel network
     (`DistributedDataParallel(TimeShards(net))` does, and divides by the number of processes).

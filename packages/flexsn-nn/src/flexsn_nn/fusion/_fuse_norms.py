@@ -6,9 +6,8 @@ from collections.abc import Collection
 
 from torch import nn
 
-from flexsn_nn._checks import check_module
 from flexsn_nn._batch_affine import is_batch_norm
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._over_time import OverTime, split_norm

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
-from flexsn_runtime._saved import saved_of
 from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
