@@ -92,7 +92,8 @@ class OverTime(nn.Sequential):
             if not isinstance(folded, Tensor):
                 raise TypeError(
                     f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
-                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is needed."
+                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is "
+                    "needed."
                 )
         if not single and (not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]):
             raise InputShapeError(
