@@ -61,6 +61,7 @@ from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
+from flexsn_runtime.products import spike_linear, why_not_worth
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
@@ -142,10 +143,12 @@ __all__ = [
     "scan",
     "scan_again",
     "single_step",
+    "spike_linear",
     "transform_at_work",
     "triton_interpreted",
     "tune",
     "unpack_numbers",
+    "why_not_worth",
     "why_refused",
     "why_unavailable",
 ]

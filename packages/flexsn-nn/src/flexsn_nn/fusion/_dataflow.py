@@ -52,19 +52,38 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
         training: in which mode.
     """
     found = Dataflow()
+    twin = _twin(net, training, found)
+    if twin is not None:
+        for root, graph in _graphs("", twin, found):
+            _read(root, twin, graph, found)
+    return found
+
+
+def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
+    """Graphs of what `forward` calls, as far as it can be followed: the name of a part, the network's copy, its graph.
+
+    Args:
+        training: in which mode.
+    """
+    found = Dataflow()
+    twin = _twin(net, training, found)
+    if twin is not None:
+        for root, graph in _graphs("", twin, found):
+            yield root, twin, graph
+
+
+def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
+    """A copy of a network without hooks, its tensors shared; `None`, and a reason in `found`: it cannot be copied."""
     shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
         twin = copy.deepcopy(net, dict(shared))
     except Exception as error:  # a module may hold anything
         found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
-        return found
+        return None
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             hooks.clear()
-    twin.train(training)
-    for root, graph in _graphs("", twin, found):
-        _read(root, twin, graph, found)
-    return found
+    return twin.train(training)
 
 
 class _Proxy(fx.Proxy):
