@@ -2,10 +2,10 @@
 
     python benchmarks/exact_products.py [--output FILE] [--sweep] [--seconds 240]
 
-The first table is of one product: its forward and both gradients, with all that they launch. Errors are against float64,
-the root of the mean square, of that of the result. `--sweep` measures tiles instead. The second one is of whole
-training steps, called from Python and replayed from a CUDA graph, of networks with LIF neurons and with ReLU, measured
-in turns. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
+The first table is of one product: its forward and both gradients, with all that they launch, replayed from a CUDA
+graph. Errors are against float64, the root of the mean square, of that of the result. `--sweep` measures tiles instead.
+The second one is of whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
+neurons and with ReLU, measured in turns. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,12 +98,12 @@ def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str
         times, errors = [], []
         for precision in ("highest", "high"):
             torch.set_float32_matmul_precision(precision)
-            times.append(milliseconds(by_torch(work, of), of.s.device))
+            times.append(milliseconds(graphed(by_torch(work, of)), of.s.device))
             errors.append(error(work, of, by_torch(work, of)()))
         torch.set_float32_matmul_precision("highest")
         for parts in (3, 2):
             run = in_parts(work, of, parts)
-            times.append(milliseconds(run, of.s.device))
+            times.append(milliseconds(graphed(run), of.s.device))
             errors.append(error(work, of, run()))
         ratios = [f"{times[2] / times[0]:.2f}", f"{times[3] / times[1]:.2f}"]
         sizes = " x ".join(map(str, shape))
@@ -156,12 +157,12 @@ def sweep(deadline: float) -> list[str]:
     rows = []
     for shape in SWEPT:
         of = operands(shape, 0.1)
-        base = {work: milliseconds(by_torch(work, of), of.s.device) for work in WORKS}
+        base = {work: milliseconds(graphed(by_torch(work, of)), of.s.device) for work in WORKS}
         for case in swept():
             if time.monotonic() > deadline:
                 break
             try:
-                taken = milliseconds(run_of(case, of), of.s.device, warmup=3, rep=15)
+                taken = milliseconds(graphed(run_of(case, of)), of.s.device, warmup=3, rep=15)
             except Exception as failure:
                 print(case, str(failure)[:100], flush=True)
                 continue
@@ -182,7 +183,7 @@ class Network(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...], spiking: bool) -> None:
         super().__init__()
-        self.first, self.second, self.last = (nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.first, self.second, self.last = (nn.Linear(a, b) for a, b in pairwise(sizes))
         with torch.no_grad():
             for layer in (self.first, self.second):
                 layer.weight.mul_(3.0)
@@ -238,20 +239,20 @@ def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
         made[title] = step, graphed(step), precision, peak
     times: dict[str, tuple[list[float], list[float]]] = {title: ([], []) for title in made}
     for _ in range(rounds):
-        for title, (step, replay, precision, _) in made.items():
+        for title, (called, replay, precision, _) in made.items():
             torch.set_float32_matmul_precision(precision)
-            times[title][0].append(milliseconds(step, x.device, warmup=5, rep=25))
+            times[title][0].append(milliseconds(called, x.device, warmup=5, rep=25))
             times[title][1].append(milliseconds(replay, x.device, warmup=5, rep=25))
     torch.set_float32_matmul_precision("highest")
-    medians = {title: tuple(map(statistics.median, both)) for title, both in times.items()}
-    for title, (called, replayed) in medians.items():
+    medians = {title: [statistics.median(one) for one in both] for title, both in times.items()}
+    for title, both in medians.items():
         ratios = [
             f"{mine / theirs:.2f}"
             for base in ("ReLU, float32", "ReLU, TF32")
-            for mine, theirs in zip((called, replayed), medians[base], strict=True)
+            for mine, theirs in zip(both, medians[base], strict=True)
         ]
         shape = f"{name}, T {steps}, B {batch}"
-        yield shape, title, f"{called:.3f}", f"{replayed:.3f}", *ratios, f"{made[title][3]:.0f}"
+        yield shape, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
 
 
 def main() -> None:
@@ -265,8 +266,10 @@ def main() -> None:
     if arguments.sweep:
         publish([*lines, *sweep(deadline)], arguments.output)
         return
-    header = ("M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "three / float32",
-              "two / TF32", "error: float32", "TF32", "three parts", "two parts")  # fmt: skip
+    header: tuple[str, ...] = (
+        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "three / float32", "two / TF32",
+        "error: float32", "TF32", "three parts", "two parts",
+    )  # fmt: skip
     rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]
     for rate in (0.0, 0.5, 1.0):
         rows += product_rows((25088, 2048, 512), rate)

@@ -99,10 +99,10 @@ def outputs_kernel(
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
     if CHECK:  # noqa: SIM102, for the compiler's sake
         if pn == 0:
-            found = tl.max(tl.where(m < M, seen, 0), 0)
+            found = tl.max(tl.reshape(tl.where(m < M, seen, 0), [BM // CHECK, CHECK]), 1)
             at = pm * (BM // CHECK) + tl.arange(0, BM // CHECK)
             count = tl.cdiv(M, CHECK)
-            tl.store(seen_ptr + at, tl.zeros([BM // CHECK], tl.int32) + found, mask=at < count)
+            tl.store(seen_ptr + at, found, mask=at < count)
             if pm == 0:
                 tl.store(seen_ptr + count + tl.arange(0, 2), tl.zeros([2], tl.int32))
 
