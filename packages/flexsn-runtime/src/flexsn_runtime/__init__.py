@@ -61,7 +61,7 @@ from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
-from flexsn_runtime.products import spike_linear, why_not_worth
+from flexsn_runtime.products import fewest_multiplications, spike_linear, why_slow_product
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
@@ -117,6 +117,7 @@ __all__ = [
     "build_inference_kernel",
     "build_training_kernels",
     "completed_scan",
+    "fewest_multiplications",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",
@@ -148,7 +149,7 @@ __all__ = [
     "triton_interpreted",
     "tune",
     "unpack_numbers",
-    "why_not_worth",
     "why_refused",
+    "why_slow_product",
     "why_unavailable",
 ]

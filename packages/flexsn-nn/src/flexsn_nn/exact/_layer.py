@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._torch_private import is_exporting
+from flexsn_nn._torch_private import constant, is_exporting
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
 from flexsn_nn.memory._ranges import Range, range_of
-from flexsn_runtime import spike_linear, why_not_worth, why_unavailable
+from flexsn_runtime import fewest_multiplications, spike_linear, why_slow_product, why_unavailable
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
@@ -99,7 +99,9 @@ class ExactForward:
                 return "its input is not channels-last in memory"
         if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
             return "its input and its weight do not fit"
-        return why_not_worth(x, weight.shape[0])
+        if x.numel() * weight.shape[0] < _fewest():
+            return "too small: launches would take longer than the product"
+        return _why_slow(x.device)
 
     def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
         if self.claimed:
@@ -136,6 +138,20 @@ class ExactForward:
         return self._grid[2]
 
 
+# Compilers take results of these as constants.
+
+
+@constant
+def _fewest() -> int:
+    return fewest_multiplications()
+
+
+@constant
+def _why_slow(device: torch.device) -> str | None:
+    return why_slow_product(device)
+
+
+@constant
 def _torch_precision() -> str:
     """Precision that torch's float32 products have by the user's word."""
     try:

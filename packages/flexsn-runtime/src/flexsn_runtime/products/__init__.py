@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from flexsn_runtime.products._linear import MOST_PARTS, spike_linear
-from flexsn_runtime.products._pays import why_not_worth
+from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
 
-__all__ = ["MOST_PARTS", "spike_linear", "why_not_worth"]
+__all__ = ["MOST_PARTS", "fewest_multiplications", "spike_linear", "why_slow_product"]

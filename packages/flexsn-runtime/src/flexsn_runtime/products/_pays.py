@@ -6,7 +6,6 @@ import functools
 import statistics
 
 import torch
-from torch import Tensor
 
 from flexsn_runtime._availability import triton_interpreted, why_unavailable
 
@@ -14,27 +13,21 @@ from flexsn_runtime._availability import triton_interpreted, why_unavailable
 _ROWS, _FEATURES = 8192, 1024
 # Cards whose bfloat16 is at least eight times their float32, for calls in which nothing can be measured.
 _FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
-# Multiplications below which a launch takes longer than the product.
 _FEWEST = 1 << 27
 
 
-def why_not_worth(s: Tensor, features: int) -> str | None:
-    """Why torch's product is the faster one; `None` where it is not.
+def fewest_multiplications() -> int:
+    """The number of multiplications below which launches take longer than the product."""
+    return 0 if triton_interpreted() else _FEWEST
 
-    Args:
-        s: `[..., K]`.
-        features: of the result.
-    """
-    if triton_interpreted():
-        return None
-    if s.numel() * features < _FEWEST:
-        return "too small: launches would take longer than the product"
-    return why_slow(s.device)
+
+def why_slow_product(device: torch.device) -> str | None:
+    """Why products in parts are no faster than float32's on a card, measured once; `None` where they are."""
+    return None if triton_interpreted() else _why_slow(device)
 
 
 @functools.cache
-def why_slow(device: torch.device) -> str | None:
-    """Why products in parts are no faster than float32's on a card, measured once; `None` where they are."""
+def _why_slow(device: torch.device) -> str | None:
     if device.type != "cuda" or why_unavailable(device) is not None:
         return f"no compiled kernels on {device.type}"
     if torch.cuda.get_device_capability(device) in _FAST:
