@@ -1,4 +1,4 @@
-"""Usual readouts, losses and inputs around neurons, compiled by Inductor, as in eager mode; on each version of torch."""
+"""Usual readouts, losses and inputs around neurons: compiled by Inductor, they equal eager mode."""
 
 from __future__ import annotations
 
@@ -160,7 +160,8 @@ def compare(
         actual = run(compiled, x, parameters, training=training)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         moved = expected[-1 - len(parameters)] if training else expected[0]
-        assert moved is not None and moved.abs().sum() > 0
+        assert moved is not None
+        assert moved.abs().sum() > 0
 
 
 def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
