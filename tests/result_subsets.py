@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn.surrogate import atan
+from flexsn_nn.surrogate import ATan
 
 Scan = Callable[..., tuple[Tensor, ...]]
 
 STEPS, BATCH, WIDTH = 11, 2, 4
+SPIKE = ATan()
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Combination:
             x, state = arguments[0], arguments[-1]
             drive = x + nn.functional.linear(state, matrix) if self.has_products else x + 0.5 * state
             potential = torch.tanh(decay * drive)
-            spike = atan(potential - 0.1)
+            spike = SPIKE(potential - 0.1)
             gated = potential * scale
             last = sum(arguments[1:], gated)
             values = [potential, spike, gated, potential - spike, last, *arguments]
