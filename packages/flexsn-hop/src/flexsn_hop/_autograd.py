@@ -39,6 +39,7 @@ class _Options:
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
     """The core as it runs now: the backward, where it is traced again, has no autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
+    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # not for tensors without data
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if not enabled:
         return core
