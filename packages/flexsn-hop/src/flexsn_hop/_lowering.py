@@ -40,7 +40,7 @@ KERNELS = "flexsn_runtime"
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
-CODE_VERSION = 5
+CODE_VERSION = 7
 """Raised whenever the code that the loop lowering generates changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
