@@ -234,7 +234,7 @@ class OverLists:
                 check_tensors(name, [*own, *captured])
                 where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
                 tensors = [*tensors, *captured]
-                fetches.append(self._kernels.reads_of(kernel).fetch)
+                fetches.append(kernel.captured.fetch)
             found.append((kernel, [*positions, *where[kernel.key]]))
         calls = []
         target = target_on(tensors[0].device, name)

@@ -17,7 +17,7 @@ from flexsn_codegen._kernel import Kernel, kernel_of, named
 from flexsn_codegen._kernels import Kernels, kernels_of
 from flexsn_codegen._launch import target_of
 from flexsn_codegen._pointwise_op import pointwise_in_place_op, pointwise_op
-from flexsn_codegen._recorded import here, samples
+from flexsn_codegen._recorded import follow_reads, here, samples
 from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, constant, is_exporting
 from flexsn_codegen.errors import OF_A_CALL
 
@@ -119,11 +119,13 @@ def _prepared(
     kernels = kernels_of(handle)
     known = (structure, common, count, kinds, device)
     call = kernels.list_calls.get(known)
-    if call is None:
+    if call is None or any(kernel.captured.fetch() is None for kernel in call.kernels):
         call = _call(kernels, structure, common, count, kinds, device)
         if call is None:
             return None
         kernels.list_calls[known] = call
+    for kernel in {id(kernel): kernel for kernel in call.kernels}.values():
+        follow_reads(kernels, kernel)
     results = tuple((kernel.result, _count(kernel.result)) for kernel in call.kernels)
     return call.key, call.written, tuple(map(tuple, call.positions)), results
 

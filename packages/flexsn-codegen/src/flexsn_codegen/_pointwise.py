@@ -213,7 +213,7 @@ class Pointwise(Generic[P, R]):
             wanted: for each, whether its gradient is.
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
-        flags = [*wanted, *(t.requires_grad for t in kernel.captured)]
+        flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).traced
         if not any(traced.differentiable):
             raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 
 from flexsn_codegen._calls import Parts, Structure, results_together
 from flexsn_codegen._checks import check_gradients, wants_gradients, without_tensors, written_forward
-from flexsn_codegen._kernel import kernel_of
+from flexsn_codegen._cut import CutFunction
+from flexsn_codegen._kernel import Kernel, kernel_of
 from flexsn_codegen._kernels import Kernels, kernels_of
-from flexsn_codegen._pieces import captured_for_graphs, cut_function
+from flexsn_codegen._pieces import cut_for_graphs
 from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
+from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
 from flexsn_codegen._torch_private_modes import constant, is_forward_mode
 from flexsn_codegen.errors import OF_A_CALL
 
@@ -63,21 +66,49 @@ def _prepared(
     pairs = zip(shapes, dtypes, strict=True)
     examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
     cut = kernels.cuts.get((structure, kinds))
-    if cut is None:
+    if cut is None or cut.captured.fetch() is None:
         try:
-            kernel, captured = kernels.find(structure, examples, samples(structure))
+            kernel, _ = kernels.find(structure, examples, samples(structure))
         except OF_A_CALL:
             raise
         except Exception as error:
             if not kinds:
                 raise
-            captured = captured_for_graphs(kernels, structure, kinds, samples(structure))
-            cut = kernels.cuts[structure, kinds] = cut_function(kernels, structure, captured, error)
-            kernels.captured[cut.key] = captured
+            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, samples(structure), error)
         else:
-            kernels.captured[kernel.key] = captured
-            return kernel.key, len(captured), kernel.written, kernel.result, False
-    return cut.key, len(kernels.captured[cut.key]), (), (), True
+            num_captured = follow_reads(kernels, kernel)
+            return kernel.key, num_captured, kernel.written, kernel.result, False
+    return cut.key, follow_reads(kernels, cut), (), (), True
+
+
+def follow_reads(kernels: Kernels, kernel: Kernel | CutFunction) -> int:
+    """Makes a graph with a kernel see what its function reads besides its arguments; the number of captured tensors.
+
+    Another call of the graph gets other tensors; where anything else has changed, Dynamo records another graph.
+    """
+    captured, key = kernel.captured, kernel.key
+    if key not in kernels.captured:
+        weakref.finalize(kernel, kernels.captured.pop, key, None)
+    kernels.captured[key] = tuple(captured.tensors)
+    if not records_a_graph():
+        return len(captured.tensors)
+
+    def holds(kernel: object = kernel) -> bool:  # the graph names the kernel, which lives as long as the graph
+        found = captured.fetch()
+        if found is None:
+            return False
+        kernels.captured[key] = found
+        return True
+
+    names = written_before(captured.reads.places())
+    if names:
+        leave_graph(
+            f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
+            f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
+            "outside of the compiled function."
+        )
+    recompile_unless(holds, f"what {kernels.name} reads besides its arguments is as when the graph was made")
+    return len(captured.tensors)
 
 
 @constant

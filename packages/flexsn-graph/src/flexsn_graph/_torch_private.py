@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
+from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [
@@ -114,7 +114,6 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-_ONE_AT_A_TIME = threading.RLock()
 # The autograd nodes in whose backward formulas a trace has been begun, the innermost last.
 _around: list[Any] = []
 
@@ -186,7 +185,7 @@ def undisturbed() -> Iterator[None]:
     ones run as written; backward in this thread, where the dispatch modes are. One trace at a time: FX patches Python
     globals while it traces.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with TRACE_LOCK, ExitStack() as stack:
         # Inside of an operator's implementation, dispatch keys are off that a trace needs.
         stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
         stack.enter_context(_unsaved())

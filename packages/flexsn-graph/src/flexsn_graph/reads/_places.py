@@ -41,6 +41,11 @@ class Place:
         """Equal for the same place."""
         raise NotImplementedError
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        """The object that holds the place, and the name or key in it; `None`: anything in it."""
+        raise NotImplementedError
+
     def get(self) -> Any:
         """What is there; raises where nothing is."""
         raise NotImplementedError
@@ -89,6 +94,10 @@ class Entry(Place):
     def key(self) -> Hashable:
         return "entry", id(self._mapping), self._key
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._mapping, self._key
+
     def get(self) -> Any:
         return self._mapping[self._key]
 
@@ -114,6 +123,10 @@ class ClassEntry(Entry):
     def key(self) -> Hashable:
         return "class", self._cls, self._key
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cls, self._key
+
 
 class ClassKeys(Place):
     """The names that a class defines: one more may come before what was read.
@@ -133,6 +146,10 @@ class ClassKeys(Place):
     @property
     def key(self) -> Hashable:
         return "keys", self._cls
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cls, None
 
     def get(self) -> Any:
         return tuple(self._entries)
@@ -162,6 +179,10 @@ class Cell(Place):
     def key(self) -> Hashable:
         return "cell", id(self._cell)
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cell, "cell_contents"
+
     def get(self) -> Any:
         return self._cell.cell_contents
 
@@ -182,6 +203,10 @@ class Attribute(Place):
     @property
     def key(self) -> Hashable:
         return "attribute", id(self._owner), self._attribute
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._owner, self._attribute
 
     def get(self) -> Any:
         return getattr(self._owner, self._attribute)
@@ -204,6 +229,10 @@ class Result(Place):
     @property
     def key(self) -> Hashable:
         return "result", self._kind, *map(id, self._arguments)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._arguments[0] if self._arguments else self._function, None
 
     def get(self) -> Any:
         return self._function(*self._arguments)
@@ -239,6 +268,10 @@ class Content(Place):
     @property
     def key(self) -> Hashable:
         return "content", id(self._container)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._container, None
 
     def get(self) -> Any:
         return list(self._read(self._container))
@@ -295,6 +328,10 @@ class Cached(Place):
     @property
     def key(self) -> Hashable:
         return "cached", id(self._cache)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cache, None
 
     def get(self) -> Any:
         return dict(self._cache)
