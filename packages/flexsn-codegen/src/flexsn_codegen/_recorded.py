@@ -12,6 +12,7 @@ from flexsn_codegen._checks import check_gradients, wants_gradients, without_ten
 from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._kernel import Kernel, kernel_of
 from flexsn_codegen._kernels import Kernels, kernels_of
+from flexsn_codegen._launch import target_of
 from flexsn_codegen._pieces import cut_for_graphs
 from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
 from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
@@ -67,14 +68,18 @@ def _prepared(
     examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
     cut = kernels.cuts.get((structure, kinds))
     if cut is None or cut.captured.fetch() is None:
+        numbers = samples(structure)
         try:
-            kernel, _ = kernels.find(structure, examples, samples(structure))
+            kernel, captured = kernels.find(structure, examples, numbers)
+            tensors = [*examples, *captured]
+            if tensors:  # also its trace may show that it cuts
+                kernel.variant(tensors, numbers, [False] * len(tensors), target_of(tensors[0].device))
         except OF_A_CALL:
             raise
         except Exception as error:
             if not kinds:
                 raise
-            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, samples(structure), error)
+            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, numbers, error)
         else:
             num_captured = follow_reads(kernels, kernel)
             return kernel.key, num_captured, kernel.written, kernel.result, False

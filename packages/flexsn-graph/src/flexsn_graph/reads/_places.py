@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flexsn_graph._torch_private_modules import without_fx_wrapper
 from flexsn_graph.reads._values import MISSING, same
 
 # Gives the name that an object has in the generated check.
@@ -123,6 +124,9 @@ class ClassEntry(Entry):
     def key(self) -> Hashable:
         return "class", self._cls, self._key
 
+    def get(self) -> Any:
+        return without_fx_wrapper(super().get())
+
     @property
     def owner(self) -> tuple[Any, Any]:
         return self._cls, self._key
@@ -232,7 +236,7 @@ class Result(Place):
 
     @property
     def owner(self) -> tuple[Any, Any]:
-        return self._arguments[0] if self._arguments else self._function, None
+        return self._arguments[0] if self._arguments else self._function, self._kind
 
     def get(self) -> Any:
         return self._function(*self._arguments)
