@@ -7,6 +7,7 @@ the launches the addresses if they are others, and launches.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -171,9 +172,15 @@ class OverLists:
         self._kernels = kernels
         self._tables = TableKernels()
         self._steps: list[Step] = []  # the last one used first
+        # A step's tables are those of one call, from where they are placed to the launch.
+        self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
         """The function for each place."""
+        with self._one_call:
+            return self._call(lists)
+
+    def _call(self, lists: Lists) -> list[Any]:
         tensors = lists.tensors
         device = tensors[0].device
         stream = 0
