@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch import Tensor, nn
 
 from flexsn_codegen import AutogradError, pointwise
@@ -192,7 +193,7 @@ def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> N
 def test_a_graph_of_an_earlier_value_serves_again() -> None:
     owner = SimpleNamespace(value=2.0)
     fused = pointwise(lambda x: x * owner.value)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
     compiled = torch.compile(lambda x: fused(x), backend=counter, fullgraph=True)
     x = torch.rand(7)
@@ -205,7 +206,7 @@ def test_a_graph_of_an_earlier_value_serves_again() -> None:
 def test_another_tensor_needs_no_other_graph() -> None:
     module = Gain()
     fused = pointwise(module, autograd=True)
-    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    counter = CompileCounterWithBackend("aot_eager")
     torch.compiler.reset()
     compiled = torch.compile(lambda x: fused(x), backend=counter, fullgraph=True)
     x = torch.rand(5, 3)
