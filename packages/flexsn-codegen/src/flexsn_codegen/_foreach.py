@@ -17,12 +17,20 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._calls import Lists, results_together
-from flexsn_codegen._checks import check_gradients, check_tensors, check_writes, tell_written, wants_gradients
+from flexsn_codegen._checks import (
+    check_gradients,
+    check_tensors,
+    check_writes,
+    list_of_numbers,
+    tell_written,
+    wants_gradients,
+)
 from flexsn_codegen._kernel import Kernel, Planned, Variant
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen._launch import addresses_of, launch, target_on
 from flexsn_codegen._run import run
 from flexsn_codegen._together import Group, Member, TableKernels
+from flexsn_graph import TorchError
 
 _MAX_STEPS = 16
 _kind = attrgetter("shape", "dtype", "device", "requires_grad")
@@ -236,7 +244,10 @@ class OverLists:
         for i in range(lists.count):
             positions = lists.positions(i)
             own = [tensors[p] for p in positions]
-            kernel, captured = self._kernels.find(lists.structure, own, numbers)
+            try:
+                kernel, captured = self._kernels.find(lists.structure, own, numbers)
+            except TorchError as error:
+                raise list_of_numbers(name, lists.structure, error) or error from error
             if kernel.key not in where:
                 check_tensors(name, [*own, *captured])
                 where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))

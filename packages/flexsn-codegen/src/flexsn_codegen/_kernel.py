@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 import warnings
 import weakref
@@ -30,6 +31,7 @@ from flexsn_graph import (
     TRACE_LOCK,
     ArgumentType,
     Effects,
+    MutationError,
     PointwiseGraph,
     Role,
     Substituted,
@@ -185,7 +187,9 @@ class Kernel:
             captured.keep(effects.captured)
         except TorchError:
             if not met:
-                trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
+                # It may know better what is wrong, but for writes, which are fine here.
+                with contextlib.suppress(MutationError):
+                    trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
         result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)

@@ -20,8 +20,8 @@ from flexsn_codegen._checks import check_gradients, check_tensors, is_followed, 
 from flexsn_codegen._cut import CutFunction, Function
 from flexsn_codegen._host_numbers import Notes, noting
 from flexsn_codegen._kernels import Kernels
-from flexsn_codegen.errors import ArgumentError
-from flexsn_graph import MutationError, NothingCutError, Substituted, TorchError, cells_effects
+from flexsn_codegen.errors import ArgumentError, TraceError
+from flexsn_graph import DataDependentError, MutationError, NothingCutError, Substituted, TorchError, cells_effects
 from flexsn_graph.reads import Reads
 
 # Functions that cut are kept for as many kinds of calls.
@@ -59,11 +59,16 @@ class Pieces:
             cut = cut_of(self._kernels, structure, parts.tensors, parts.numbers)
             captured = tuple(cut.captured.tensors)
             tensors = [*parts.tensors, *captured]
+            check_tensors(self._kernels.name, tensors)
             # What torch refuses for the tracer's shapes may be fine for the arguments' own.
             wanted = tuple(grad and t.requires_grad for t in tensors)
             cut.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
         except NothingCutError:
             raise error from None
+        except TraceError:
+            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
+                raise error from None
+            raise
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second

@@ -6,9 +6,16 @@ import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flexsn_codegen._calls import Parts, Structure, results_together
-from flexsn_codegen._checks import check_gradients, wants_gradients, without_tensors, written_forward
+from flexsn_codegen._checks import (
+    check_gradients,
+    into_what_writes,
+    wants_gradients,
+    without_tensors,
+    written_forward,
+)
 from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._kernel import Kernel, kernel_of
 from flexsn_codegen._kernels import Kernels, kernels_of
@@ -17,11 +24,16 @@ from flexsn_codegen._pieces import cut_for_graphs
 from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
 from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
 from flexsn_codegen._torch_private_modes import constant, is_forward_mode
-from flexsn_codegen.errors import OF_A_CALL
+from flexsn_codegen._writes import check_outs
+from flexsn_codegen.errors import OF_A_CALL, ArgumentError
 
 
-def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
-    """Calls a function where a compiler or a transform sees it."""
+def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
+    """Calls a function where a compiler or a transform sees it.
+
+    Args:
+        outs: what the results are copied to; `None`: they are new memory.
+    """
     tensors = parts.tensors
     dims = 0
     for tensor in tensors:
@@ -33,14 +45,25 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
         tensors = [*tensors, *kernels.captured[key]]
     if not tensors:
         raise without_tensors(kernels.name)
-    if wants_gradients(tensors):
-        check_gradients(kernels.name, writes=bool(written), autograd=kernels.autograd)
+    if wants_gradients(tensors if outs is None else [*tensors, *outs]):
+        check_gradients(kernels.name, writes=bool(written) or outs is not None, autograd=kernels.autograd)
+    if outs is not None and written:
+        raise into_what_writes(kernels.name)
     if not written:
         scalars = [t.dim() == 0 for t in tensors]
         if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
             results = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
         else:
             results = pointwise_op(tensors, parts.numbers, scalars, key)
+        if outs is not None:
+            if cuts:
+                raise ArgumentError(
+                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without `into`."
+                )
+            check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
+            for out, one in zip(outs, results, strict=True):
+                out.copy_(one)
+            return results_together(result, outs, ())
         if cuts:
             # It was traced with the arguments' own shapes just now.
             return results[0] if _is_single(key) else tuple(results)

@@ -28,6 +28,7 @@ __all__ = [
     "custom_op_body",
     "decomposition_table",
     "fake_like",
+    "is_stand_in",
     "forget_fake_results",
     "gradients",
     "min_cut_partitioner",
@@ -61,6 +62,7 @@ disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "dis
 _disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
 _without_torch_functions = private("torch._C", "DisableTorchFunction", _NO_TRACE)
 _current_autograd_node = private("torch._C", "_current_autograd_node", _NO_TRACE)
+_is_wrapped = private("torch._C", "_functorch.is_functorch_wrapped_tensor", _NO_TRACE)
 _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
@@ -122,6 +124,11 @@ def forget_fake_results() -> None:
     """Bounds what torch remembers of calls with fake tensors: with each new number an entry, for ever."""
     if len(_fake_results) > _MOST_FAKE_RESULTS:
         _fake_results.clear()
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """True for a fake tensor, and for one that a transform of `torch.func` has wrapped while a function runs."""
+    return isinstance(tensor, FakeTensor) or bool(_is_wrapped(tensor))
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
