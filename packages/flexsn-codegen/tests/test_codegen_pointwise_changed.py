@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.testing import CompileCounterWithBackend
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from flexsn_codegen import AutogradError, pointwise
 
@@ -181,7 +181,7 @@ def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> N
     if mode != "eager":
         torch.compiler.reset()
         compiled = torch.compile(
-            called, backend=backend, fullgraph=mode != "broken", dynamic={"dynamic": True}.get(mode, None)
+            called, backend=backend, fullgraph=mode != "broken", dynamic={"dynamic": True}.get(mode)
         )
     x = torch.linspace(-1.0, 2.0, 15).reshape(5, 3)
     for change in (lambda: None, *changes):

@@ -25,12 +25,15 @@ class Captured:
     Attributes:
         reads: the places.
         tensors: the captured tensors that the next trace meets.
+        where: the file and the first line of the function, where it is written in Python.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str) -> None:
         self.reads = Reads(fn)
         self.tensors: list[Tensor] = []
         self._name = name
+        code = getattr(getattr(fn, "forward", fn), "__code__", None)
+        self.where: tuple[str, int] | None = (code.co_filename, code.co_firstlineno) if code is not None else None
 
     def keep(self, tensors: Sequence[Tensor]) -> None:
         """Compares from now on what has been read.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -40,6 +39,7 @@ from flexsn_graph import (
     pointwise_effects,
     trace_pointwise,
 )
+from flexsn_graph.callers import warn
 
 _MAX_PLANS = 1024
 # As many kernels are kept that were made for some values of the numbers alone.
@@ -263,12 +263,12 @@ class Kernel:
         target: Target,
     ) -> Variant:
         if len(variants) >= _MAX_VARIANTS:
-            warnings.warn(
+            warn(
                 f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
                 "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
                 "from call to call with Python's operators and the functions of `math`, or pass it as a tensor without "
                 "dimensions.",
-                stacklevel=2,
+                otherwise=self.captured.where,
             )
             variants.clear()
         variant = self._traced(types, dimensions, device, list(numbers), target)

@@ -18,6 +18,7 @@ from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [
+    "DataDependentOutputException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
@@ -28,9 +29,9 @@ __all__ = [
     "custom_op_body",
     "decomposition_table",
     "fake_like",
-    "is_stand_in",
     "forget_fake_results",
     "gradients",
+    "is_stand_in",
     "min_cut_partitioner",
     "nodes_behind",
     "noting_nodes",
@@ -51,9 +52,12 @@ _NO_VJP = "gradients cannot be traced: kernels infer, but do not train"
 _NO_SPLIT = "`generate_forward_and_backward_graph` cannot split a joint graph"
 
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
+    DataDependentOutputException = private(
+        "torch._subclasses.fake_tensor", "DataDependentOutputException", _NO_TRACE
+    )
     FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_TRACE)
     FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_TRACE)
     TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
