@@ -182,13 +182,15 @@ class Kernel:
         captured = Captured(fn, name)
         met: dict[int, Tensor] = {}
         try:
-            effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
-            pointwise_effects(unbound, types, dimensions, device, name)
-            captured.keep(effects.captured)
+            with captured.reads.restored():
+                effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
+                with captured.reads.preserved():
+                    pointwise_effects(unbound, types, dimensions, device, name)
+                captured.keep(effects.captured)
         except TorchError:
             if not met:
                 # It may know better what is wrong, but for writes, which are fine here.
-                with contextlib.suppress(MutationError):
+                with contextlib.suppress(MutationError), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
@@ -202,7 +204,7 @@ class Kernel:
                 for i in effects.written:
                     passed[i] = passed[i].clone()
                 stand_ins = dict(zip(map(id, captured.tensors), tensors[count:], strict=True))
-                with Substituted(stand_ins) if stand_ins else ExitStack():
+                with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
                 found: list[Tensor] = []
                 if results_apart(returned, _known(effects.written, passed), found) != result:

@@ -6,6 +6,7 @@ They cut their arguments into pieces, or lay a tensor along a dimension in the m
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -21,7 +22,15 @@ from flexsn_codegen._cut import CutFunction, Function
 from flexsn_codegen._host_numbers import Notes, noting
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen.errors import ArgumentError, TraceError
-from flexsn_graph import DataDependentError, MutationError, NothingCutError, Substituted, TorchError, cells_effects
+from flexsn_graph import (
+    DataDependentError,
+    MutationError,
+    NothingCutError,
+    StatefulCoreError,
+    Substituted,
+    TorchError,
+    cells_effects,
+)
 from flexsn_graph.reads import Reads
 
 # Functions that cut are kept for as many kinds of calls.
@@ -110,11 +119,16 @@ def cut_of(kernels: Kernels, structure: Structure, examples: Sequence[Tensor], n
         return _called(kernels, structure, values, Notes(numbers))
 
     tensors: tuple[Tensor, ...] = ()
-    # Where it fails, its trace says why.
-    with contextlib.suppress(Exception):
-        tensors = cells_effects(run, examples, captured.reads).captured
-        cells_effects(run, examples)
-    captured.keep(tensors)
+    with captured.reads.restored():
+        try:
+            tensors = cells_effects(run, examples, captured.reads).captured
+            with captured.reads.preserved():
+                cells_effects(run, examples)
+        except StatefulCoreError:
+            raise
+        except Exception:
+            pass  # its trace says why
+        captured.keep(tensors)
     return _cut_function(kernels, structure, captured)
 
 
@@ -149,12 +163,20 @@ def _cut_function(
         def function(*values: Tensor) -> Any:
             count = len(values) - len(now)
             stand_ins = dict(zip(map(id, now), values[count:], strict=True))
-            with Substituted(stand_ins) if stand_ins else ExitStack():
+            with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _called(kernels, structure, values[:count], notes)
 
         # What is called as it is keeps its own name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
-        return kernels.fn if plain_call and not has_captured else function
+        if not plain_call or has_captured:
+            return function
+
+        @functools.wraps(kernels.fn, updated=())
+        def plain(*values: Tensor) -> Any:
+            with captured.reads.preserved():
+                return kernels.fn(*values)
+
+        return plain
 
     cut = CutFunction(bind, kernels.name, kernels.numerics, captured, otherwise=otherwise)
     cut.must_cut = not isinstance(otherwise, TorchError)

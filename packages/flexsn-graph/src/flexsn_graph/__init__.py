@@ -49,7 +49,7 @@ from flexsn_graph.errors import (
     UnsupportedCoreError,
     UnsupportedOpError,
 )
-from flexsn_graph.staging import absent_at_first
+from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
 
 __version__ = "0.1.0"
 
@@ -116,6 +116,7 @@ __all__ = [
     "generate_forward_and_backward_graph",
     "generate_inference_graph",
     "gradient_of",
+    "is_of_any_batch",
     "keep_residuals",
     "known_ops",
     "location_of",
@@ -123,6 +124,7 @@ __all__ = [
     "pointwise_effects",
     "ports",
     "register_facts",
+    "resized",
     "trace_cells",
     "trace_core",
     "trace_pointwise",

@@ -44,6 +44,7 @@ from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateEr
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
+    TraceError,
     repeated_scan,
     repeated_step,
     single_step,
@@ -390,7 +391,7 @@ class FlexSN(nn.Module):
             lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
         ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
         here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons()]
+        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(self.modules())]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -453,8 +454,31 @@ class FlexSN(nn.Module):
             return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
-        if self._backend == "auto" and self._asks_kernels(backend) and not self._kernels_take(inputs, states):
+        if self._backend == "auto" and self._asks_kernels(backend):
+            if self._kernels_take(inputs, states):
+                try:
+                    return self._run_on(backend, inputs, states, keep, affine, count, pack)
+                except (TraceError, NotImplementedError):
+                    if compiling:
+                        raise
+                    self._refusals.forget()  # the core may have changed since
+                    if self._kernels_take(inputs, states):
+                        raise
             backend = "torch"
+        return self._run_on(backend, inputs, states, keep, affine, count, pack)
+
+    def _run_on(
+        self,
+        backend: str,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        keep: bool,
+        affine: Producer | None,
+        count: bool,
+        pack: bool,
+    ) -> _Ran:
+        """As `_run`, by the backend that was chosen."""
+        compiling = torch.compiler.is_compiling()
         absorbed: Absorbed | None = None
         if affine is not None:
             x, *others = inputs
@@ -676,7 +700,12 @@ class FlexSN(nn.Module):
     def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
         """Why kernels refuse the core, if they do."""
         return self._refusals.why(
-            self._get_program, inputs, states, single=self._step_mode == "s", training=training
+            self._get_program,
+            inputs,
+            states,
+            single=self._step_mode == "s",
+            training=training,
+            modules=self.modules(),
         )
 
     def _is_ready_made(self) -> bool:

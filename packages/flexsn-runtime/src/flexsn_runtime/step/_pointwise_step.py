@@ -63,6 +63,17 @@ class Specialization(CoreSpecialization):
         self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
         self.backward_scans: Recent[Any] = Recent()
 
+    def _begin(self, trace: CoreTrace) -> None:
+        if trace.step_shape != self.trace.step_shape:
+            self._residuals = {}  # chosen by the size of a step
+            self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
+        super()._begin(trace)
+        self.forward_scans, self.backward_scans = Recent(), Recent()
+
+    def _forget_sources(self) -> None:
+        self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
+        self.forward_scans, self.backward_scans = Recent(), Recent()
+
     def check(self, *, training: bool) -> None:
         """Raises what the kernels' makers raise of the step, and compiles nothing."""
         self.core()
