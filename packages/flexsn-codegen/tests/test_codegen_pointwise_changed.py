@@ -165,7 +165,9 @@ MODES = [
 ]
 
 
-@pytest.mark.long(all_but=["closure-eager-", "branches-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"])
+@pytest.mark.long(
+    all_but=["closure-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"]
+)
 @pytest.mark.parametrize(("mode", "backend"), MODES)
 @pytest.mark.parametrize("name", FAMILY)
 def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> None:

@@ -74,14 +74,14 @@ class Pieces:
             cut.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
         except NothingCutError:
             raise error from None
-        except TraceError:
-            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
-                raise error from None
-            raise
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
             raise second from None  # it speaks of the arguments' own shapes
+        except TraceError:
+            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
+                raise error from None
+            raise
         if len(self._known) >= _MAX_CUTS:
             self._known.clear()
         self._known[_kind(structure, parts)] = cut
