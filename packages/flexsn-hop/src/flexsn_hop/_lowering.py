@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ._layout import BackwardLayout, ScanLayout
+from .callers import warn
 from .errors import LoweringError
 
 __all__ = [
@@ -125,10 +125,9 @@ def _installed_kernels() -> ScanLowering | None:
     try:
         kernels: ScanLowering = importlib.import_module(KERNELS).KernelLowering()
     except Exception as error:
-        warnings.warn(
+        warn(
             f"compiled scans run as loops, since {KERNELS} is installed and cannot be imported: "
-            f"{type(error).__name__}: {error}",
-            stacklevel=2,
+            f"{type(error).__name__}: {error}"
         )
         return None
     return kernels

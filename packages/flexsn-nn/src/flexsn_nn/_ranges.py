@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from flexsn_graph.callers import warn
 from flexsn_nn._checks import Range, check_number
-from flexsn_nn._portability import level_of_the_caller
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
@@ -85,11 +84,10 @@ class Ranges:
             check_number(name, value, **allowed)
         except ParameterError as error:
             self._warned.add(name)
-            warnings.warn(
+            warn(
                 f"a learned parameter of {type(module).__name__} has left its range, and counts as the nearest number "
                 f"in it: {error} {_POLE if _has_pole(allowed) else _LED_BACK}",
                 RangeWarning,
-                stacklevel=level_of_the_caller(),
             )
 
 

@@ -19,6 +19,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -369,7 +370,9 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     gradients.resize(scan->forward.first_bits);
     for (auto& gradient : gradients)
       given.push_back(std::move(gradient));
-    const auto told = at::GradMode::is_enabled() ? nullptr : scan->backward(given, needed);
+    // Python refuses in its own words what no kernel may read.
+    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
+    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backward(given, needed);
     variable_list found{at::Tensor()}; // of what is no tensor
     if (told != nullptr && (!told->asks || reads_hold(*scan)))
       append(found, launched(*told, given));
@@ -382,6 +385,12 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
   static void append(variable_list& all, variable_list more) {
     for (auto& one : more)
       all.push_back(std::move(one));
+  }
+
+  static bool has_unreadable(const variable_list& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.numel() != 0 && (!tensor.has_storage() || tensor.data_ptr() == nullptr);
+    });
   }
 
   static bool reads_hold(const Scan& scan) {
