@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import types
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from flexsn_graph.callers import warn
 
 # A container of more is data.
 _MOST_ENTRIES = 1000
@@ -26,11 +27,10 @@ def warn_of_unregistered(core: object) -> None:
     """
     names = unregistered(core)
     if names:
-        warnings.warn(
+        warn(
             f"the core captures parameters that no module and no optimizer has: {', '.join(names)}. They get "
             "gradients, but nobody updates them. Make the core an nn.Module that owns them, register them "
-            "(neuron.register_parameter), or give them to the optimizer.",
-            stacklevel=3,
+            "(neuron.register_parameter), or give them to the optimizer."
         )
 
 

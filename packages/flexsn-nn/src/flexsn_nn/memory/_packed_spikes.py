@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
@@ -79,6 +80,7 @@ class PackedSpikes:
     """
 
     def __init__(self, net: nn.Module, *, by_kernels: bool = True) -> None:
+        check_module("net", net)
         self._by_kernels = by_kernels
         self.bytes_whole = 0
         self.bytes_packed = 0
