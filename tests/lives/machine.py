@@ -17,10 +17,7 @@ from lives.twins import DifferenceError, Twins
 
 Backends = tuple[tuple[str, str], ...]
 # Layers and acts of a short run: each kind of state and of captured tensor, with few kernels to compile.
-FEW_LAYERS = (
-    "lif learned", "alif", "two outputs", "closure",
-    "delays", "sliding", "dropout", "linear", "norm", "conv norm",
-)  # fmt: skip
+FEW_LAYERS = ("lif learned", "two outputs", "delays", "sliding", "dropout", "linear", "norm", "conv norm")
 LONG_ACTS = ("dtype", "forward_in_autocast")
 
 
