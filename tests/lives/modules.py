@@ -27,6 +27,8 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
     """Registers a hook of a layer, or of a module inside of it."""
     modules = [m for m in life.net.modules() if m is not life.net] if inside else list(life.net.children())
     module = modules[which % len(modules)]
+    if kind not in ("scale", "scale input") and any(module in _inside(neuron) for neuron in life.neurons):
+        return {}  # a trace calls it once, the loop at each step
     if kind in _FORWARD:
         handle = module.register_forward_hook(_FORWARD[kind]())
     elif kind in _PRE:
@@ -35,6 +37,11 @@ def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
         handle = module.register_full_backward_hook(HalveGradient())
     life.handles.append(handle)
     return {}
+
+
+def _inside(neuron: nn.Module) -> set[nn.Module]:
+    """The modules of a neuron's step."""
+    return set(neuron.modules()) - {neuron}
 
 
 @act(when=lambda life: bool(life.handles), which=which)

@@ -18,6 +18,7 @@ import lives.gradients
 import lives.modules
 import lives.parameters
 import lives.settings  # noqa: F401
+from flexsn_nn import ExampleError
 from flexsn_nn.functional import reset_net
 from flexsn_runtime import CapturedTensorError, DoubleBackwardError, TransformError
 from lives.acts import perform
@@ -31,7 +32,11 @@ REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
 # What layers with a state refuse under a checkpoint.
 _CHECKPOINT = "activation checkpointing"
 # Errors of autograd about what is saved: kernels save all that they were given, the loop what its operations need.
-_OF_AUTOGRAD = ("modified by an inplace operation", "Inference tensors cannot be saved for backward")
+_OF_AUTOGRAD = (
+    "modified by an inplace operation",
+    "backward a second time",
+    "Inference tensors cannot be saved for backward",
+)
 
 
 class DifferenceError(AssertionError):
@@ -76,6 +81,10 @@ class Twins:
             self._heal()
             return
         loop = self._perform(name, self.loop, arguments)
+        if isinstance(loop, ExampleError) and not isinstance(compiled, Exception):
+            self.counts[f"{name}: refused"] += 1  # by the loop, for it does not know what no steps would return
+            self._heal()
+            return
         if isinstance(loop, Exception) or isinstance(compiled, Exception):
             if not (isinstance(loop, Exception) and isinstance(compiled, Exception)):
                 raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
