@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn._affine import Absorbed, Behind, Producer, behind
@@ -30,6 +31,8 @@ from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
 from flexsn_nn._handover import Handover
+from flexsn_nn._inputs import check_input
+from flexsn_nn._leaf import Leaf, refuse_proxies
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
@@ -54,7 +57,7 @@ _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
 
 
-class FlexSN(nn.Module):
+class FlexSN(Leaf):
     """A spiking neuron, or any recurrence that works element by element, from one time step of it.
 
     The state lives on the module from call to call until `reset()`; or, with `step`, in the caller's hands.
@@ -281,8 +284,8 @@ class FlexSN(nn.Module):
             )
         if not compiling and is_jit_tracing():
             raise ExportError(
-                "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
-                "or torch.compile."
+                "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
+                "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
@@ -329,6 +332,8 @@ class FlexSN(nn.Module):
             >>> output
             tensor([[4., 4.]])
         """
+        if isinstance(inputs, Proxy):
+            raise refuse_proxies(type(self).__name__)
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         if self._handover is not None:
             given, affine = self._handover.take(given, affine)
@@ -758,9 +763,10 @@ class FlexSN(nn.Module):
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
+        if isinstance(inputs, Proxy):
+            raise refuse_proxies(type(self).__name__)
         for i, value in enumerate(inputs):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"input {i} is a {type(value).__name__}; a neuron takes tensors.")
+            check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
             raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
         return inputs

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx import Proxy
 
 from flexsn_nn._backends import StepMode, check_step_mode
 from flexsn_nn._batch_affine import BatchNorm, Normalisation, is_batch_norm
@@ -64,19 +65,15 @@ class OverTime(nn.Sequential):
             InputShapeError: a sequence without a batch.
         """
         single = self._step_mode == "s"
-        if not single and x.dim() < 2:
-            raise InputShapeError(
-                f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
-                "For single steps [B, ...], use functional.set_step_mode(net, 's')."
-            )
         layers: Iterable[nn.Module] = self
         norm = None
-        if self._handover is not None:
+        # The graphs of torch.fx have the norm where it was: nothing is handed over when they run.
+        if self._handover is not None and not isinstance(x, Proxy):
             layers, norm = split_norm(self)
-        folded = x if single else x.flatten(0, 1)
+        folded = x if single else fold_time(x)
         for layer in layers:
             folded = layer(folded)
-        result = folded if single else folded.reshape(*x.shape[:2], *folded.shape[1:])
+        result = folded if single else unfold_time(folded, x)
         if norm is not None and self._handover is not None:
             self._handover.give(result, Normalisation(norm, 1 if single else 2))
         return result
@@ -92,6 +89,23 @@ class OverTime(nn.Sequential):
         if self._handover is not None:
             notes.append("its last norm is computed by the neuron behind")
         return ", ".join(notes)
+
+
+@fx.wrap
+def fold_time(x: Tensor) -> Tensor:
+    """`[T, B, ...] -> [T B, ...]`."""
+    if x.dim() < 2:
+        raise InputShapeError(
+            f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
+            "For single steps [B, ...], use functional.set_step_mode(net, 's')."
+        )
+    return x.flatten(0, 1)
+
+
+@fx.wrap
+def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
+    """`[T B, ...] -> [T, B, ...]`, with the sizes of `x`, `[T, B, ...]`."""
+    return folded.reshape(*x.shape[:2], *folded.shape[1:])
 
 
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:

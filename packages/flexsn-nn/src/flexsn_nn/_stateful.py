@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
+from flexsn_nn._leaf import Leaf
 
 
 def is_own_forward(module: nn.Module) -> bool:
@@ -16,7 +17,7 @@ def is_own_forward(module: nn.Module) -> bool:
     return module_of.startswith("flexsn_nn.")
 
 
-class Stateful(nn.Module):
+class Stateful(Leaf):
     """What `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` work on beside neurons.
 
     Args:

@@ -24,6 +24,9 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
 
+# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance may have, too.
+LEAF_NAMESPACE = "torch.nn.flexsn_nn"
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

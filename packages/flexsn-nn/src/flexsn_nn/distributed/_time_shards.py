@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._leaf import Leaf
 from flexsn_nn.errors import StateError
 from flexsn_nn.functional import neurons, reset_net
 
@@ -37,7 +38,7 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     return sequence.tensor_split(count)[dist.get_rank(group)]
 
 
-class TimeShards(nn.Module):
+class TimeShards(Leaf):
     """Runs a network over a sequence that lies on several processes, each with a part of its time.
 
     Each neuron waits for its states from the process before, runs over the steps that are here, and sends its states

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from flexsn_nn._affine import Producer
 from flexsn_nn._checks import Range, check_name, check_number, within
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._inputs import check_real
 from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._numbers import fit_checkpoint, learned
-from flexsn_nn.errors import InputDtypeError, ParameterError, StateError, UnknownAttributeError, UnknownParameterError
+from flexsn_nn.errors import ParameterError, StateError, UnknownAttributeError, UnknownParameterError
 
 
 class RunOptions(TypedDict, total=False):
@@ -149,8 +151,12 @@ class Neuron(FlexSN):
             states, too.
 
         Raises:
-            InputDtypeError: an integer or boolean input (a `TypeError`).
+            InputDtypeError: an integer, boolean, complex or float8 input (a `TypeError`).
+            InputLayoutError: a nested, sparse or quantised input, or one with named dimensions (a `TypeError`).
+            InputShapeError: a sequence without dimensions (a `ValueError`).
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         output = super().forward(*inputs, affine=affine)
         assert isinstance(output, Tensor)
         return output
@@ -234,11 +240,8 @@ class Neuron(FlexSN):
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         inputs = super()._checked(inputs)
-        for x in inputs:
-            if not x.is_floating_point():
-                raise InputDtypeError(
-                    f"the input is {x.dtype}; a membrane needs floating-point input: x.float()."
-                )
+        for i, x in enumerate(inputs):
+            check_real("the input" if len(inputs) == 1 else f"input {i}", x)
         return inputs
 
     def _is_ready_made(self) -> bool:
