@@ -28,6 +28,7 @@ from flexsn_nn._backends import (
 )
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
+from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
 from flexsn_nn._handover import Handover
@@ -39,7 +40,7 @@ from flexsn_nn._programs import Programs
 from flexsn_nn._refusals import Refusals
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
-from flexsn_nn._state_shapes import check_states, step_shape
+from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import is_own_forward
 from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
@@ -441,7 +442,36 @@ class FlexSN(Leaf):
         affine: Producer | None = None,
         count: bool = False,
         pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    ) -> _Ran:
+        """As `_run_unexplained`, and an error of the core's operations names the argument that is the cause."""
+        if torch.compiler.is_compiling():
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        try:
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        except (RuntimeError, ValueError) as error:
+            if inputs and all(isinstance(x, Tensor) for x in inputs):
+                self._explain_error(inputs, states, error)
+            raise
+
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        """Raises a clearer error than `error`, by checks too slow for a call that succeeds.
+
+        Args:
+            inputs, states: of the call that failed.
+        """
+        explain_devices(inputs, self, self.core, error)
+        explain_dtypes(inputs, error)
+
+    def _run_unexplained(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        affine: Producer | None = None,
+        count: bool = False,
+        pack: bool = False,
+    ) -> _Ran:
         """Outputs, final states, and the state sequences if they are to be kept.
 
         Args:
@@ -756,6 +786,8 @@ class FlexSN(Leaf):
         """The states, or an error if they are not for these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            states = plain_states(states)
         shape, device = step_shape(inputs, self._step_mode), inputs[0].device
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         # A module that was moved to half precision has moved its states, too.

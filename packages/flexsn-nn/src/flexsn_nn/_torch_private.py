@@ -18,6 +18,12 @@ _disable_dynamo = private(
 )
 _current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
+_ESCAPED = "a state that a transform of torch.func has left on a neuron is not recognised"
+_is_wrapped = private("torch._C", "_functorch.is_functorch_wrapped_tensor", _ESCAPED, default=lambda tensor: False)
+_unwrap_if_dead = private("torch._C", "_functorch.unwrap_if_dead", _ESCAPED, default=lambda tensor: tensor)
+_is_batched = private("torch._C", "_functorch.is_batchedtensor", _ESCAPED, default=lambda tensor: False)
+_level_of = private("torch._C", "_functorch.maybe_get_level", _ESCAPED, default=lambda tensor: -1)
+_current_level = private("torch._C", "_functorch.maybe_current_level", _ESCAPED, default=lambda: None)
 # In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
 # not. From 2.12 on, the function is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
@@ -69,6 +75,21 @@ def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
 def is_jit_tracing() -> bool:
     """Whether `torch.jit.trace` records what is called."""
     return _tracing_state() is not None
+
+
+def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that was made inside of transforms of `torch.func`, as it is after those that have ended.
+
+    `None`: it stands for one sample of a `vmap` that has ended.
+    """
+    while _is_wrapped(tensor):
+        plain = _unwrap_if_dead(tensor)
+        if plain is tensor:
+            break
+        tensor = plain
+    if _is_batched(tensor) and _level_of(tensor) > (_current_level() or 0):
+        return None
+    return tensor
 
 
 def recomputation() -> tuple[int, int] | None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from flexsn_nn._affine import Producer
 from flexsn_nn._checks import Range, check_name, check_number, within
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._inputs import check_real
 from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn._inputs import check_real
 from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn.errors import ParameterError, StateError, UnknownAttributeError, UnknownParameterError
@@ -203,26 +203,9 @@ class Neuron(FlexSN):
         fit_checkpoint(state_dict, prefix, self._parameters, self._held)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _run(
-        self,
-        inputs: tuple[Tensor, ...],
-        states: list[Tensor],
-        *,
-        keep: bool,
-        affine: Producer | None = None,
-        count: bool = False,
-        pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        try:
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        except (RuntimeError, ValueError) as error:
-            self._explain_error(inputs[0], states, error)
-            raise
-
-    def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
-        """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        super()._explain_error(inputs, states, error)
+        x = inputs[0]
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
         for name in self._held:
             value = getattr(self, name)
