@@ -103,7 +103,8 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     )
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    return Choice("hop", f"{reason}; as the operator, whose kernels are part of the compiled graph", {})
+    how = "as the operator, of which Inductor makes kernels, or with a warning a loop where they refuse the core"
+    return Choice("hop", f"{reason}; {how}", {})
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:

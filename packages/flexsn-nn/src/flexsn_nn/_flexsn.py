@@ -18,7 +18,6 @@ from flexsn_nn._backends import (
     COMPILED,
     KERNEL_BACKENDS,
     Backend,
-    Choice,
     StepMode,
     check_backend,
     check_step_mode,
@@ -28,6 +27,7 @@ from flexsn_nn._backends import (
 )
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
+from flexsn_nn._decisions import Decisions
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
@@ -141,8 +141,7 @@ class FlexSN(Leaf):
         self._programs = Programs(num_inputs, num_states, num_outputs, residuals)
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
-        # By the device's type, and whether a compiler traces the call.
-        self._choices: dict[tuple[str, bool], Choice] = {}
+        self._decisions = Decisions()
         self._refusals = Refusals()
         # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
         self._ready_made: bool | None = None
@@ -168,7 +167,7 @@ class FlexSN(Leaf):
     @backend.setter
     def backend(self, backend: str) -> None:
         self._backend = check_backend(backend, self._step_mode)
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def step_mode(self) -> str:
@@ -180,7 +179,7 @@ class FlexSN(Leaf):
         mode = check_step_mode(step_mode)
         check_backend(self._backend, mode)
         self._step_mode = mode
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
@@ -226,6 +225,14 @@ class FlexSN(Leaf):
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None)
+            if name == "core":
+                self._forget_decisions()
+
+    def _forget_decisions(self) -> None:
+        """Begins the account of what runs again: another core, or another way to run it."""
+        if "_decisions" in self.__dict__:  # not in the constructor
+            self._decisions.clear()
+            self._refusals = Refusals()
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -390,13 +397,9 @@ class FlexSN(Leaf):
                 layout costs.
             affine: as for `forward`.
         """
-        lines = []
-        for (_, compiling), choice in self._choices.items():
-            lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
-            lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
-        ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
-        here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons()]
+        lines = self._decisions.lines()
+        if not self._decisions.has_kernels:
+            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons()]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -405,8 +408,7 @@ class FlexSN(Leaf):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        launched = any(choice.backend in COMPILED for (_, inside), choice in self._choices.items() if not inside)
-        counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
+        counting = self.count_spikes and self._decisions.has_launched and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
@@ -686,19 +688,31 @@ class FlexSN(Leaf):
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
-        """Whether kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
-        if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
-            return False
+        """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
+        why = self._why_loop(inputs, states)
+        if not torch.compiler.is_compiling():
+            self._decisions.ran((inputs[0].device.type, False), why)
+        return why is None
+
+    def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
+        """Why the loop runs a call for which kernels are chosen; `None`: they run it."""
+        if not _PLAIN.issuperset(map(type, (*inputs, *states))):
+            other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in _PLAIN)
+            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+        transform = transform_at_work()
+        if transform is not None:
+            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
-            return False  # without steps, nobody asks what a step is
+            return "the loop, in calls without steps (T == 0)"
         ready = self._ready_made
         if ready is None:
             ready = self.__dict__["_ready_made"] = self._is_ready_made()
         if ready:
-            return True
+            return None
         given = (*inputs, *states)
         training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
-        return self._refusal(inputs, states, training=training) is None
+        why = self._refusal(inputs, states, training=training)
+        return None if why is None else f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
     def _ask_for_portability(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
@@ -808,12 +822,12 @@ class FlexSN(Leaf):
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """What runs; decided once for each type of device, inside and outside of compilers."""
         situation = (device.type, compiling)
-        choice = self._choices.get(situation)
+        choice = self._decisions.choice(situation)
         if choice is None:
             choice = choose(backend, step_mode, device, compiling)
-            if not self._choices:
+            if not self._decisions:
                 warn_of_unregistered(self.core)
-            self._choices[situation] = choice
+            self._decisions.choose(situation, choice)
         return choice.backend
 
     def _get_program(

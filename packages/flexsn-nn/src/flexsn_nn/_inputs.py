@@ -9,8 +9,8 @@ from torch.fx import Proxy
 from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
-# Without named tensors: torch 2.15 and later.
-_HAS_NAMES = hasattr(Tensor, "has_names")
+# `None` from torch 2.15 on, which has no named tensors.
+_has_names = getattr(Tensor, "has_names", None)
 
 
 def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None:
@@ -43,7 +43,7 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
             f"{name} has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, use "
             "step_mode='s'."
         )
-    if _HAS_NAMES and not torch.compiler.is_compiling() and value.has_names():
+    if _has_names is not None and not torch.compiler.is_compiling() and _has_names(value):
         raise InputLayoutError(
             f"{name} has named dimensions, which most operations of a step refuse: x.rename(None), and names on the "
             "output."
