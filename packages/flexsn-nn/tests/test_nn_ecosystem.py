@@ -7,6 +7,7 @@ import io
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,6 +217,63 @@ def test_jit_trace_and_the_old_onnx_exporter(backend: str) -> None:
         torch.jit.trace(network(backend), (X,), check_trace=False)
 
 
+# -- ONNX --------------------------------------------------------------------------------------------------
+
+
+class OneStep(nn.Module):
+    def __init__(self, backend: str) -> None:
+        super().__init__()
+        self.neuron = LIF(step_mode="s", backend=backend)
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        output, (v,) = self.neuron.step(x, [v])
+        return output, v
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_inside_of_the_onnx_exporter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it records is operations alone, with kernels or without."""
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    v = torch.zeros(3, 8)
+    for net, args in ((network(backend).eval(), (X,)), (OneStep(backend), (X[0], v))):
+        exported = torch.export.export(net, args)
+        operators = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
+        assert operators
+        assert not any("flex" in operator for operator in operators)
+    assert torch.equal(torch.export.export(network(backend), (X,)).module()(X), network("torch")(X))
+
+
+@pytest.mark.parametrize("backend", ["hop", "cpp", "triton", "inductor"])
+def test_kernels_by_name_in_the_onnx_exporter(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.onnx, "is_in_onnx_export", lambda: True)
+    with pytest.raises(ExportError, match=rf"backend='{backend}' has no ONNX.*set_backend\(net, 'torch'\)"):
+        torch.export.export(network(backend), (X,))
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_onnx_files(backend: str) -> None:
+    pytest.importorskip("onnxscript", reason="the exporter needs it")
+    runtime = pytest.importorskip("onnxruntime")
+    v = torch.zeros(3, 8)
+    batch = torch.export.Dim("B")
+    for net, args, shapes, fewer in (
+        (network(backend).eval(), (X,), ({1: batch},), (X[:, :2],)),
+        (OneStep(backend), (X[0], v), ({0: batch}, {0: batch}), (X[0, :2], v[:2])),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(net, args, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        session = runtime.InferenceSession(program.model_proto.SerializeToString())
+        names = [value.name for value in session.get_inputs()]
+        for given in (args, fewer):
+            functional.reset_net(net)
+            expected = net(*given)
+            functional.reset_net(net)
+            found = session.run(None, {name: x.numpy() for name, x in zip(names, given, strict=True)})
+            for ours, theirs in zip(found, expected if isinstance(expected, tuple) else (expected,), strict=True):
+                torch.testing.assert_close(torch.from_numpy(ours), theirs.detach())
+
+
 # -- the meta device ---------------------------------------------------------------------------------------
 
 
@@ -266,6 +324,27 @@ def test_data_parallel_and_shared_memory(backend: str) -> None:
     assert all(tensor.is_shared() for tensor in (*net.parameters(), *net[1].states))
     functional.reset_net(net)
     assert torch.equal(net(X), by_the_loop(net))
+
+
+@backends
+def test_distributed_data_parallel(backend: str, tmp_path: Path) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        net, loop = network(backend), network("torch")
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        for _ in range(2):
+            output, expected = wrapped(X), loop(X)
+            assert torch.equal(output, expected)
+            output.square().sum().backward()
+            expected.square().sum().backward()
+            functional.reset_net(wrapped)
+            functional.reset_net(loop)
+        for ours, theirs in zip(net.parameters(), loop.parameters(), strict=True):
+            assert theirs.grad is not None
+            torch.testing.assert_close(ours.grad, theirs.grad)
+    finally:
+        distributed.destroy_process_group()
 
 
 @backends

@@ -9,7 +9,7 @@ import torch
 
 from flexsn_hop import register_scan_lowering, why_dynamo_hop_unavailable
 from flexsn_nn._checks import check_name
-from flexsn_nn.errors import StepModeError
+from flexsn_nn.errors import ExportError, StepModeError
 from flexsn_runtime import BackendUnavailableError, KernelLowering, TargetName, triton_interpreted, why_unavailable
 
 Backend = Literal["auto", "triton", "inductor", "cpp", "hop", "torch"]
@@ -90,6 +90,20 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     if step_mode == "s" and compiling:
         return _without_kernels("a compiler fuses a single step with what is around it", step_mode, compiling)
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
+
+
+def choose_for_onnx(backend: Backend) -> Backend:
+    """The backend inside of `torch.onnx.export`: the loop, unrolled. ONNX has the operations, and no operator of ours.
+
+    Raises:
+        ExportError: another backend was asked for by name.
+    """
+    if backend in ("auto", "torch"):
+        return "torch"
+    raise ExportError(
+        f"backend={backend!r} has no ONNX function. Export the loop, unrolled for a fixed number of steps, or single "
+        "steps (step_mode='s'): functional.set_backend(net, 'torch'), or 'auto', before torch.onnx.export."
+    )
 
 
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:

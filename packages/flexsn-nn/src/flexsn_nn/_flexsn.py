@@ -22,6 +22,7 @@ from flexsn_nn._backends import (
     check_backend,
     check_step_mode,
     choose,
+    choose_for_onnx,
     takes_step_mode,
     written_in,
 )
@@ -42,7 +43,7 @@ from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, r
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import is_own_forward
-from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
+from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, is_onnx_exporting, recomputation
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
 from flexsn_runtime import (
@@ -821,6 +822,8 @@ class FlexSN(Leaf):
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """What runs; decided once for each type of device, inside and outside of compilers."""
+        if compiling and is_onnx_exporting():
+            return choose_for_onnx(backend)
         situation = (device.type, compiling)
         choice = self._decisions.choice(situation)
         if choice is None:

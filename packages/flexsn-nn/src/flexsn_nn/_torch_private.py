@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -39,6 +40,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def is_exporting() -> bool:
     """Whether `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
+
+
+def is_onnx_exporting() -> bool:
+    """`torch.onnx.export` records the call. `torch.onnx` is not imported for the answer."""
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
