@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -43,9 +43,9 @@ X = (torch.arange(5 * 3 * 8) * 0.37 % 3).reshape(5, 3, 8)  # a state after it is
 backends = pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
 
 
-def network(backend: str, **options: Any) -> nn.Sequential:
+def network(backend: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(8, 6), LIF(backend=backend, **options), nn.Linear(6, 4), LIF(backend=backend))
+    net: Any = nn.Sequential(nn.Linear(8, 6), LIF(backend=backend, **options), nn.Linear(6, 4), LIF(backend=backend))
     with torch.no_grad():
         for weight in (net[0].weight, net[2].weight):
             weight.abs_().mul_(1.5)  # so that both neurons spike
@@ -54,9 +54,9 @@ def network(backend: str, **options: Any) -> nn.Sequential:
 
 def by_the_loop(net: nn.Module, x: Tensor = X) -> Tensor:
     """The output of a copy whose neurons are loops, from their initial state."""
-    copy = network("torch")
-    copy.load_state_dict(net.state_dict())
-    return copy(x)  # type: ignore[no-any-return]
+    loop = network("torch")
+    loop.load_state_dict(net.state_dict())
+    return cast(Tensor, loop(x))
 
 
 # -- torch.fx ----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_onnx_files(backend: str) -> None:
     ):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(net, args, dynamo=True, verbose=False, dynamic_shapes=shapes)
+            program: Any = torch.onnx.export(net, args, dynamo=True, verbose=False, dynamic_shapes=shapes)
         session = runtime.InferenceSession(program.model_proto.SerializeToString())
         names = [value.name for value in session.get_inputs()]
         for given in (args, fewer):
@@ -452,7 +452,7 @@ def test_torch_compile(mode: str, compiler: None) -> None:
     net = network("auto")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compiled = torch.compile(net, mode=mode)
+        compiled: Any = torch.compile(net, mode=mode)
         assert torch.equal(compiled(X), by_the_loop(net))
 
 
@@ -505,6 +505,15 @@ TWICE = {"jvp", "hvp", "vhp", "hessian", "penalty"}
 WITHOUT_NORM = {"func.vmap", "func.grad", "func.vjp", "func.jacrev", "func.grad of grad"}
 
 
+@pytest.mark.long(
+    all_but=[
+        "a step-*-cpp",
+        "spikes-jvp-auto",
+        "with products-jvp-cpp",
+        "a norm in the step-penalty-cpp",
+        "spikes-func.vmap-auto",
+    ]
+)
 @pytest.mark.parametrize("backend", ["hop", "cpp", "auto"])
 @pytest.mark.parametrize("derivative", DERIVATIVES)
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
@@ -516,8 +525,8 @@ def test_derivatives(kind: str, derivative: str, backend: str) -> None:
 
     def derived(by: str) -> Tensor:
         torch.manual_seed(0)
-        net = DIFFERENTIATED[kind](by)
-        return DERIVATIVES[derivative](lambda x: net.step(x)[0], X.clone().requires_grad_())  # type: ignore[no-any-return]
+        net: Any = DIFFERENTIATED[kind](by)
+        return cast(Tensor, DERIVATIVES[derivative](lambda x: net.step(x)[0], X.clone().requires_grad_()))
 
     expected = derived("torch")
     assert expected.abs().sum() > 0

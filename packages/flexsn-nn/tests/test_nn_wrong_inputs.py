@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -99,7 +99,7 @@ def test_inputs_that_no_membrane_takes(wrong: str, backend: str) -> None:
 @backends
 def test_named_dimensions(backend: str) -> None:
     with pytest.raises(InputLayoutError, match=r"input 0 has named dimensions.*rename\(None\)"):
-        LIF(backend=backend)(X.refine_names("T", "B", "C"))
+        LIF(backend=backend)(cast(Any, X).refine_names("T", "B", "C"))
 
 
 def meta(value: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ OF_SEVERAL: dict[str, Case] = {
         StateError,
         r"the state v is torch\.float16 and the input torch\.float32",
     ),
-    "a state that is none": (lambda b: LIF(backend=b).step(X, [1.0]), TypeError, r"state 0 is a float"),
+    "a state that is none": (lambda b: LIF(backend=b).step(X, [cast(Tensor, 1.0)]), TypeError, r"state 0 is a float"),
     "too many states": (lambda b: LIF(backend=b).step(X, [X[0], X[0]]), StateError, r"2 states; num_states is 1"),
 }
 

@@ -54,9 +54,8 @@ class Decisions:
     @property
     def has_launched(self) -> bool:
         """Kernels ran calls outside of compilers."""
-        return any(
-            choice.backend in COMPILED for situation in self._choices if not situation[1] for choice in self._of(situation)
-        )
+        outside = [situation for situation in self._choices if not situation[1]]
+        return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation))
 
     def lines(self) -> list[str]:
         """The record, for `explain()`."""

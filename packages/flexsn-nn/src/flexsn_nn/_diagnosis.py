@@ -40,8 +40,8 @@ def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
     for i, x in enumerate(inputs):
         if x.dtype != inputs[0].dtype:
             raise StateError(
-                f"input {i} is {x.dtype} and input 0 {inputs[0].dtype}, which is the dtype of the initial states: {error}. "
-                f"Convert an input: x.to({inputs[0].dtype})."
+                f"input {i} is {x.dtype} and input 0 {inputs[0].dtype}, which is the dtype of the initial states. "
+                f"Convert an input: x.to({inputs[0].dtype}). {error}"
             ) from error
 
 

@@ -43,7 +43,14 @@ from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, r
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import is_own_forward
-from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, is_onnx_exporting, recomputation
+from flexsn_nn._torch_private import (
+    between_graphs,
+    constant,
+    is_exporting,
+    is_jit_tracing,
+    is_onnx_exporting,
+    recomputation,
+)
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
 from flexsn_runtime import (
@@ -713,7 +720,9 @@ class FlexSN(Leaf):
         given = (*inputs, *states)
         training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
         why = self._refusal(inputs, states, training=training)
-        return None if why is None else f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
+        if why is None:
+            return None
+        return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
     def _ask_for_portability(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
