@@ -244,6 +244,22 @@ def slot(first: Any) -> Made:
 
 
 @place
+def second_slot(first: Any) -> Made:
+    class Config:
+        __slots__ = ("other", "value")
+        other: Any
+        value: Any
+
+    holder = Config()
+    holder.other, holder.value = 1.0, first
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return step(x * holder.other, v, holder.value)
+
+    return core, lambda new: setattr(holder, "value", new)
+
+
+@place
 def private_slot(first: Any) -> Made:
     class Config:
         __slots__ = ("__value",)

@@ -174,7 +174,7 @@ def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
-    with pytest.raises(CompilationError, match=r"(?s)the C\+\+ compiler reports success and wrote no file.*Name another"):
+    with pytest.raises(CompilationError, match=r"compiler reports success and wrote no file\. Name another"):
         kernel().compiled((torch.float32,) * 3, 256)
 
 

@@ -83,6 +83,7 @@ LEAVES: dict[str, Callable[[str], nn.Module]] = {
 }
 
 
+@pytest.mark.long(all_but=["*-torch", "ready-made-auto", "a step-auto", "a norm in the step-auto"])
 @backends
 @pytest.mark.parametrize("kind", LEAVES)
 def test_symbolic_trace_has_a_node_for_each_layer(kind: str, backend: str) -> None:
@@ -160,6 +161,7 @@ def test_a_tracer_that_enters_all_modules() -> None:
         Entering().trace(nn.Sequential(LIF()))
 
 
+@pytest.mark.long(all_but=["*-auto"])
 @backends
 @pytest.mark.parametrize("prepare", ["prepare_fx", "prepare_qat_fx"])
 def test_quantisation_by_graphs(prepare: str, backend: str) -> None:
@@ -299,6 +301,7 @@ def test_the_meta_device(kind: str, backend: str) -> None:
 # -- wrappers and converters of modules --------------------------------------------------------------------
 
 
+@pytest.mark.long(all_but=["dtype0-*", "dtype1-auto"])
 @backends
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16, torch.double])
 def test_dtypes_there_and_back(dtype: torch.dtype, backend: str) -> None:
@@ -363,6 +366,7 @@ def test_a_whole_module_in_a_file(backend: str) -> None:
     assert torch.equal(loaded(X), expected)
 
 
+@pytest.mark.long(all_but=["auto"])
 @backends
 def test_parametrised_layers_and_neurons(backend: str) -> None:
     class OneMore(nn.Module):
@@ -446,6 +450,7 @@ def test_a_subclass_of_tensors(backend: str) -> None:
     assert torch.equal(output.as_subclass(Tensor), LIF(backend="torch")(X))
 
 
+@pytest.mark.long(all_but=["reduce-overhead"])
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_torch_compile(mode: str, compiler: None) -> None:
     torch._dynamo.reset()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -144,6 +145,12 @@ class Prologue:
         self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
         self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
         self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
+
+    def of(self, captured: Sequence[Tensor]) -> Prologue:
+        """The same of other tensors that `fits` accepts, in the order of `captured`."""
+        found = copy(self)
+        found.captured = tuple(captured)
+        return found
 
     def fits(self, captured: Sequence[Tensor]) -> bool:
         """Whether it can compute with these tensors, of the right shapes and dtypes."""

@@ -39,7 +39,8 @@ class RecurrentTrace(CoreTrace):
     def _trace(self) -> None:
         arguments = self._primals
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
-        lowered = self._tracer.lowered(self._tracer.record_forward(), KEPT_OPS)
+        tracer = self._retraced()
+        lowered = tracer.lowered(tracer.record_forward(), KEPT_OPS)
         if not has_products(lowered.graph, arguments):
             raise NoProductsError
         self._keys = Keys()
@@ -64,8 +65,9 @@ class RecurrentTrace(CoreTrace):
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
         with undisturbed():
-            recorded, gradients = self._tracer.record_vjp(cotangents, wanted)
-            lowered = self._tracer.lowered(recorded, KEPT_OPS)
+            tracer = self._retraced()
+            recorded, gradients = tracer.record_vjp(cotangents, wanted)
+            lowered = tracer.lowered(recorded, KEPT_OPS)
             results = [
                 Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
             ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -79,18 +80,21 @@ class CoreTrace:
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
         self.reads = Reads(core, follow=follow)
-        self._tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
-        self.differentiable = self._tracer.differentiable
-        self.inputs = tuple(StepValue.of(t) for t in self._tracer.examples[:num_inputs])
-        self.states = tuple(StepValue.of(t) for t in self._tracer.examples[num_inputs:])
-        results = [StepValue.of(t) for t in self._tracer.results]
+        self._hoists, self._keep_views = hoists, keep_views
+        self._device = examples[0].device if examples else torch.device("cpu")
+        tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
+        self._tracer: Tracer | None = tracer
+        self.differentiable = tracer.differentiable
+        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[:num_inputs])
+        self.states = tuple(StepValue.of(t) for t in tracer.examples[num_inputs:])
+        results = [StepValue.of(t) for t in tracer.results]
         self.outputs = tuple(results[:num_outputs])
         self.step_shape = _check_results(self.states, results, num_outputs)
-        self._prologue = self._tracer.prologue()
+        self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
-        self.aliases = self._tracer.aliases(self.captured)
+        self.aliases = tracer.aliases(self.captured)
         self.captured_values = tuple(StepValue.of(t) for t in self.captured)
-        self.lifted_values = tuple(StepValue.of(t) for t in self._tracer.lifted_values)
+        self.lifted_values = tuple(StepValue.of(t) for t in tracer.lifted_values)
         self._trace()
         self.reads.settle()
         self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
@@ -98,6 +102,41 @@ class CoreTrace:
     def _trace(self) -> None:
         """Makes the graph of the forward."""
         raise NotImplementedError
+
+    def of_twin(self, core: Callable[..., Any]) -> Self | None:
+        """This trace as that of another core, which is not run.
+
+        Returns:
+            `None` unless `core` has the same code, and reads equal numbers, the same objects and tensors like those
+            that this one's core read: see `reads/_twins.py`. It holds none of this trace's tensors.
+        """
+        core = unwrap_compiled(core)
+        reads = self.reads.of_twin(core)
+        if reads is None:
+            return None
+        count = len(self.captured)
+        captured, others = reads.tensors[:count], reads.tensors[count:]
+        if [StepValue.of(t) for t in captured] != list(self.captured_values) or not self.fits(captured):
+            return None
+        twin = copy(self)
+        twin.core, twin.reads, twin.captured = core, reads, captured
+        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, others, strict=True))
+        twin._prologue = self._prologue.of(captured)
+        twin._tracer = None
+        return twin
+
+    def _retraced(self) -> Tracer:
+        """Runs the core: that of a twin when its first VJP is traced."""
+        if self._tracer is None:
+            example = partial(torch.empty, (), device=self._device)
+            examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
+            own = type(self)(
+                self.core, self.num_inputs, self.num_states, self.num_outputs, examples, True, self._hoists,
+                keep_views=self._keep_views,
+            )
+            self._tracer, self.reads = own._tracer, own.reads
+        assert self._tracer is not None
+        return self._tracer
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -139,7 +178,7 @@ class CoreTrace:
         return self._prologue(captured)
 
     def _check_masks(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> None:
-        expected = (len(self.differentiable), len(self._tracer.primals))
+        expected = (len(self.differentiable), len(self._primals))
         if (len(cotangents), len(wanted)) != expected:
             raise RequiresGradError(
                 f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
@@ -169,14 +208,15 @@ class StepTrace(CoreTrace):
     forward: StepGraph
 
     def _trace(self) -> None:
-        lowered, layouts = self._tracer.lower(self._tracer.record_forward(), self.step_shape)
+        tracer = self._retraced()
+        lowered, layouts = tracer.lower(tracer.record_forward(), self.step_shape)
         graph = normalize(lowered, [port.name for port in self._primals])
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
         self.forward = StepGraph(graph, self._primals, results, layouts)
 
     def _is_differentiated_alike(self) -> bool:
         """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
-        if self._tracer.is_plain:
+        if self._retraced().is_plain:
             return True
         try:
             self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._primal_values()])
@@ -205,8 +245,9 @@ class StepTrace(CoreTrace):
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         with undisturbed():
-            recorded, gradients = self._tracer.record_vjp(cotangents, wanted)
-            lowered, layouts = self._tracer.lower(
+            tracer = self._retraced()
+            recorded, gradients = tracer.record_vjp(cotangents, wanted)
+            lowered, layouts = tracer.lower(
                 recorded, self.step_shape, gradients, self.forward.layouts
             )
             graph = normalize(lowered, [port.name for port in arguments])

@@ -270,6 +270,8 @@ class FlexSN(Leaf):
                 `torch.jit.trace`.
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
         packing = False
         if self._handover is not None:
@@ -819,8 +821,6 @@ class FlexSN(Leaf):
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
-        if isinstance(inputs, Proxy):
-            raise refuse_proxies(type(self).__name__)
         for i, value in enumerate(inputs):
             check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:

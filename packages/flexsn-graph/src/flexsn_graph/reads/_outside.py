@@ -108,6 +108,7 @@ def origin(function: BuiltinFunctionType) -> tuple[str | None, str]:
     if isinstance(owner, ModuleType):
         return function.__module__ or owner.__name__, name
     if isinstance(owner, type):
-        return owner.__module__, name
+        definer = next((cls for cls in owner.__mro__ if name in cls.__dict__), owner)
+        return definer.__module__, name
     # A file's content is no part of the file.
     return ("_io", f"{type(owner).__name__}.{name}") if type(owner).__module__ == "_io" else (None, name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from itertools import chain
 from operator import is_
 from types import CellType, MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -19,6 +19,23 @@ Bind = Callable[[Any], str]
 ANY_NAME = "*"
 
 _GONE = (KeyError, AttributeError, ValueError, IndexError, ReferenceError, TypeError)
+
+
+class NotTwinsError(Exception):
+    """Another core reads something else, or the counterpart of an object cannot be found."""
+
+
+class Counterparts(Protocol):
+    """Objects of a core, and those in their place in another one: see `_twins.py`."""
+
+    def counterpart(self, value: Any) -> Any:
+        """The object of the other core; raises `NotTwinsError`."""
+
+    def function(self, function: Any) -> Any:
+        """The same for a function that a place calls."""
+
+    def pair(self, value: Any, other: Any) -> None:
+        """Takes two values for counterparts; raises `NotTwinsError`."""
 
 
 class Place:
@@ -48,6 +65,18 @@ class Place:
     def expression(self, bind: Bind) -> str:
         """Python source for `get`."""
         raise NotImplementedError
+
+    def counterpart(self, twins: Counterparts) -> Place:
+        """The same place in another core."""
+        raise NotImplementedError
+
+    def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
+        """Compares what was read with what is in the counterpart."""
+        twins.pair(before, other)
+
+    def _compare(self, before: Any, other: Any) -> None:
+        if not self.same(other, before):
+            raise NotTwinsError
 
     def read(self) -> Any:
         """What is there, or `MISSING`."""
@@ -89,6 +118,9 @@ class Entry(Place):
     def key(self) -> Hashable:
         return "entry", id(self._mapping), self._key
 
+    def counterpart(self, twins: Counterparts) -> Place:
+        return Entry(self.name, twins.counterpart(self._mapping), twins.counterpart(self._key))
+
     def get(self) -> Any:
         return self._mapping[self._key]
 
@@ -114,6 +146,9 @@ class ClassEntry(Entry):
     def key(self) -> Hashable:
         return "class", self._cls, self._key
 
+    def counterpart(self, twins: Counterparts) -> Place:
+        return ClassEntry(self.name, self._cls, self._key)
+
 
 class ClassKeys(Place):
     """The names that a class defines: one more may come before what was read.
@@ -133,6 +168,12 @@ class ClassKeys(Place):
     @property
     def key(self) -> Hashable:
         return "keys", self._cls
+
+    def counterpart(self, twins: Counterparts) -> Place:
+        return ClassKeys(self._cls, set(self._relevant))
+
+    def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
+        self._compare(before, other)
 
     def get(self) -> Any:
         return tuple(self._entries)
@@ -162,6 +203,9 @@ class Cell(Place):
     def key(self) -> Hashable:
         return "cell", id(self._cell)
 
+    def counterpart(self, twins: Counterparts) -> Place:
+        return Cell(self.name, twins.counterpart(self._cell))
+
     def get(self) -> Any:
         return self._cell.cell_contents
 
@@ -183,6 +227,9 @@ class Attribute(Place):
     def key(self) -> Hashable:
         return "attribute", id(self._owner), self._attribute
 
+    def counterpart(self, twins: Counterparts) -> Place:
+        return Attribute(self.name, twins.counterpart(self._owner), self._attribute)
+
     def get(self) -> Any:
         return getattr(self._owner, self._attribute)
 
@@ -193,17 +240,21 @@ class Attribute(Place):
 class Result(Place):
     """`function(*arguments)` of a function without effects."""
 
-    __slots__ = ("_arguments", "_function", "_kind")
+    __slots__ = ("_arguments", "_function", "kind")
 
     def __init__(self, name: str, kind: str, function: Callable[..., Any], *arguments: Any) -> None:
         super().__init__(name)
-        self._kind = kind
+        self.kind = kind
         self._function = function
         self._arguments = arguments
 
     @property
     def key(self) -> Hashable:
-        return "result", self._kind, *map(id, self._arguments)
+        return "result", self.kind, *map(id, self._arguments)
+
+    def counterpart(self, twins: Counterparts) -> Place:
+        arguments = map(twins.counterpart, self._arguments)
+        return type(self)(self.name, self.kind, twins.function(self._function), *arguments)
 
     def get(self) -> Any:
         return self._function(*self._arguments)
@@ -219,6 +270,9 @@ class Equal(Result):
 
     def condition(self, before: Any, token: str, bind: Bind) -> str | None:
         return f"{self.expression(bind)} == {token}"
+
+    def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
+        self._compare(before, other)
 
     def same(self, now: Any, before: Any) -> bool:
         return bool(now == before)
@@ -239,6 +293,15 @@ class Content(Place):
     @property
     def key(self) -> Hashable:
         return "content", id(self._container)
+
+    def counterpart(self, twins: Counterparts) -> Place:
+        return type(self)(self.name, twins.counterpart(self._container))
+
+    def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
+        if len(before) != len(other):
+            raise NotTwinsError
+        for element, others in zip(before, other, strict=True):
+            twins.pair(element, others)
 
     def get(self) -> Any:
         return list(self._read(self._container))
@@ -295,6 +358,12 @@ class Cached(Place):
     @property
     def key(self) -> Hashable:
         return "cached", id(self._cache)
+
+    def counterpart(self, twins: Counterparts) -> Place:
+        return Cached(self.name, twins.counterpart(self._cache))
+
+    def pair(self, twins: Counterparts, before: Any, other: Any) -> None:
+        self._compare(before, other)
 
     def get(self) -> Any:
         return dict(self._cache)

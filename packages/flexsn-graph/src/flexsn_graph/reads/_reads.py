@@ -12,10 +12,12 @@ from torch import Tensor
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph.reads._guard import Guard
-from flexsn_graph.reads._places import Equal, Place
+from flexsn_graph.reads._places import Equal, NotTwinsError, Place
 from flexsn_graph.reads._recorder import Recorder
+from flexsn_graph.reads._twins import Twins
 from flexsn_graph.reads._values import SCALARS
 
+_NOTE = "tensor"  # the kind of places that `keep` adds
 _WITHOUT_NUMBERS = (bool, str, bytes, NoneType, Tensor)
 
 
@@ -60,6 +62,34 @@ class Reads:
         if self._is_kept and len(self._values) > known:
             self.keep(self._tensors)
 
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are compared, as they were last."""
+        return self._tensors
+
+    def of_twin(self, core: Callable[..., Any]) -> Reads | None:
+        """The same of another core, which is not run; `None` if that reads anything else.
+
+        A core that reads more than places, as a clock or an identity, has no twin.
+        """
+        if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
+            return None
+        if self._recorder.reads_identities:
+            return None
+        read = {place: value for place, value in self._values.items() if not _is_note(place)}
+        try:
+            twins = Twins(self._core, core)
+            values = twins.values(read)
+            tensors = [twins.counterpart(tensor) for tensor in self._tensors]
+        except NotTwinsError:
+            return None
+        if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
+            return None
+        found = Reads(core)
+        found._values = dict(values.values())
+        found.keep(tensors)
+        return found
+
     @contextmanager
     def of_backward(self) -> Iterator[None]:
         """While its backward formulas run."""
@@ -97,7 +127,7 @@ class Reads:
                 self._places[number[id(value)]].append(place)
                 continue
             # Of one that no operation met, or under another name, the core may have read what it is.
-            beside.append(Equal(place.name, "tensor", _described, value))
+            beside.append(Equal(place.name, _NOTE, _described, value))
             if _memory(value) in by_memory:
                 self._places[by_memory[_memory(value)]].append(place)
         self._values |= {place: place.read() for place in beside}
@@ -179,6 +209,10 @@ class Reads:
     def names(self) -> dict[str, Tensor]:
         """The tensors that were read, by name."""
         return {place.name: value for place, value in self._values.items() if isinstance(value, Tensor)}
+
+
+def _is_note(place: Place) -> bool:
+    return isinstance(place, Equal) and place.kind == _NOTE
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

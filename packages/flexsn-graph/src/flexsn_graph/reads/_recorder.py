@@ -78,6 +78,8 @@ _NOT_DATA_NAMES = frozenset(_NOT_DATA.split())
 _OF_FUNCTIONS = frozenset(
     ["__closure__", "__code__", "__defaults__", "__kwdefaults__", "getclosurevars", "getfullargspec", "signature"]
 )
+# By these, a function may tell one object from another one like it.
+_OF_IDENTITY = frozenset(["__hash__", "__repr__", "__str__", "data_ptr", "format", "hash", "id", "repr", "str"])
 _STARTED = frozenset(
     {threading.Thread.start.__code__, ThreadPoolExecutor.submit.__code__, ProcessPoolExecutor.submit.__code__}
 )
@@ -95,12 +97,14 @@ class Recorder:
         places: what was read, by key, in order.
         once: names of what the core asked of a library that cannot be compared, and where.
         in_backward: whether what is read now is read by a backward formula.
+        reads_identities: True if the core names a function that may tell one object from an equal one.
     """
 
     def __init__(self) -> None:
         self.places: dict[Hashable, Place] = {}
         self.once: dict[str, SourceLocation | None] = {}
         self.in_backward = False
+        self.reads_identities = False
         self._classes: dict[type, set[str]] = {}  # of objects that were met, with the names that were read of them
         self._everything = False
         self._begin_anew()
@@ -410,7 +414,7 @@ class Recorder:
                 break
         if found is not MISSING and _is_data_descriptor(found):
             if isinstance(found, MemberDescriptorType):
-                self._meet_place(Result(full, "slot", found.__get__, owner))
+                self._meet_place(Result(full, f"slot {name}", found.__get__, owner))
             elif not isinstance(found, GetSetDescriptorType):
                 self._meet(found, full)
             return
@@ -449,7 +453,7 @@ class Recorder:
         for kind in type(owner).__mro__:
             for name, entry in kind.__dict__.items():
                 if isinstance(entry, MemberDescriptorType) and is_python_class(kind):
-                    self._meet_place(Result(f"{path}.{name}", "slot", entry.__get__, owner))
+                    self._meet_place(Result(f"{path}.{name}", f"slot {name}", entry.__get__, owner))
 
     # -- functions ---------------------------------------------------------------------------------------
 
@@ -571,6 +575,7 @@ class Recorder:
 
     def _enter_code(self, code: CodeType, variables: dict[str, Any]) -> None:
         names = names_of(code)
+        self.reads_identities |= not _OF_IDENTITY.isdisjoint((*names.variables, *names.attributes))
         for name in names.variables:
             self._meet_variable(name, variables)
         for level, name in names.imports:

@@ -18,6 +18,7 @@ from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
+from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._residuals import check_policy
@@ -300,6 +301,12 @@ class ScanProgram:
     def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
+        kind = (signature, device, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
+        known = TwinsOf(core, (*kind, self._takes_numbers, self.takes_products))
+        return known.step() or known.remember(self._trace_anew(core, signature, device))
+
+    def _trace_anew(self, core: Core, signature: Signature, device: torch.device) -> CoreSpecialization:
+        counts = (self.num_inputs, self.num_states, self.num_outputs)
         try:
             values = (*signature.inputs, *signature.states)
             trace = trace_values(core, counts, values, device, products=self.takes_products)

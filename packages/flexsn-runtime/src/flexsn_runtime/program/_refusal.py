@@ -15,7 +15,7 @@ def why_refused(
 ) -> str | None:
     """The error, in words, that compiled kernels would raise for these tensors on a GPU; `None`: none that shows here.
 
-    The core is called a few times, on tensors without data. Nothing is kept of it, and nothing compiled.
+    The core is called a few times, on tensors without data, and nothing is compiled. The program keeps the trace.
 
     Args:
         program: the step function.
@@ -25,19 +25,9 @@ def why_refused(
     """
     if transform_at_work() is not None:
         return None  # the tensors are not what they look like
-    aside = type(program)(
-        program.core,
-        program.num_inputs,
-        program.num_states,
-        program.num_outputs,
-        program.requires_grad,
-        precision=program.numerics.precision,
-        fast_math=program.numerics.fast_math,
-        residuals="recompute",
-    )
     try:
-        step, _ = aside.specialize(inputs, states)
-        step.check(training=training)
+        step, _ = program.specialize(inputs, states)
+        step.written_in("triton").check(training=training)
     except Exception as error:  # the core is the user's: it may raise anything on tensors without data
         return f"{type(error).__name__}: {error}"  # not itself: its traceback holds tensors
     return None

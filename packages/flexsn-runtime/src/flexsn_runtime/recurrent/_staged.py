@@ -80,6 +80,13 @@ class RecurrentSpecialization(CoreSpecialization):
         self.seen: Recent[Seen] = Recent()
         self._formats: Recent[ScanFormat] = Recent()
 
+    def _begin(self, trace: CoreTrace) -> None:
+        super()._begin(trace)
+        self._differentiated = trace
+
+    def _forget_sources(self) -> None:
+        self._cores, self.loops, self.prepared = {}, Loops(), Recent()
+
     def format(self, inputs: Sequence[Tensor], states: Sequence[Tensor | None]) -> ScanFormat:
         key = tuple([None if t is None else (t.shape, t.stride()) for t in (*inputs, *states)])
         found = self._formats.get(key)

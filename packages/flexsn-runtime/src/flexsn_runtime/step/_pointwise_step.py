@@ -63,6 +63,14 @@ class Specialization(CoreSpecialization):
         self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
         self.backward_scans: Recent[Any] = Recent()
 
+    def _begin(self, trace: CoreTrace) -> None:
+        super()._begin(trace)
+        self.forward_scans, self.backward_scans = Recent(), Recent()
+
+    def _forget_sources(self) -> None:
+        self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
+        self.forward_scans, self.backward_scans = Recent(), Recent()
+
     def check(self, *, training: bool) -> None:
         """Raises what the kernels' makers raise of the step, and compiles nothing."""
         self.core()

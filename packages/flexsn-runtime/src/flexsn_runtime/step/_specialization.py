@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -59,6 +60,40 @@ class CoreSpecialization:
         # Whether tensors are like captured ones that the step takes.
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
+
+    def of_twin(self, core: Callable[..., Any]) -> Self | None:
+        """This step as that of another core like its own, with the same kernels: see `CoreTrace.of_twin`.
+
+        It holds nothing of this step's core. `None`: the other core has to be traced.
+        """
+        trace = self.trace.of_twin(core)
+        if trace is None:
+            return None
+        twin = copy(self)
+        twin._begin(trace)
+        return twin
+
+    def written_in(self, target: TargetName) -> Self:
+        """This step with kernels in another language; none is written yet.
+
+        Raises:
+            DtypeError: the language lacks a dtype of the step.
+        """
+        other = copy(self)
+        other._planner, other._target = PLANNERS[target], TARGETS[target]
+        _dtypes("state", self.trace.states, other._target)
+        _dtypes("captured tensor", self.trace.lifted_values, other._target)
+        other._kernels, other._kernel_names = Recent(), {}
+        other._forget_sources()
+        return other
+
+    def _forget_sources(self) -> None:
+        """Writes the sources of kernels again."""
+
+    def _begin(self, trace: CoreTrace) -> None:
+        """Forgets what belongs to one core: everything else is shared among twins."""
+        self.trace = trace
+        self._like_these = never
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""

@@ -167,7 +167,8 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(
-            f"the C++ compiler reports success and wrote no file: {shlex.join(command)}\nName another one in {_VARIABLE}."
+            f"the C++ compiler reports success and wrote no file. Name another one in {_VARIABLE}.\n"
+            f"{shlex.join(command)}"
         )
 
 

@@ -1,0 +1,240 @@
+"""The same places read from another core: what an instance read, found in its twin.
+
+Two cores are twins if everything that the one read while it was traced has a counterpart in the other one: the same
+code, equal numbers, tensors alike, the same objects of modules and classes, and objects of its own where the first core
+had objects of its own. Then the trace of the one is that of the other, which has not been run.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from functools import cached_property, lru_cache, partial, partialmethod
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, MethodWrapperType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._torch_private_modules import hooks_of_all_modules
+from flexsn_graph.reads._library import keeps_to_itself
+from flexsn_graph.reads._places import NotTwinsError, Place, base_of
+from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class, same
+
+_CACHED = type(lru_cache(lambda: None))
+
+
+class Twins:
+    """Objects of a core that was traced, and their counterparts in another core.
+
+    Args:
+        core: the one that was traced.
+        other: the other one.
+
+    Raises:
+        NotTwinsError: they differ.
+    """
+
+    def __init__(self, core: Any, other: Any) -> None:
+        # The originals by their ids; both are kept, so that an id is not given to another object meanwhile.
+        self._counterparts: dict[int, tuple[Any, Any]] = {}
+        self._originals: dict[int, int] = {}
+        for hooks in hooks_of_all_modules().values():
+            self._note(hooks, hooks)
+        for common in (builtins.__dict__, sys.modules, vars(os.environ)["_data"]):
+            self._note(common, common)
+        self.pair(core, other)
+
+    def counterpart(self, value: Any) -> Any:
+        """The object of the other core in the place of `value`.
+
+        Raises:
+            NotTwinsError: no place that was read leads to it.
+        """
+        if is_atom(value) or isinstance(value, type):
+            return value
+        known = self._counterparts.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, dict):  # global variables
+            module = sys.modules.get(value.get("__name__", ""))
+            if module is not None and module.__dict__ is value:
+                return value
+        if isinstance(value, tuple):
+            return tuple(map(self.counterpart, value))
+        raise NotTwinsError
+
+    def function(self, function: Any) -> Any:
+        """The counterpart of what a place calls: functions of libraries are their own."""
+        known = self._counterparts.get(id(function))
+        if known is not None:
+            return known[1]
+        if isinstance(function, weakref.ref) or (isinstance(function, FunctionType) and function.__closure__):
+            raise NotTwinsError
+        return function
+
+    def values(self, values: Mapping[Place, Any]) -> dict[Place, tuple[Place, Any]]:
+        """For each place, its counterpart and what is there.
+
+        Args:
+            values: places, and what was read there.
+
+        Raises:
+            NotTwinsError: something else is there.
+        """
+        found: dict[Place, tuple[Place, Any]] = {}
+        waiting = dict(values)
+        while waiting:
+            # A place is known as soon as another one has led to the object that it is in.
+            later: dict[Place, Any] = {}
+            for place, before in waiting.items():
+                try:
+                    other = place.counterpart(self)
+                except NotTwinsError:
+                    later[place] = before
+                    continue
+                now = other.read()
+                if before is MISSING or now is MISSING:
+                    self.pair(before, now)
+                else:
+                    place.pair(self, before, now)
+                other.in_backward, other.in_forward = place.in_backward, place.in_forward
+                found[place] = other, now
+            if len(later) == len(waiting):
+                raise NotTwinsError
+            waiting = later
+        return {place: found[place] for place in values}
+
+    def pair(self, value: Any, other: Any) -> None:
+        """Takes two values for counterparts.
+
+        Raises:
+            NotTwinsError: they cannot be, or have other counterparts.
+        """
+        if value is MISSING or other is MISSING or _is_plain(value) or _is_plain(other):
+            equal_sets = type(value) is type(other) is frozenset and _kinds(value) == _kinds(other)
+            if not equal_sets and not same(other, value):
+                raise NotTwinsError
+            return
+        known = self._counterparts.get(id(value))
+        if known is not None:
+            if known[1] is not other:
+                raise NotTwinsError
+            return
+        if type(value) is not type(other):
+            raise NotTwinsError
+        self._note(value, other)
+        self._pair_parts(value, other)
+
+    def _note(self, value: Any, other: Any) -> None:
+        if self._originals.setdefault(id(other), id(value)) != id(value):
+            raise NotTwinsError  # two objects there, and one here
+        self._counterparts[id(value)] = value, other
+
+    def _pair_containers(self, value: Any, other: Any, *names: str) -> None:
+        for name in names:
+            mine, others = getattr(value, name, None), getattr(other, name, None)
+            if type(mine) is not type(others):
+                raise NotTwinsError
+            if mine is not None and id(mine) not in self._counterparts:
+                self._note(mine, others)
+
+    def _pair_parts(self, value: Any, other: Any) -> None:
+        if isinstance(value, Tensor):
+            self._pair_tensors(value, other)
+        elif isinstance(value, FunctionType):
+            self._pair_functions(value, other)
+        elif isinstance(value, MethodType):
+            self.pair(value.__func__, other.__func__)
+            self.pair(value.__self__, other.__self__)
+        elif isinstance(value, partial):
+            self.pair(value.func, other.func)
+            self.pair(value.args, other.args)
+            self._pair_containers(value, other, "keywords", "__dict__")
+        elif isinstance(value, tuple):
+            if len(value) != len(other):
+                raise NotTwinsError
+            for part, others in zip(tuple.__iter__(value), tuple.__iter__(other), strict=True):
+                self.pair(part, others)
+        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+            if value.__name__ != other.__name__:
+                raise NotTwinsError
+            if value is not other:
+                self.pair(value.__self__, other.__self__)
+        elif isinstance(value, weakref.ref | CellType) or base_of(value) is not None:
+            pass  # what is in them has places of its own
+        elif value is other:
+            self._pair_common(value)
+        elif not _is_followed(value):
+            raise NotTwinsError
+        if not isinstance(value, FunctionType | MethodType | partial):
+            mine, others = _dict_of(value), _dict_of(other)
+            if mine is not None and others is not None and id(mine) not in self._counterparts:
+                self._note(mine, others)
+
+    def _pair_common(self, value: Any) -> None:
+        """Functions in what both cores share."""
+        if isinstance(value, staticmethod | classmethod):
+            self.pair(value.__func__, value.__func__)
+        elif isinstance(value, property):
+            for function in (value.fget, value.fset, value.fdel):
+                self.pair(function, function)
+        elif isinstance(value, cached_property | partialmethod):
+            self.pair(value.func, value.func)
+        elif isinstance(value, _CACHED):
+            self.pair(value.__wrapped__, value.__wrapped__)
+            for kept in gc.get_referents(value):
+                if type(kept) is dict and id(kept) not in self._counterparts:
+                    self._note(kept, kept)
+
+    def _pair_functions(self, value: FunctionType, other: FunctionType) -> None:
+        if value.__code__ is not other.__code__ or value.__globals__ is not other.__globals__:
+            raise NotTwinsError
+        if id(value.__globals__) not in self._counterparts:
+            self._note(value.__globals__, value.__globals__)
+        for cell, others in zip(value.__closure__ or (), other.__closure__ or (), strict=True):
+            self.pair(cell, others)
+        self._pair_containers(value, other, "__dict__", "__kwdefaults__")
+        self.pair(value.__defaults__, other.__defaults__)
+
+    def _pair_tensors(self, value: Tensor, other: Tensor) -> None:
+        if _described(value) != _described(other):
+            raise NotTwinsError
+
+
+def _is_followed(value: Any) -> bool:
+    """True if all that an object consists of has places of its own, so that another one may take its place."""
+    if isinstance(value, (*SCALARS, type, frozenset, property, staticmethod, classmethod, cached_property)):
+        return False
+    kind = type(value)
+    if isinstance(value, SimpleNamespace) or is_numpy(value, "ndarray"):
+        return True
+    return is_python_class(kind) and not keeps_to_itself(kind)
+
+
+def _is_plain(value: Any) -> bool:
+    """True if a value, with all of its parts, is what it is equal to."""
+    return is_atom(value) or (type(value) in (tuple, frozenset) and all(map(_is_plain, value)))
+
+
+def _kinds(values: frozenset[Any]) -> set[tuple[type, str]]:
+    return {(type(value), repr(value)) for value in values}
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _described(tensor: Tensor) -> tuple[Any, ...]:
+    """Of a tensor, everything that a trace may depend on but its memory."""
+    strides = tensor.stride() if tensor.layout is torch.strided else None
+    kind = tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.is_leaf, tensor.is_inference()
+    return (*kind, tensor.is_neg(), tensor.is_conj(), tensor.shape, strides)

@@ -1,0 +1,319 @@
+"""Traces that cores with the same code share: what makes another core a twin, and what does not."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from collections.abc import Callable
+from functools import lru_cache, partial
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_graph import RecurrentTrace, StepTrace, trace_core
+
+Core = Callable[..., Any]
+SETTINGS = {"scale": 2.0}
+KNOWN: dict[Any, float] = {}
+
+
+class Spike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor, alpha: float) -> Tensor:
+        ctx.save_for_backward(v)
+        ctx.alpha = alpha
+        return (v >= 0).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (v,) = ctx.saved_tensors
+        return grad / (1 + (ctx.alpha * v) ** 2), None
+
+
+class Decay(nn.Module):
+    def __init__(self, rate: float = 0.5) -> None:
+        super().__init__()
+        self.rate = rate
+        self.weight = nn.Parameter(torch.linspace(0.1, 0.9, 7))
+
+    def forward(self, v: Tensor) -> Tensor:
+        return v * self.rate * self.weight
+
+
+class Neuron(nn.Module):
+    def __init__(self, rate: float = 0.5, alpha: float = 2.0, hard: bool = True) -> None:
+        super().__init__()
+        self.decay = Decay(rate)
+        self.options: dict[str, Any] = {"alpha": alpha, "levels": [1.0, 2.0]}
+        self.names = SimpleNamespace(hard=hard)
+        self.register_buffer("bias", torch.ones(7))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = self.decay(v) + x * self.options["levels"][1] * SETTINGS["scale"] + self.bias
+        s = Spike.apply(v - 1.0, self.options["alpha"])
+        return s, v * (1.0 - s) if self.names.hard else v - s
+
+    def step(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        s, v = self(x, v)
+        return s, v
+
+
+class Recurrent(nn.Module):
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 7)
+        self.scale = scale
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = torch.tanh(x + self.linear(v) * self.scale)
+        return v, v
+
+
+class Slots:
+    __slots__ = ("rate", "weight")
+
+    def __init__(self, rate: float = 0.5) -> None:
+        self.rate, self.weight = rate, torch.ones(7)
+
+    def __call__(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = v * self.rate + x * self.weight
+        return v, v
+
+
+def closure(rate: float = 0.5, weight: Tensor | None = None) -> Core:
+    held = torch.ones(7) if weight is None else weight
+
+    def half(v: Tensor) -> Tensor:
+        return v * rate
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = half(v) + x * held
+        return v, v
+
+    return core
+
+
+def scaled(config: Any, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    v = v * config.rate + x
+    return v, v
+
+
+def with_default(rate: float) -> Core:
+    def core(x: Tensor, v: Tensor, r: float = rate) -> tuple[Tensor, Tensor]:
+        return x, v * r + x
+
+    return core
+
+
+def method(**options: Any) -> Core:
+    return Neuron(**options).step
+
+
+TWINS: dict[str, Callable[..., Core]] = {
+    "module": Neuron,
+    "method": method,
+    "recurrent": Recurrent,
+    "slots": Slots,
+    "closure": closure,
+    "partial": lambda rate=0.5: partial(scaled, SimpleNamespace(rate=rate)),
+    "default": lambda rate=0.5: with_default(rate),
+}
+
+
+def traced(core: Core) -> StepTrace | RecurrentTrace:
+    return trace_core(core, 1, 1, 1, (torch.zeros(5, 7), torch.zeros(5, 7)))
+
+
+def described(trace: StepTrace | RecurrentTrace) -> str:
+    if isinstance(trace, StepTrace):
+        return str(trace.forward.graph)
+    return "\n".join(str(stage.graph.graph) for stage in trace.forward.stages)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_another_instance_shares_the_trace(name: str) -> None:
+    first, second = TWINS[name](), TWINS[name]()
+    trace = traced(first)
+    twin = trace.of_twin(second)
+    assert twin is not None
+    assert described(twin) == described(traced(second))
+    assert twin.forward is trace.forward
+    expected = traced(second).captured
+    assert len(twin.captured) == len(expected) == len(trace.captured)
+    for mine, one, others in zip(twin.captured, expected, trace.captured, strict=True):
+        assert mine is one
+        assert mine is not others
+    assert twin.reads.fetch() is not None
+
+
+@pytest.mark.parametrize("name", [name for name in TWINS if name not in ("recurrent", "default")])
+def test_what_a_twin_reads_is_followed(name: str) -> None:
+    first, second = TWINS[name](), TWINS[name]()
+    twin = traced(first).of_twin(second)
+    assert twin is not None
+    change(first)
+    assert twin.reads.fetch() is not None, "the first instance's number is no business of its twin"
+    change(second)
+    assert twin.reads.fetch() is None
+
+
+def change(core: Any) -> None:
+    """Gives the number that a core of `TWINS` reads another value."""
+    owner = getattr(core, "__self__", core)
+    if isinstance(owner, Neuron):
+        owner.decay.rate = 0.25
+    elif isinstance(owner, partial):
+        owner.args[0].rate = 0.25
+    elif isinstance(owner, Slots):
+        owner.rate = 0.25
+    else:
+        cells = dict(zip(owner.__code__.co_freevars, owner.__closure__, strict=True))
+        half = cells["half"].cell_contents
+        half.__closure__[0].cell_contents = 0.25
+
+
+@pytest.mark.parametrize("name", ["module", "closure", "recurrent"])
+def test_vjps_of_a_twin_are_its_own(name: str) -> None:
+    first, second = TWINS[name](), TWINS[name]()
+    trace = traced(first)
+    twin = trace.of_twin(second)
+    assert twin is not None
+    change(first) if name != "recurrent" else setattr(first, "scale", 3.0)
+    wanted = [True] * (2 + len(twin.lifted_values))
+    own = traced(second)
+    actual, expected = twin.vjp((True, True), wanted), own.vjp((True, True), wanted)
+    assert [str(p) for p in actual.arguments] == [str(p) for p in expected.arguments]
+    assert str(getattr(actual, "graph", actual)) == str(getattr(expected, "graph", expected)) or name == "recurrent"
+
+
+def test_a_twin_holds_nothing_of_the_first_instance() -> None:
+    first, second = Neuron(), Neuron()
+    twin = traced(first).of_twin(second)
+    assert twin is not None
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None
+
+
+def altered(change: Callable[[Neuron], object]) -> Core:
+    neuron = Neuron()
+    change(neuron)
+    return neuron
+
+
+class Half(Decay):
+    def forward(self, v: Tensor) -> Tensor:
+        return v * 0.5
+
+
+def two_places() -> tuple[Core, Core]:
+    def make(a: Tensor, b: Tensor) -> Core:
+        return lambda x, v: (x * a, v * b + x)
+
+    one = torch.ones(7)
+    return make(torch.ones(7), torch.ones(7)), make(one, one)
+
+
+def among_all() -> tuple[Core, Core]:
+    class Listed(nn.Module):
+        all: ClassVar[list[Any]] = []
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.all.append(self)
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return x, v + x * (1.0 if self is self.all[0] else 2.0)
+
+    return Listed(), Listed()
+
+
+OTHERS: dict[str, Callable[[], tuple[Core, Core]]] = {
+    "a number": lambda: (Neuron(0.5), Neuron(0.25)),
+    "a flag": lambda: (Neuron(hard=True), Neuron(hard=False)),
+    "a number of the backward alone": lambda: (Neuron(alpha=2.0), Neuron(alpha=3.0)),
+    "an element": lambda: (Neuron(), altered(lambda n: n.options.update(levels=[1.0, 3.0]))),
+    "a length": lambda: (Neuron(), altered(lambda n: n.options["levels"].append(1.0))),
+    "a sign of zero": lambda: (closure(0.0), closure(-0.0)),
+    "a type of number": lambda: (closure(1.0), closure(1)),
+    "a shape": lambda: (Neuron(), altered(lambda n: setattr(n, "bias", torch.ones(1)))),
+    "a dtype": lambda: (Neuron(), altered(lambda n: n.double())),
+    "what requires a gradient": lambda: (Neuron(), altered(lambda n: n.decay.weight.requires_grad_(False))),
+    "strides": lambda: (closure(), closure(weight=torch.ones(14)[::2])),
+    "a hook": lambda: (Neuron(), altered(lambda n: n.decay.register_forward_hook(lambda *_: None))),
+    "a method of its own": lambda: (Neuron(), altered(lambda n: setattr(n.decay, "forward", lambda v: v))),
+    "another class": lambda: (Neuron(), altered(lambda n: setattr(n, "decay", Half()))),
+    "a default": lambda: (with_default(0.5), with_default(0.25)),
+    "one tensor in two places": two_places,
+    "itself among all": among_all,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_core_is_no_twin(name: str) -> None:
+    first, second = OTHERS[name]()
+    assert traced(first).of_twin(second) is None
+
+
+def by_identity() -> tuple[Core, Core]:
+    class ById(nn.Module):
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return x, v + KNOWN.get(id(self), 1.0) * x
+
+    first = ById()
+    KNOWN[id(first)] = 3.0
+    return first, ById()
+
+
+def by_hash() -> tuple[Core, Core]:
+    class ByHash(nn.Module):
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return x, v + float(hash(self) % 7) * x
+
+    return ByHash(), ByHash()
+
+
+def by_key() -> tuple[Core, Core]:
+    numbers: dict[Any, float] = {}
+
+    class ByKey(nn.Module):
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return x, v + numbers[self] * x
+
+    first, second = ByKey(), ByKey()
+    numbers[first], numbers[second] = 1.0, 2.0
+    return first, second
+
+
+def by_clock() -> tuple[Core, Core]:
+    def make() -> Core:
+        return lambda x, v: (x, v + (x if time.time() > 0 else -x))
+
+    return make(), make()
+
+
+def by_cache() -> tuple[Core, Core]:
+    @lru_cache(4)
+    def number(owner: Any) -> float:
+        return float(owner.rate)
+
+    class ByCache(nn.Module):
+        def __init__(self, rate: float) -> None:
+            super().__init__()
+            self.rate = rate
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            return x, v + number(self) * x
+
+    return ByCache(1.0), ByCache(2.0)
+
+
+@pytest.mark.parametrize("make", [by_identity, by_hash, by_key, by_clock, by_cache])
+def test_a_core_that_tells_objects_apart_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
+    first, second = make()
+    assert traced(first).of_twin(second) is None

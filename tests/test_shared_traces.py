@@ -1,0 +1,156 @@
+"""Instances, copies and programs whose cores have the same code share traces and kernels."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, LIF, PLIF, RALIF, RLIF, FlexSN, Recurrent
+from flexsn_runtime.program import _program as program
+from flexsn_runtime.step._tracing import trace_values
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+SIZE = 37
+NEURONS: dict[str, Callable[[], FlexSN]] = {
+    "LIF": LIF,
+    "ALIF": ALIF,
+    "PLIF": PLIF,
+    "RLIF": lambda: RLIF(SIZE),
+    "RALIF": lambda: RALIF(SIZE),
+    "Recurrent": lambda: Recurrent(LIF(), SIZE),
+}
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The cores that have been traced."""
+    seen: list[Any] = []
+
+    def noting(core: Any, *args: Any, **options: Any) -> Any:
+        seen.append(core)
+        return trace_values(core, *args, **options)
+
+    monkeypatch.setattr(program, "trace_values", noting)
+    return seen
+
+
+def sequence(batch: int = 5) -> Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    return (3 * torch.randn(9, batch, SIZE, generator=generator)).to(DEVICE)
+
+
+def trained(neuron: FlexSN, x: Tensor) -> list[Tensor]:
+    """Outputs, and the gradients of the input and of the parameters."""
+    neuron.reset()
+    x = x.clone().requires_grad_()
+    out = neuron(x)
+    weights = torch.linspace(-1, 1, out.numel(), device=x.device).reshape(out.shape)
+    gradients = torch.autograd.grad((out * weights).sum(), [x, *neuron.parameters()])
+    neuron.reset()
+    return [out.detach(), *gradients]
+
+
+def check(neuron: FlexSN, x: Tensor) -> None:
+    loop = copy.deepcopy(neuron)
+    loop.backend = "torch"
+    actual, expected = trained(neuron, x), trained(loop, x)
+    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=0)
+    torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NEURONS)
+def test_on_a_gpu_instances_share(name: str, traces: list[Any]) -> None:
+    check_instances(name, traces)
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_instances_share(name: str, traces: list[Any]) -> None:
+    check_instances(name, traces)
+
+
+def check_instances(name: str, traces: list[Any]) -> None:
+    x = sequence()
+    first = NEURONS[name]().to(DEVICE)
+    check(first, x)
+    count = len(traces)
+    second, third = NEURONS[name]().to(DEVICE), copy.deepcopy(first)
+    fourth = pickle.loads(pickle.dumps(first))
+    for neuron in (second, third, fourth):
+        with torch.no_grad():
+            for parameter in neuron.parameters():
+                parameter.mul_(0.75)
+        check(neuron, x)
+    check(first, x)
+    assert len(traces) == count
+
+
+def test_a_gradient_that_no_other_instance_had(traces: list[Any]) -> None:
+    x = sequence()
+    first, second = RLIF(SIZE).to(DEVICE), RLIF(SIZE).to(DEVICE)
+    for neuron in (first, second):
+        with torch.no_grad():
+            neuron(x)
+    assert len(traces) <= 1
+    check(second, x)
+    check(first, x)
+
+
+def test_an_instance_that_changes_leaves_the_others(traces: list[Any]) -> None:
+    x = sequence()
+    first, second = LIF().to(DEVICE), LIF().to(DEVICE)
+    check(first, x)
+    check(second, x)
+    first.v_threshold = 0.5
+    check(first, x)
+    check(second, x)
+    second.v_threshold = 0.5
+    count = len(traces)
+    check(second, x)
+    assert len(traces) == count, "the first one's trace with this number"
+
+
+class Owner(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.weight = nn.Parameter(torch.linspace(0.5, 1.5, SIZE))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        v = 0.5 * v + x * self.weight * self.factor
+        return v.clamp(-1.0, 1.0), v
+
+
+def test_a_backward_after_a_change_is_refused_or_right() -> None:
+    x = sequence()
+    owners = [Owner(2.0).to(DEVICE) for _ in range(2)]
+    first, second = (FlexSN(owner, 1, 1, 1) for owner in owners)
+    check(first, x)
+    out = second(x.requires_grad_())
+    owners[0].factor = 7.0
+    (actual,) = torch.autograd.grad(out.sum(), x)
+    second.reset()
+    second.backend = "torch"
+    (expected,) = torch.autograd.grad(second(x).sum(), x)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_the_first_instance_is_not_kept() -> None:
+    first = RLIF(SIZE).to(DEVICE)
+    check(first, sequence())
+    second = RLIF(SIZE).to(DEVICE)
+    check(second, sequence())
+    gone = weakref.ref(first.recurrent.weight)
+    del first
+    gc.collect()
+    assert gone() is None
+    check(second, sequence())
+    check(RLIF(SIZE).to(DEVICE), sequence())
