@@ -401,7 +401,7 @@ class Dispatching(torch.utils._python_dispatch.TorchDispatchMode):
 
 
 def profiled() -> Any:
-    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True, record_shapes=True)
+    return torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True, acc_events=True)
 
 
 MODES: dict[str, Callable[[], Any]] = {

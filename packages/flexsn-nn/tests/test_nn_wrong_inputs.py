@@ -102,6 +102,19 @@ def test_named_dimensions(backend: str) -> None:
         LIF(backend=backend)(cast(Any, X).refine_names("T", "B", "C"))
 
 
+def test_checks_leave_nothing_in_graphs(loops: None) -> None:
+    torch._dynamo.reset()
+    targets: list[str] = []
+
+    def compiler(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
+        targets.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph
+
+    torch.compile(LIF(), backend=compiler, fullgraph=True)(X)
+    assert any("flex_sn_scan" in target for target in targets)
+    assert not [target for target in targets if "getattr" in target and "getitem" not in target]
+
+
 def meta(value: Tensor) -> Tensor:
     return value.to("meta")
 
