@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from recurrent_cores import CELLS, Cell
 from torch import Tensor, nn
 
+from flexsn_hop import eager_scan_final_state
 from flexsn_nn import ALIF, LIF, PLIF, RALIF, RLIF, FlexSN, Recurrent
+from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.program import _program as program
 from flexsn_runtime.step._tracing import trace_values
 
@@ -154,3 +157,45 @@ def test_the_first_instance_is_not_kept() -> None:
     assert gone() is None
     check(second, sequence())
     check(RLIF(SIZE).to(DEVICE), sequence())
+
+
+@pytest.mark.parametrize("name", NEURONS)
+def test_batch_sizes_share(name: str, traces: list[Any]) -> None:
+    neuron = NEURONS[name]().to(DEVICE)
+    check(neuron, sequence(5))
+    count = len(traces)
+    for batch in (6, 3, 5, 64):
+        check(neuron, sequence(batch))
+        check(NEURONS[name]().to(DEVICE), sequence(batch))
+    assert len(traces) == count
+    for batch in (1, 2, SIZE):
+        check(neuron, sequence(batch))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", NEURONS)
+def test_on_a_gpu_batch_sizes_share(name: str) -> None:
+    neuron = NEURONS[name]().to(DEVICE)
+    for batch in (5, 6, 64, 1, SIZE, 512):
+        check(neuron, sequence(batch))
+
+
+@pytest.mark.long(all_but=["LSTM", "Heads", "Sliced"])
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_cells_of_any_batch_size(cell: type[Cell]) -> None:
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))) * 0.4
+
+    core = cell(9, normal).to(DEVICE)
+    kernels = ScanProgram(core, 1, core.num_states, 1, on_cpu="cpp")
+    for batch in (4, 5, 1, 9, 4):
+        tensors = [normal(6, batch, 9), *[normal(batch, 9)] * core.num_states]
+        tensors = [t.to(DEVICE).requires_grad_() for t in tensors]
+        captured = list(core.parameters())
+        step, arguments = prepare(kernels, tensors)
+        actual = scan(step, arguments, state_seqs=False)
+        expected = eager_scan_final_state(core, 1, core.num_states, 1, *tensors)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        losses = [torch.stack([(r * r.cos().detach()).sum() for r in results]).sum() for results in (actual, expected)]
+        gradients = [torch.autograd.grad(loss, [*tensors, *captured], allow_unused=True) for loss in losses]
+        torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-5)

@@ -14,7 +14,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_graph import RecurrentTrace, StepTrace, trace_core
+from flexsn_graph import (
+    RecurrentTrace,
+    Stage,
+    StagedStep,
+    StepTrace,
+    StepValue,
+    is_of_any_batch,
+    resized,
+    trace_core,
+)
 
 Core = Callable[..., Any]
 SETTINGS = {"scale": 2.0}
@@ -70,6 +79,18 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         v = torch.tanh(x + self.linear(v) * self.scale)
+        return v, v
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(7, 21)
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        gates = self.linear(v)
+        i, f = gates[:, :14].sigmoid().chunk(2, dim=-1)
+        v = f * v + i * torch.tanh(gates[..., 14:] + x)
         return v, v
 
 
@@ -317,3 +338,106 @@ def by_cache() -> tuple[Core, Core]:
 def test_a_core_that_tells_objects_apart_has_no_twin(make: Callable[[], tuple[Core, Core]]) -> None:
     first, second = make()
     assert traced(first).of_twin(second) is None
+
+
+class BySize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        return v * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * float(grad.shape[0])
+
+
+def adding(tensor: Tensor) -> Core:
+    return lambda x, v: (x, v + x * tensor)
+
+
+OF_ONE_SIZE: dict[str, Callable[[], Core]] = {
+    "a branch": lambda: lambda x, v: (x, v + (x if x.shape[0] > 5 else -x)),
+    "size()": lambda: lambda x, v: (x, v + x * x.size(0)),
+    "len()": lambda: lambda x, v: (x, v + x * len(x)),
+    "numel()": lambda: lambda x, v: (x, v + x / x.numel()),
+    "torch.numel": lambda: lambda x, v: (x, v + x / torch.numel(x)),
+    "stride": lambda: lambda x, v: (x, v + x * x.stride(0)),
+    "the shape of what is computed": lambda: lambda x, v: (x, v + x * (x + v).shape[0]),
+    "a view of this size": lambda: lambda x, v: (x, v + x.view(5, 7)),
+    "a constant of this size": lambda: lambda x, v: (x, v + x * torch.ones(5, 1)),
+    "a constant of each size": lambda: lambda x, v: (x, v + x * x.new_ones(x.size(0), 1)),
+    "a captured tensor": lambda: adding(torch.linspace(0, 1, 35).reshape(5, 7)),
+    "a captured column": lambda: adding(torch.linspace(0, 1, 5)[:, None]),
+    "a column of a captured tensor": lambda: (lambda w: lambda x, v: (x, v + x * w[:, None]))(torch.linspace(0, 1, 5)),
+    "a backward": lambda: lambda x, v: (x, BySize.apply(v) + x),
+}
+OF_ANY_SIZE: dict[str, Callable[[], Core]] = {
+    "module": Neuron,
+    "recurrent": Recurrent,
+    "closure": closure,
+    "like": lambda: lambda x, v: (x, torch.zeros_like(x) + v * torch.full_like(v, 0.5)),
+    "gated": Gated,
+    "a captured row": lambda: adding(torch.linspace(0, 1, 7)[None]),
+}
+
+
+def of_batch(trace: StepTrace | RecurrentTrace, batch: int) -> StepTrace | RecurrentTrace | None:
+    value = StepValue((batch, 7), torch.float32)
+    return trace.of_batch([value], [value])
+
+
+def wanted(trace: StepTrace | RecurrentTrace) -> list[bool]:
+    return [True] * (2 + len(trace.lifted_values))
+
+
+@pytest.mark.parametrize("name", OF_ANY_SIZE)
+def test_a_trace_serves_other_batch_sizes(name: str) -> None:
+    core = OF_ANY_SIZE[name]()
+    trace = traced(core)
+    larger = of_batch(trace, 6)
+    assert larger is not None
+    own = trace_core(core, 1, 1, 1, (torch.zeros(6, 7), torch.zeros(6, 7)))
+    assert (larger.step_shape, larger.inputs, larger.states, larger.outputs) == (
+        *(own.step_shape, own.inputs, own.states, own.outputs),
+    )
+    assert described(larger) == described(own)
+    if isinstance(larger, RecurrentTrace):
+        assert isinstance(own, RecurrentTrace)
+        assert isinstance(trace, RecurrentTrace)
+        assert parts(larger.forward) == parts(own.forward)
+        vjp = trace.vjp((True, True), wanted(trace))
+        assert is_of_any_batch(vjp, trace.step_shape, [v.shape for v in trace.lifted_values])
+        assert parts(resized(vjp, 5, 6)) == parts(own.vjp((True, True), wanted(own)))
+        assert parts(larger.vjp((True, True), wanted(larger))) == parts(own.vjp((True, True), wanted(own)))
+
+
+def parts(staged: StagedStep) -> list[object]:
+    """What a staged step says of sizes."""
+    found: list[object] = [dict(staged.values), staged.terms]
+    for part in staged.parts:
+        writes = part.writes if isinstance(part, Stage) else (part.result, part.factor_shapes)
+        found.append((part.shape, part.reads, writes))
+    return found
+
+
+@pytest.mark.parametrize("name", OF_ONE_SIZE)
+def test_a_core_that_depends_on_sizes_is_traced_for_each(name: str) -> None:
+    trace = traced(OF_ONE_SIZE[name]())
+    assert isinstance(trace, StepTrace)
+    trace.vjp((True, True), wanted(trace))
+    assert of_batch(trace, 6) is None
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_sizes_that_broadcast_are_other_traces(batch: int) -> None:
+    assert of_batch(traced(Neuron()), batch) is None
+
+
+def test_an_input_that_broadcasts_stays_as_it_is() -> None:
+    trace = trace_core(Neuron(), 1, 1, 1, (torch.zeros(7), torch.zeros(5, 7)))
+    row, value = StepValue((7,), torch.float32), StepValue((6, 7), torch.float32)
+    larger = trace.of_batch([row], [value])
+    assert larger is not None
+    assert larger.inputs == (row,)
+    assert trace.of_batch([value], [value]) is None
+    assert trace.of_batch([row], [StepValue((6, 8), torch.float32)]) is None
+    assert trace.of_batch([row], [StepValue((6, 7), torch.float64)]) is None

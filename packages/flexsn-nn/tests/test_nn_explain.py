@@ -351,3 +351,34 @@ def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPa
     assert ran == ["cpp", "torch"]
     assert backends_in(layer.explain()) == ["cpp", "torch"]
     assert "cumsum" in layer.explain()
+
+
+@pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
+def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that is changed from inside, by its mode and by a flag."""
+
+    class Noisy(nn.Module):
+        noisy = False
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            h = v + (draws(x, v)[0] if self.training or self.noisy else x)
+            return h, h
+
+    ran = recorded(monkeypatch)
+    core = Noisy()
+    layer = FlexSN(core, 1, 1, 1)
+    for change, runs in (
+        (lambda: None, "torch"),
+        (layer.eval, "cpp"),
+        (lambda: setattr(core, "noisy", True), "torch"),
+        (layer.train, "torch"),
+    ):
+        change()
+        layer.reset()
+        layer(X)
+        assert ran[-1] == runs
+        assert backends_in(layer.explain()) == [runs]
+    layer.eval()
+    core.noisy = False
+    layer.reset()
+    layer(X)

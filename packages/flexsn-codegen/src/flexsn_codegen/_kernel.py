@@ -179,14 +179,17 @@ class Kernel:
         device = examples[0].device if examples else torch.device("cpu")
         captured: dict[int, Tensor] = {}
         try:
-            effects = pointwise_effects(unbound, types, dimensions, device, name, reads, captured)
-            if reads is not None:
-                pointwise_effects(unbound, types, dimensions, device, name)
-                reads.settle()
-                reads.keep(effects.captured)
+            with ExitStack() if reads is None else reads.restored():
+                effects = pointwise_effects(unbound, types, dimensions, device, name, reads, captured)
+                if reads is not None:
+                    with reads.preserved():
+                        pointwise_effects(unbound, types, dimensions, device, name)
+                    reads.settle()
+                    reads.keep(effects.captured)
         except TorchError:
             if not captured:
-                trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
+                with ExitStack() if reads is None else reads.preserved():
+                    trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
             raise
         results: list[Tensor] = []
         result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)
@@ -198,7 +201,10 @@ class Kernel:
                 for i in effects.written:
                     passed[i] = passed[i].clone()
                 stand_ins = dict(zip(map(id, now), tensors[count:], strict=True))
-                with Substituted(stand_ins) if stand_ins else ExitStack():
+                with (
+                    ExitStack() if reads is None else reads.preserved(),
+                    Substituted(stand_ins) if stand_ins else ExitStack(),
+                ):
                     returned = call(passed, notes)
                 found: list[Tensor] = []
                 if results_apart(returned, _known(effects.written, passed), found) != result:

@@ -6,6 +6,7 @@ They cut their arguments into pieces, or lay a tensor along a dimension in the m
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from flexsn_codegen._cut import CutFunction, Function
 from flexsn_codegen._host_numbers import Notes, noting
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen.errors import ArgumentError
-from flexsn_graph import MutationError, NothingCutError, Substituted, TorchError, cells_effects
+from flexsn_graph import MutationError, NothingCutError, StatefulCoreError, Substituted, TorchError, cells_effects
 from flexsn_graph.reads import Reads
 
 # Functions that cut are kept for as many kinds of calls.
@@ -126,22 +127,33 @@ def cut_of(kernels: Kernels, structure: Structure, examples: Sequence[Tensor], n
         return _called(kernels, structure, values, Notes(numbers))
 
     captured: tuple[Tensor, ...] = ()
-    # Where it fails, its trace says why.
-    with contextlib.suppress(Exception):
-        captured = cells_effects(run, examples, reads).captured
-        cells_effects(run, examples)
-    reads.settle()
-    reads.keep(captured)
-    return Cut(cut_function(kernels, structure, captured), reads, captured)
+    with reads.restored():
+        try:
+            captured = cells_effects(run, examples, reads).captured
+            with reads.preserved():
+                cells_effects(run, examples)
+        except StatefulCoreError:
+            raise
+        except Exception:
+            pass  # its trace says why
+        reads.settle()
+        reads.keep(captured)
+    return Cut(cut_function(kernels, structure, captured, reads=reads), reads, captured)
 
 
 def cut_function(
-    kernels: Kernels, structure: Structure, captured: Sequence[Tensor], otherwise: Exception | None = None
+    kernels: Kernels,
+    structure: Structure,
+    captured: Sequence[Tensor],
+    otherwise: Exception | None = None,
+    *,
+    reads: Reads | None = None,
 ) -> CutFunction:
     """A function, called in such a structure, of the arguments' tensors and then those that it captures.
 
     Args:
         otherwise: raised where it cuts nothing.
+        reads: of the function, whose objects are as they were after each trace.
     """
     now = list(captured)
 
@@ -149,12 +161,25 @@ def cut_function(
         def function(*values: Tensor) -> Any:
             count = len(values) - len(now)
             stand_ins = dict(zip(map(id, now), values[count:], strict=True))
-            with Substituted(stand_ins) if stand_ins else ExitStack():
+            with (
+                ExitStack() if reads is None else reads.preserved(),
+                Substituted(stand_ins) if stand_ins else ExitStack(),
+            ):
                 return _called(kernels, structure, values[:count], notes)
 
         # What is called as it is keeps its own name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
-        return kernels.fn if plain_call and not captured else function
+        if not plain_call or captured:
+            return function
+        if reads is None:
+            return kernels.fn
+
+        @functools.wraps(kernels.fn, updated=())
+        def plain(*values: Tensor) -> Any:
+            with reads.preserved():
+                return kernels.fn(*values)
+
+        return plain
 
     cut = CutFunction(bind, kernels.name, kernels.numerics, otherwise=otherwise)
     cut.must_cut = not isinstance(otherwise, TorchError)

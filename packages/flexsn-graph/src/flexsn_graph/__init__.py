@@ -48,7 +48,7 @@ from flexsn_graph.errors import (
     UnsupportedCoreError,
     UnsupportedOpError,
 )
-from flexsn_graph.staging import absent_at_first
+from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
 
 __version__ = "0.1.0"
 
@@ -114,6 +114,7 @@ __all__ = [
     "generate_forward_and_backward_graph",
     "generate_inference_graph",
     "gradient_of",
+    "is_of_any_batch",
     "keep_residuals",
     "known_ops",
     "location_of",
@@ -121,6 +122,7 @@ __all__ = [
     "pointwise_effects",
     "ports",
     "register_facts",
+    "resized",
     "trace_cells",
     "trace_core",
     "trace_pointwise",

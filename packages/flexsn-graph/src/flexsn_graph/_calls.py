@@ -16,6 +16,7 @@ from flexsn_graph._checks import WITHOUT_CHECKS
 from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._prologue import Call, CalledOp, Hoists, Ref, stays
 from flexsn_graph._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph._sizes import OF_SIZES, depends_on_batch
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.reads import is_library
@@ -74,6 +75,7 @@ class CoreCalls(TorchFunctionMode):
         variables: those that have a gradient, by the number of the value that they stand for. A captured tensor has
             one, besides itself, if it has a history.
         computed: by number, the lifted values, with the history that they have.
+        is_core_running: True until it has returned; then the tracer looks at the results.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class CoreCalls(TorchFunctionMode):
         super().__init__()
         self.variables: dict[int, Tensor] = {}
         self.computed: dict[int, Tensor] = {}
+        self.is_core_running = True
         self._mode = mode
         self._captures = mode.captures
         self._hoists = hoists
@@ -114,6 +117,11 @@ class CoreCalls(TorchFunctionMode):
             raise reads_value(f"Tensor.{func.__name__}", user_location())
         if func in READ_ONCE:
             self._note_read(func, args)
+        if func in OF_SIZES and self.is_core_running and not _is_own(sys._getframe(1)):
+            tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+            of_step = [t.dim() for t in tensors if not self._captures.is_captured(t)]
+            if of_step or not tensors:
+                self._captures.reads_sizes |= depends_on_batch(func, args, kwargs, max(of_step, default=0))
         if self._hoists is Hoists.NOTHING:
             return func(*args, **kwargs)
         tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
@@ -143,7 +151,7 @@ class CoreCalls(TorchFunctionMode):
             self._note(f"Tensor.{name}", SourceLocation.of(frame))
 
     def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The results of the core, with what is computed before the loop replaced."""
+        """The results of the core, with what is computed before the loop replaced; the core asks nothing any more."""
         if self._hoists is not Hoists.NOTHING:
             for tensor in results:
                 self._find(tensor)
@@ -395,6 +403,11 @@ _OF_THE_TENSOR_ITSELF = frozenset(getattr(Tensor, name).__get__ for name in _PRO
 _FACTORIES = frozenset(
     {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
 )
+
+
+def _is_own(frame: FrameType) -> bool:
+    """True if this package looks at a tensor while the core runs."""
+    return str(frame.f_globals.get("__name__")).startswith("flexsn_graph.")
 
 
 def _numbers(refs: Any) -> set[int]:

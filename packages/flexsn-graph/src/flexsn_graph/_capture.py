@@ -20,6 +20,7 @@ from torch import Tensor
 from flexsn_graph._captures import Captures
 from flexsn_graph._location import SourceLocation, stack_trace, user_location
 from flexsn_graph._ops import facts_of
+from flexsn_graph._origins import Origins
 from flexsn_graph._prologue import CalledOp
 from flexsn_graph._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of, written_by
 from flexsn_graph._torch_private import (
@@ -33,7 +34,7 @@ from flexsn_graph._torch_private import (
 )
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
-from flexsn_graph.reads import Profile, resume, suspend
+from flexsn_graph.reads import Origin, Profile, resume, suspend
 
 _aten = torch.ops.aten
 
@@ -72,6 +73,7 @@ class CaptureMode(TorchDispatchMode):
         self.met: set[int] = set()
         self.refusal: UnsupportedCoreError | None = None
         self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
+        self._origins = Origins(frozen)
         self._apart: list[CalledOp] | None = None
         self._guarded: Collection[int] = ()
         self._deferred: dict[int, set[int]] = {}
@@ -182,9 +184,15 @@ class CaptureMode(TorchDispatchMode):
         args, kwargs = _on_one_device(leaves, args, kwargs, writes)
         results = func(*args, **kwargs)
         refuse_complex((leaves, results), str(func), location)
+        self._origins.follow(leaves, results, location)
         if self._apart is not None:
             self._apart.append(CalledOp(func, args, results, frozenset(written)))
         return results
+
+    @property
+    def origin(self) -> Origin:
+        """Facts about the tensors of this run."""
+        return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
 
     def _meet_all(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:

@@ -30,6 +30,7 @@ class Captures:
         passing: ids of tensors that the core itself makes of captured ones, as `w.data`.
         decided: the calls that give the other values, by function and arguments.
         lifted: the values that the step needs, once that is known; the others are there for `calls`.
+        reads_sizes: True if the core may depend on the sizes of its arguments.
         locations: autograd sequence number to the user's line, so that a backward formula can name it; of the last
             run of the core.
     """
@@ -42,6 +43,7 @@ class Captures:
         self.passing: set[int] = set()
         self.decided: dict[Hashable, Call] = {}
         self.lifted: tuple[int, ...] | None = None
+        self.reads_sizes = False
         self.locations: dict[int, SourceLocation] = {}
         # The tensors are kept, so that an id or an address is not given to another one meanwhile.
         self._kept: list[Any] = []
@@ -52,6 +54,10 @@ class Captures:
     def is_captured(self, tensor: Tensor) -> bool:
         """Whether `tensor` is the user's: neither an argument nor computed by the core."""
         return not (isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode)
+
+    def has(self, tensor: Tensor) -> bool:
+        """True if an operation has read this tensor of the user's."""
+        return id(tensor) in self._by_identity
 
     def find(self, tensor: Tensor) -> int | None:
         """The number of a captured tensor, or of one that is the same memory (`w.data` is a new object)."""

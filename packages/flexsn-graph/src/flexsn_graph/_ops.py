@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import torch
+from torch import fx
 
 from flexsn_graph._torch_private_ops import OpOverload
 
@@ -99,6 +101,19 @@ _library.impl("terms", lambda total, shape: total.expand(shape).clone(), "Compos
 _library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExplicitAutograd")
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
+
+
+_ELEMENTWISE_OF_ZERO = frozenset({_prims.neg.default, _prims.convert_element_type.default})
+
+
+def is_zero(node: fx.Node) -> bool:
+    """True for the constant 0 of a lowered graph, and for views and conversions of it."""
+    target: Any = node.target
+    if target in FILL_OPS:
+        position = FILL_OPS[target]
+        value = 0 if position is None else node.args[position]
+        return isinstance(value, bool | int | float) and value == 0
+    return (target in ALIAS_OPS or target in _ELEMENTWISE_OF_ZERO) and is_zero(node.all_input_nodes[0])
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from flexsn_graph._core import unwrap_compiled
+from flexsn_graph._ops import is_zero
 from flexsn_graph._ports import Port, Role, ports
 from flexsn_graph._products import KEPT_OPS
 from flexsn_graph._prologue import Hoists
@@ -17,7 +18,7 @@ from flexsn_graph._step import CoreTrace, StepTrace, trace_step
 from flexsn_graph._step_graph import GRADIENTS
 from flexsn_graph._torch_private import undisturbed
 from flexsn_graph.errors import NonPointwiseError, WrittenViewError
-from flexsn_graph.staging import Keys, has_products, stage
+from flexsn_graph.staging import Keys, has_products, is_of_any_batch, resized, stage
 
 
 class NoProductsError(Exception):
@@ -46,6 +47,15 @@ class RecurrentTrace(CoreTrace):
         self._keys = Keys()
         self.forward, self._offered = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
 
+    def _is_of_any_batch(self) -> bool:
+        return is_of_any_batch(self.forward, self.step_shape, [value.shape for value in self.lifted_values])
+
+    def _resize(self, old: int, new: int) -> None:
+        self.forward = resized(self.forward, old, new)
+
+    def _adopt(self, own: Self) -> None:
+        self._keys, self._offered = own._keys, own._offered
+
     def vjp(
         self, cotangents: Sequence[bool], wanted: Sequence[bool], kept: Collection[Port] | None = None
     ) -> StagedStep:
@@ -64,15 +74,26 @@ class RecurrentTrace(CoreTrace):
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
         known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
-        with undisturbed():
+        with undisturbed(), self.reads.restored():
             tracer = self._retraced()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered = tracer.lowered(recorded, KEPT_OPS)
             results = [
                 Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
             ]
+            results = _without_zeros(lowered.graph, results)
             staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
         return staged
+
+
+def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
+    """Removes the gradients that are the constant 0 from a lowered VJP. Returns the others."""
+    output = next(n for n in reversed(vjp.nodes) if n.op == "output")
+    entries: Any = output.args[0]
+    kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
+    output.args = (tuple(entries[i] for i in kept),)
+    vjp.eliminate_dead_code()
+    return [gradients[i] for i in kept]
 
 
 def trace_core(

@@ -43,6 +43,10 @@ class StepValue:
     def of(cls, tensor: Tensor) -> StepValue:
         return cls(tuple(tensor.shape), tensor.dtype)
 
+    def of_batch(self, batch: int) -> StepValue:
+        """The same with another size of the first dimension."""
+        return StepValue((batch, *self.shape[1:]), self.dtype)
+
     def __str__(self) -> str:
         return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
 
@@ -80,16 +84,20 @@ class CoreTrace:
         self.num_outputs = num_outputs
         as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
         self.reads = Reads(core, follow=follow)
-        self._hoists, self._keep_views = hoists, keep_views
+        self._hoists, self._keep_views, self._reads_sizes = hoists, keep_views, False
         self._device = examples[0].device if examples else torch.device("cpu")
-        tracer = Tracer(core, examples, as_results, hoists=hoists, keep_views=keep_views, reads=self.reads)
+        with self.reads.restored():
+            self._trace_all(partial(Tracer, core, examples, as_results, hoists=hoists, keep_views=keep_views))
+
+    def _trace_all(self, make: Callable[..., Tracer]) -> None:
+        tracer = make(reads=self.reads)
         self._tracer: Tracer | None = tracer
         self.differentiable = tracer.differentiable
-        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[:num_inputs])
-        self.states = tuple(StepValue.of(t) for t in tracer.examples[num_inputs:])
+        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[: self.num_inputs])
+        self.states = tuple(StepValue.of(t) for t in tracer.examples[self.num_inputs :])
         results = [StepValue.of(t) for t in tracer.results]
-        self.outputs = tuple(results[:num_outputs])
-        self.step_shape = _check_results(self.states, results, num_outputs)
+        self.outputs = tuple(results[: self.num_outputs])
+        self.step_shape = _check_results(self.states, results, self.num_outputs)
         self._prologue = tracer.prologue()
         self.captured = self._prologue.captured
         self.aliases = tracer.aliases(self.captured)
@@ -122,8 +130,48 @@ class CoreTrace:
         twin.core, twin.reads, twin.captured = core, reads, captured
         twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, others, strict=True))
         twin._prologue = self._prologue.of(captured)
-        twin._tracer = None
+        twin._tracer, twin._reads_sizes = None, self.reads_sizes
         return twin
+
+    @property
+    def reads_sizes(self) -> bool:
+        """True if the core, or a backward formula traced so far, may depend on the sizes of its arguments."""
+        return self._reads_sizes or (self._tracer is not None and self._tracer.captures.reads_sizes)
+
+    def of_batch(self, inputs: Sequence[StepValue], states: Sequence[StepValue]) -> Self | None:
+        """This trace for another size of the step's first dimension; the core is not run.
+
+        Returns:
+            `None` if anything else differs, a size is 0 or 1, or the first dimension is more than a number of equal
+            elements: the core depends on sizes, or a captured tensor has an element for each of them.
+        """
+        old, values = self.step_shape, (*inputs, *states)
+        mine = (*self.inputs, *self.states)
+        sizes = {v.shape[0] for v in values if len(v.shape) == len(old)} - {1}
+        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(mine):
+            return None
+        (batch,) = sizes
+        if min(batch, old[0]) < 2 or any(v.shape[:1] != old[:1] for v in self.outputs) or not self._is_of_any_batch():
+            return None
+        for value, before in zip(values, mine, strict=True):
+            is_whole = len(before.shape) == len(old) and before.shape[0] == old[0]
+            if value != (before.of_batch(batch) if is_whole else before):
+                return None
+        found = copy(self)
+        found.inputs, found.states = tuple(inputs), tuple(states)
+        found.outputs = tuple(value.of_batch(batch) for value in self.outputs)
+        found.step_shape = (batch, *old[1:])
+        found._tracer, found._reads_sizes = None, self.reads_sizes
+        found._resize(old[0], batch)
+        return found
+
+    def _is_of_any_batch(self) -> bool:
+        """True if the forward has the same graph for every size of the first dimension."""
+        raise NotImplementedError
+
+    def _resize(self, old: int, new: int) -> None:
+        """Changes the first dimension of what the forward says of sizes."""
+        raise NotImplementedError
 
     def _retraced(self) -> Tracer:
         """Runs the core: that of a twin when its first VJP is traced."""
@@ -135,8 +183,12 @@ class CoreTrace:
                 keep_views=self._keep_views,
             )
             self._tracer, self.reads = own._tracer, own.reads
+            self._adopt(own)
         assert self._tracer is not None
         return self._tracer
+
+    def _adopt(self, own: Self) -> None:
+        """Takes from a trace of this core what VJPs are traced with."""
 
     @property
     def lifted(self) -> tuple[Tensor, ...]:
@@ -214,6 +266,12 @@ class StepTrace(CoreTrace):
         results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
         self.forward = StepGraph(graph, self._primals, results, layouts)
 
+    def _is_of_any_batch(self) -> bool:
+        return self.forward.is_of_any_batch
+
+    def _resize(self, old: int, new: int) -> None:
+        """The graph says nothing of sizes."""
+
     def _is_differentiated_alike(self) -> bool:
         """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
         if self._retraced().is_plain:
@@ -244,7 +302,7 @@ class StepTrace(CoreTrace):
         primals = self._primals
         given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
         arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
-        with undisturbed():
+        with undisturbed(), self.reads.restored():
             tracer = self._retraced()
             recorded, gradients = tracer.record_vjp(cotangents, wanted)
             lowered, layouts = tracer.lower(

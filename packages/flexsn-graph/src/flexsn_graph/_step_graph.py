@@ -56,6 +56,11 @@ class StepGraph:
         return entries
 
     @property
+    def is_of_any_batch(self) -> bool:
+        """True if no lifted tensor has elements of its own along the step's first dimension."""
+        return all(layout.strides[:1] == (0,) for layout in self.layouts.values())
+
+    @property
     def gradients(self) -> tuple[int | None, ...]:
         """Of a VJP: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the results."""
         sought = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from flexsn_graph._origins import Following, Origins
 from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, undisturbed
 from flexsn_graph.reads import Reads
 
@@ -103,11 +104,15 @@ def effects_of(
     with undisturbed():
         mode = FakeTensorMode()
         arguments = tuple(fake_like(mode, example) for example in examples)
-        with torch.no_grad(), mode, Substituted(stand_ins, make):
+        with torch.no_grad(), mode:
             if reads is None:
-                returned = fn(*arguments)
-            else:
-                with reads.recording():
+                with Substituted(stand_ins, make):
                     returned = fn(*arguments)
+            else:
+                origins = Origins(arguments)
+                origin = origins.origin(lambda t: isinstance(t, FakeTensor), lambda t: id(t) in captured)
+                with reads.restored(), reads.recording(), reads.run(origin):
+                    with Following(origins), Substituted(stand_ins, make):
+                        returned = fn(*arguments)
     written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
     return Effects(tuple(captured.values()), written, returned, arguments)

@@ -253,7 +253,9 @@ class Tracer:
         """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
         self.captures.locations.clear()
         with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
-            results = calls.finish(self._as_results(self._fn(*arguments)))
+            returned = self._fn(*arguments)
+            calls.is_core_running = False
+            results = calls.finish(self._as_results(returned))
         # Autograd itself calls a little more, depending on what needs a gradient.
         captured = (t.requires_grad for t in self.captures.tensors.values())
         recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
@@ -283,7 +285,7 @@ class Tracer:
             mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views, note=self._reads.note
         )
         try:
-            with calls, mode, without_hooks(list(self.captures.tensors.values())):
+            with self._reads.run(mode.origin), calls, mode, without_hooks(list(self.captures.tensors.values())):
                 yield mode, calls
         except RuntimeError as error:
             if mode.refusal is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["StepVJP"]
+__all__ = ["StepVJP", "is_zero"]
 
 _aten = torch.ops.aten
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
@@ -44,7 +44,7 @@ class StepVJP:
             self._results = results
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Gradients of what the VJP gives them for; None for what depends on absent gradients alone, or on none.
+        """Gradients of what the VJP gives them for; None for zeros, and for what depends on absent gradients alone.
 
         ``like`` has a tensor for each of ``gradients``, with its shape and dtype.
         """
@@ -57,7 +57,8 @@ class StepVJP:
         if self._results is None:
             return found
         return tuple(
-            value if result in self._linear else None for value, result in zip(found, self._results, strict=True)
+            value if result in self._linear or not is_zero(result) else None
+            for value, result in zip(found, self._results, strict=True)
         )
 
 
@@ -117,6 +118,22 @@ class _Run:
         alpha: Any = node.kwargs.get("alpha", 1)
         factor = -alpha if node.target is _aten.sub.Tensor else alpha
         return second if factor == 1 else second * factor
+
+
+_ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
+# By operator: the position of the number that it fills with.
+_FILLS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.new_full.default: 2, _aten.scalar_tensor.default: 0}
+_VIEWS = (
+    *(_aten.expand.default, _aten.view.default, _aten.detach.default, _aten.alias.default, _aten.clone.default),
+    *(_aten.unsqueeze.default, _aten.squeeze.default, _aten.permute.default, _aten.t.default, _aten._to_copy.default),
+)
+
+
+def is_zero(node: fx.Node) -> bool:
+    """True for zeros that a graph makes, such as the gradient of a leaf that nothing depends on."""
+    if node.target in _FILLS:
+        return bool(node.args[_FILLS[node.target]] == 0)
+    return node.target in _ZEROS or (node.target in _VIEWS and is_zero(node.all_input_nodes[0]))
 
 
 def zeros(value: Any) -> Any:

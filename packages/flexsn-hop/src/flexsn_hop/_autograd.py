@@ -15,7 +15,7 @@ from ._loop import backward_samples, forward_samples
 from ._lowering import checkpoint_interval, find_lowerings
 from ._operator import flex_sn_scan, flex_sn_scan_backward
 from ._torch_private import below_autograd, outside_of_tracing, trace_step
-from ._vjp import Activity, find_activity, step_vjp
+from ._vjp import Activity, find_activity, step_vjp, without_absent
 from .errors import DoubleBackwardError
 
 __all__: list[str] = []
@@ -39,6 +39,7 @@ class _Options:
 def _under_autocast_of_now(core: StepFunction, flat_args: Sequence[Any]) -> StepFunction:
     """The core as it runs now: the backward, where it is traced again, has no autocast."""
     kinds = {value.device.type for value in flat_args if isinstance(value, torch.Tensor)}
+    kinds = {kind for kind in kinds if torch.amp.is_autocast_available(kind)}  # not for tensors without data
     enabled = {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
     if not enabled:
         return core
@@ -141,7 +142,9 @@ class _Scan(torch.autograd.Function):
         args = [*flat_args, *tensors, *came]
         with outside_of_tracing(args) as fakes:
             samples = backward_samples(layout, fakes)
-        vjp = trace_step(step_vjp(ctx.core, layout), samples)
+        vjp, layout = without_absent(trace_step(step_vjp(ctx.core, layout), samples), layout)
+        if not any(layout.needs):
+            return (None,) * (4 + len(layout.needs))
         with torch.no_grad():
             results = flex_sn_scan_backward(
                 ctx.core,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import logging
+import operator
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,13 +14,23 @@ import torch
 
 from ._eager import describe
 from ._layout import BackwardLayout, ScanLayout
-from ._lowering import ScanLowering, find_lowerings, naming, reasons, requested_lowering
+from ._lowering import (
+    LOWERING_VARIABLE,
+    NO_KERNELS,
+    ScanLowering,
+    find_lowerings,
+    naming,
+    reasons,
+    requested_lowering,
+)
 from ._opaque import encode_program, run_scan
 from ._padding import without_padding
 from ._torch_private import InductorCall
 from .errors import LoweringError
 
 __all__ = ["lower"]
+
+_logger = logging.getLogger("flexsn_hop")
 
 
 def lower(
@@ -36,15 +49,29 @@ def lower(
         raise LoweringError(
             f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
-    if found.lowerings and not _makes_a_constant(call):
+    if found.lowerings and not _attributes(call):
         warnings.warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}", stacklevel=2)
+    elif found.asked == "auto":
+        _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
     return _lower_to_loop(call, layout)
 
 
+@functools.cache
+def _log_once(message: str) -> None:
+    """Log what may be as it should be: where it is, ``lowering="loop"`` asks for it."""
+    _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
+
+
 def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
-    if _makes_a_constant(call):
+    attributes = _attributes(call)
+    if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
         raise NotImplementedError(
             "the core makes a constant tensor, which only the loop can have: make it outside of the core."
+        )
+    if attributes:
+        raise NotImplementedError(
+            "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
+            "loop can have."
         )
 
     what = "backward" if isinstance(layout, BackwardLayout) else "forward"
@@ -82,8 +109,13 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
             raise LoweringError(f"{who} gave {describe(result)} as result {index}; it must be {describe(like)}")
 
 
-def _makes_a_constant(call: InductorCall) -> bool:
-    return any(graph.graph.find_nodes(op="get_attr") for graph in call.graphs)
+def _attributes(call: InductorCall) -> list[Any]:
+    """What the graphs hold besides operators: constant tensors, and graphs."""
+    return [
+        operator.attrgetter(str(node.target))(graph)
+        for graph in call.graphs
+        for node in graph.graph.find_nodes(op="get_attr")
+    ]
 
 
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:

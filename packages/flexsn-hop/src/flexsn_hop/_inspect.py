@@ -34,7 +34,7 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
         def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
             if not isinstance(op, OpOverload):
                 return
-            if torch.Tag.nondeterministic_seeded in op.tags:
+            if _draws(op, args, kwargs):
                 found.append(
                     RandomOpError(
                         f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
@@ -52,10 +52,26 @@ def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
                         )
                     )
 
-        with watch_operators(check):
+        inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
+        with watch_operators(check, inside):
             interpreter.run(*values)
     if found:  # raised here, where the interpreter does not add its own words
         raise found[0]
+
+
+def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True if a call of ``op`` draws random numbers. A tag says that it may: dropout does so in training alone."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    parameters = op._schema.arguments
+    values = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
+    values |= {parameter.name: value for parameter, value in zip(parameters, args, strict=False)} | kwargs
+    if values.get("train") is False or values.get("training") is False:
+        return False
+    is_dropout = "dropout" in op._schema.name
+    ratios = [values[name] for name in ("dropout", "dropout_p") if name in values]
+    ratios += [values["p"]] if is_dropout and "p" in values else []
+    return not any(ratio == 0 or (is_dropout and ratio == 1) for ratio in ratios)
 
 
 class _Located(torch.fx.Interpreter):

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +19,7 @@ from .errors import LoweringError
 
 __all__ = [
     "LOWERING_VARIABLE",
+    "NO_KERNELS",
     "Candidates",
     "ScanLowering",
     "checkpoint_interval",
@@ -31,10 +36,12 @@ LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
 LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
-"""The lowering that is asked first. It is named here so that the order of imports decides nothing."""
+"""The lowering that is tried first, and the package that has it: the order of imports decides nothing."""
 
-CODE_VERSION = 4
-"""Raised whenever the code that the loop lowering generates changes.
+NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
+
+CODE_VERSION = 6
+"""Raised whenever the code that this package makes of a scan, or of its gradient, changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
 disk; the key does not contain the lowering itself.
@@ -110,16 +117,44 @@ class _Registration:
     before: str | None
 
 
-_registered: list[_Registration] = []
+@functools.cache
+def _installed_kernels() -> ScanLowering | None:
+    """The kernels of flexsn-runtime, where that is installed: it need not be imported."""
+    if importlib.util.find_spec(KERNELS) is None:
+        return None
+    try:
+        kernels: ScanLowering = importlib.import_module(KERNELS).KernelLowering()
+    except Exception as error:
+        warnings.warn(
+            f"compiled scans run as loops, since {KERNELS} is installed and cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return None
+    return kernels
+
+
+_registered: list[_Registration | None] = [None]
+"""In the order of registration; None stands for the kernels that are installed."""
+
+
+def _registrations() -> list[_Registration]:
+    """The registered lowerings, and the installed kernels unless some of their name are registered."""
+    found = [entry for entry in _registered if entry is not None]
+    if None in _registered and all(entry.lowering.name != KERNELS for entry in found):
+        kernels = _installed_kernels()
+        if kernels is not None:
+            found.append(_Registration(kernels, None))
+    return found
 
 
 def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None) -> Callable[[], None]:
-    """Offer a lowering for compiled scans, behind those that are there. Returns the undo.
+    """Offer a lowering for compiled scans, after those that are registered. Returns the undo.
 
-    A scan becomes what the first lowering makes of it that can. They are asked in this order,
-    whatever is imported first: ``"flexsn_runtime"``, its kernels; then the others, as they
-    were registered; and in front of one of these, those that name it as ``before``.
-    :func:`scan_lowerings` tells the order, and why each cannot have a scan.
+    A scan becomes what the first lowering makes of it that can. Their order does not depend on imports:
+    ``"flexsn_runtime"``, the kernels of flexsn-runtime, which is found where it is installed; then the
+    others in the order of registration; and in front of one of these, those that name it as ``before``.
+    :func:`scan_lowerings` gives the order, and why each cannot have a scan.
 
     Args:
         lowering: The lowering; its name is its own.
@@ -144,7 +179,7 @@ def register_scan_lowering(lowering: ScanLowering, *, before: str | None = None)
         >>> undo()
     """
     _check_lowering(lowering)
-    if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered)):
+    if lowering.name in (*LOWERINGS, *(entry.lowering.name for entry in _registered if entry is not None)):
         raise LoweringError(
             f"there is a lowering {lowering.name!r}: give yours another name, or undo the registration of the other"
         )
@@ -240,9 +275,10 @@ def naming(lowering: ScanLowering, what: str) -> Iterator[None]:
 
 def _in_order() -> list[ScanLowering]:
     """The registered lowerings, the one to be asked first in front."""
-    order = [entry.lowering for entry in _registered if entry.before is None]
+    registrations = _registrations()
+    order = [entry.lowering for entry in registrations if entry.before is None]
     order.sort(key=lambda lowering: lowering.name != KERNELS)  # stable
-    waiting = [entry for entry in _registered if entry.before is not None]
+    waiting = [entry for entry in registrations if entry.before is not None]
     while waiting:
         names = [lowering.name for lowering in order]
         entry = next((entry for entry in waiting if entry.before in names), waiting[0])
@@ -260,6 +296,8 @@ def requested_lowering(argument: str | None) -> str:
     """
     origin = "the argument lowering" if argument else f"the environment's {LOWERING_VARIABLE}"
     name = argument or os.environ.get(LOWERING_VARIABLE) or "auto"
+    if name in LOWERINGS:
+        return name
     known = (*LOWERINGS, *(lowering.name for lowering in _in_order()))
     if name not in known:
         raise LoweringError(f"{origin} is {name!r}; it must be one of {', '.join(known)}")
@@ -315,7 +353,7 @@ def find_lowerings(name: str, flat_args: Sequence[Any]) -> Candidates:
             refused[lowering.name] = why
     found = Candidates(name, able, refused)
     if not able and not found.may_be_the_loop:
-        why = reasons(refused) or "no package has registered one (flexsn_nn does, with flexsn_runtime)"
+        why = reasons(refused) or f"none is registered, and {NO_KERNELS}"
         raise LoweringError(f"the lowering {name!r} is not available: {why}. Use 'auto' or 'loop' instead")
     return found
 

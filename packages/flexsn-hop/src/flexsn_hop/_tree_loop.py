@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,9 +68,17 @@ def _outputs_of_no_step(call: TreeCall, take_step: TreeSteps) -> Sequence[torch.
         except RuntimeError as error:
             raise EmptyScanError(
                 "the scan is empty (T == 0), and step, which was called on tensors without data to tell what y looks "
-                f"like, failed: {error}. Either it needs data, or it fails on data, too"
+                f"like, failed: {error}{_place(error)}. Either it needs data, or it fails on data, too"
             ) from error
     return [torch.empty((0, *output.shape), dtype=output.dtype, device=output.device) for output in outputs]
+
+
+def _place(error: Exception) -> str:
+    """The line of the step that an error comes from, in words; nothing where it is inside of libraries alone."""
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    return f' (File "{own[-1].filename}", line {own[-1].lineno}, in {own[-1].name} {own[-1].line})' if own else ""
 
 
 def _without(sequence: torch.Tensor, dim: int) -> list[int]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import fx
 
+from ._absent import is_zero
 from ._arguments import StepFunction
 from ._eager import step_values
 from ._layout import BackwardLayout, ScanLayout
 
-__all__ = ["Activity", "find_activity", "step_vjp"]
+__all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,57 @@ def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[
         return tuple(gradients)
 
     return vjp
+
+
+def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
+    """Drop the gradients that no gradient reaches at any step: autograd has None for them, and not zeros.
+
+    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the results that are dropped, and
+    the layout that no longer needs them. The gradient of an active state stays a result of the graph.
+    """
+    (output,) = vjp.graph.find_nodes(op="output")
+    entries: Any = output.args[0]
+    sources = _sources(vjp.graph, len(layout.needs))
+    wanted = [position for position, want in enumerate(layout.wanted) if want]
+    by_position = {position: sources[entry] for position, entry in zip(wanted, entries, strict=True)}
+    states = [index for index, active in enumerate(layout.active_states) if active]
+    num_outputs = sum(layout.output_grads)
+    came = [state for state, given in enumerate(layout.state_grads) if given]
+    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
+
+    def flows(position: int) -> bool:
+        found = by_position[position]
+        return found is None or not present.isdisjoint(found)
+
+    while True:
+        carried = {
+            num_outputs + i for i, state in enumerate(states) if flows(layout.scan.num_inputs + state)
+        }
+        if carried <= present:
+            break
+        present |= carried
+    needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
+    reduced = replace(layout, needs=needs)
+    kept = [entry for position, entry in zip(wanted, entries, strict=True) if reduced.wanted[position]]
+    if len(kept) < len(entries):
+        output.args = (tuple(kept),)
+        vjp.graph.eliminate_dead_code()
+        vjp.recompile()
+    return vjp, reduced
+
+
+def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
+    """By node: the cotangents that it depends on, by position; None for one that is no zero and depends on none."""
+    sources: dict[fx.Node, frozenset[int] | None] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for position, node in enumerate(placeholders):
+        sources[node] = None if position < num_values else frozenset({position - num_values})
+    for node in graph.nodes:
+        if node in sources:
+            continue
+        found = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
+        sources[node] = found if found or is_zero(node) else None
+    return sources
 
 
 def _differentiable_step(

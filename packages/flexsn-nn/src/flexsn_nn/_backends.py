@@ -7,10 +7,10 @@ from typing import Literal, cast
 
 import torch
 
-from flexsn_hop import register_scan_lowering, why_dynamo_hop_unavailable
+from flexsn_hop import why_dynamo_hop_unavailable
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import ExportError, StepModeError
-from flexsn_runtime import BackendUnavailableError, KernelLowering, TargetName, triton_interpreted, why_unavailable
+from flexsn_runtime import BackendUnavailableError, TargetName, triton_interpreted, why_unavailable
 
 Backend = Literal["auto", "triton", "inductor", "cpp", "hop", "torch"]
 StepMode = Literal["s", "m"]
@@ -22,9 +22,6 @@ _TRITON = frozenset({"triton", "inductor"})
 KERNEL_BACKENDS = _TRITON | {"cpp"}
 # What `choose` may choose of these.
 COMPILED = frozenset({"triton", "cpp"})
-
-# The operator becomes launches of kernels in what torch.compile makes of a network.
-register_scan_lowering(KernelLowering())
 
 
 @dataclass(frozen=True, slots=True)

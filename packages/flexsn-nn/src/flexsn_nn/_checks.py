@@ -57,21 +57,6 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
             raise ParameterError(f"{name} is {found}; it must be {bound}. {limits.get('hint', '')}".rstrip())
 
 
-def within(value: Tensor, limits: Range) -> Tensor:
-    """`value`, and the nearest number of its dtype that is within the limits where it is not.
-
-    Differentiable; beyond the limits the gradient is 0.
-    """
-    numbers = torch.finfo(value.dtype)
-    low, high = limits.get("at_least"), limits.get("at_most")
-    # The open ends are 0 and 1: the nearest numbers to them are the smallest normal one, and this one.
-    if "above" in limits:
-        low = limits["above"] + numbers.tiny
-    if "below" in limits:
-        high = limits["below"] - numbers.eps / 2
-    return value if low is None and high is None else value.clamp(low, high)
-
-
 def check_function(name: str, function: object) -> None:
     """Raises `ParameterError` unless `function` can be called with a tensor: a class, or a name, cannot."""
     if isinstance(function, type):

@@ -38,7 +38,7 @@ from flexsn_nn._leaf import Leaf, refuse_proxies
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
-from flexsn_nn._refusals import Refusals
+from flexsn_nn._refusals import Refusals, kinds_of
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, plain_states, step_shape
@@ -56,6 +56,7 @@ from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateEr
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
+    TraceError,
     repeated_scan,
     repeated_step,
     single_step,
@@ -407,9 +408,10 @@ class FlexSN(Leaf):
                 layout costs.
             affine: as for `forward`.
         """
-        lines = self._decisions.lines()
+        kinds = kinds_of(self.modules())
+        lines = self._decisions.lines(kinds)
         if not self._decisions.has_kernels:
-            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons()]
+            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -418,7 +420,7 @@ class FlexSN(Leaf):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        counting = self.count_spikes and self._decisions.has_launched and self._step_mode == "m" and self.num_states > 0
+        counting = self.count_spikes and self._decisions.has_launched(kinds) and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
@@ -500,8 +502,32 @@ class FlexSN(Leaf):
             return ran
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
-        if self._backend == "auto" and self._asks_kernels(backend) and not self._kernels_take(inputs, states):
+        if self._backend == "auto" and self._asks_kernels(backend):
+            if self._kernels_take(inputs, states):
+                try:
+                    return self._run_on(backend, inputs, states, keep, affine, count, pack)
+                except (TraceError, NotImplementedError):
+                    if compiling:
+                        raise
+                    self._refusals.forget()  # the core may have changed since
+                    self._decisions.forget((inputs[0].device.type, False))
+                    if self._kernels_take(inputs, states):
+                        raise
             backend = "torch"
+        return self._run_on(backend, inputs, states, keep, affine, count, pack)
+
+    def _run_on(
+        self,
+        backend: str,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        keep: bool,
+        affine: Producer | None,
+        count: bool,
+        pack: bool,
+    ) -> _Ran:
+        """As `_run`, by the backend that was chosen."""
+        compiling = torch.compiler.is_compiling()
         absorbed: Absorbed | None = None
         if affine is not None:
             x, *others = inputs
@@ -701,7 +727,7 @@ class FlexSN(Leaf):
         """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
         why = self._why_loop(inputs, states)
         if not torch.compiler.is_compiling():
-            self._decisions.ran((inputs[0].device.type, False), why)
+            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
         return why is None
 
     def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
@@ -737,7 +763,12 @@ class FlexSN(Leaf):
     def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
         """Why kernels refuse the core, if they do."""
         return self._refusals.why(
-            self._get_program, inputs, states, single=self._step_mode == "s", training=training
+            self._get_program,
+            inputs,
+            states,
+            single=self._step_mode == "s",
+            training=training,
+            modules=self.modules(),
         )
 
     def _is_ready_made(self) -> bool:

@@ -59,10 +59,10 @@ def report(refusal: str) -> None:
     )
     if _reaction == "error":
         raise PortabilityError(message)
-    warnings.warn(message, PortabilityWarning, stacklevel=_level_of_the_caller())
+    warnings.warn(message, PortabilityWarning, stacklevel=level_of_the_caller())
 
 
-def _level_of_the_caller() -> int:
+def level_of_the_caller() -> int:
     """How far up the call of the neuron is, behind this package and what torch puts between."""
     level, frame = 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("flexsn_nn", "torch.nn.")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from flexsn_nn._portability import portability, report
 from flexsn_runtime import ScanProgram, why_refused
@@ -14,7 +14,7 @@ class Refusals:
     """Those of one neuron, by what they depend on: dtypes and dimensions, and whether it is trained."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, str | None] = {}
+        self._found: dict[tuple[Hashable, ...], str | None] = {}
         self._told: set[str] = set()
 
     def why(
@@ -25,8 +25,9 @@ class Refusals:
         *,
         single: bool,
         training: bool,
+        modules: Iterable[nn.Module] = (),
     ) -> str | None:
-        """Why kernels refuse the core, if they do; asked once for each kind of tensors.
+        """Why kernels refuse the core, if they do; asked once for each kind of tensors, and of modules.
 
         Args:
             program: gives what they would be made from.
@@ -34,8 +35,9 @@ class Refusals:
             states: `[*step]` each; empty: the initial ones.
             single: whether this is one step.
             training: whether gradients are asked for.
+            modules: those of the core: they compute something else in training, parametrised, or with other hooks.
         """
-        key = (training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
+        key = (kinds_of(modules), training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
         if key not in self._found:
             sequences = [x.unsqueeze(0) for x in inputs] if single else inputs
             why = why_refused(program(), sequences, states or None, training=training)
@@ -43,6 +45,10 @@ class Refusals:
                 self._found.clear()
             self._found[key] = why
         return self._found[key]
+
+    def forget(self) -> None:
+        """Drops what was found: the core has changed since."""
+        self._found.clear()
 
     def tell(self, why: str | None) -> None:
         """Says that a GPU will refuse what the loop has run, once for each reason.
@@ -54,9 +60,15 @@ class Refusals:
             self._told.add(why)
             report(why)
 
-    def reasons(self) -> list[str]:
-        """All that were found, each once."""
-        return list(dict.fromkeys(why for why in self._found.values() if why is not None))
+    def reasons(self, kinds: Hashable) -> list[str]:
+        """All that were found of the core with modules of these kinds, each once."""
+        found = (why for key, why in self._found.items() if key[0] == kinds)
+        return list(dict.fromkeys(why for why in found if why is not None))
+
+
+def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
+    """Facts about modules on which their computation depends: a parametrisation changes the class, for instance."""
+    return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 
 
 # A neuron that is called with ever new dtypes and dimensions is not asked about for ever.

@@ -63,6 +63,10 @@ class PortabilityWarning(UserWarning):
     """A core runs as a loop here, and compiled kernels will refuse it on a GPU."""
 
 
+class RangeWarning(UserWarning):
+    """A learned number has left its range, and counts as the nearest number in it."""
+
+
 class PortabilityError(NotImplementedError):
     """The same, where `set_portability("error")` asks for an error."""
 

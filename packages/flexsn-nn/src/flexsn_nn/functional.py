@@ -14,8 +14,9 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
+from flexsn_nn._within import within
 
-__all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode"]
+__all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode", "within"]
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import NoneType
 from typing import Any
 
@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from flexsn_graph._location import SourceLocation
+from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.reads._guard import Guard
 from flexsn_graph.reads._places import Equal, NotTwinsError, Place
 from flexsn_graph.reads._recorder import Recorder
+from flexsn_graph.reads._surroundings import Origin
 from flexsn_graph.reads._twins import Twins
 from flexsn_graph.reads._values import SCALARS
 
@@ -59,9 +61,39 @@ class Reads:
         for place in self._recorder.places.values():
             if place not in self._values and place.name not in self.changed_by_core:
                 self._values[place] = place.read()
+        self._forget_overwritten()
         if self._is_kept and len(self._values) > known:
             self.keep(self._tensors)
 
+    def restored(self) -> AbstractContextManager[None]:
+        """Around a whole trace: at its end, every object that the core reaches is as it was."""
+        return nullcontext() if self._recorder is None else self._recorder.surroundings.trace()
+
+    def run(self, origin: Origin) -> AbstractContextManager[None]:
+        """Around one run of the core, or of its backward formulas, within `restored`.
+
+        Raises:
+            StatefulCoreError: the core keeps a tensor.
+        """
+        return nullcontext() if self._recorder is None else self._recorder.run(origin)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Around a run of a core that `run` has checked: every object that the core reaches is as it was."""
+        with self.restored(), self.run(_CHECKED):
+            yield
+
+    @property
+    def derived(self) -> list[str]:
+        """Names of attributes that the core sets to tensors which it computes from captured tensors alone."""
+        return [] if self._recorder is None else list(self._recorder.surroundings.derived)
+
+    def _forget_overwritten(self) -> None:
+        """Values that the core sets before it reads them are not compared."""
+        assert self._recorder is not None
+        for place in [place for place in self._values if place.name in self._recorder.overwritten]:
+            self.changed_by_core.append(place.name)
+            del self._values[place]
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are compared, as they were last."""
@@ -74,7 +106,7 @@ class Reads:
         """
         if not self._is_kept or self._recorder is None or self.changed_by_core or self._recorder.once:
             return None
-        if self._recorder.reads_identities:
+        if self._recorder.reads_identities or self._recorder.overwritten or self.derived:
             return None
         read = {place: value for place, value in self._values.items() if not _is_note(place)}
         try:
@@ -213,6 +245,7 @@ class Reads:
 
 def _is_note(place: Place) -> bool:
     return isinstance(place, Equal) and place.kind == _NOTE
+_CHECKED = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 
 def _memory(tensor: Tensor) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -41,7 +41,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private_modules import DEFAULTS, MODULE_CALL, REGISTRIES, hooks_of_all_modules
-from flexsn_graph.errors import CaptureError
+from flexsn_graph.errors import CaptureError, StatefulCoreError
 from flexsn_graph.reads._code import names_of, nested
 from flexsn_graph.reads._library import is_library, is_library_class, is_library_function, keeps_to_itself
 from flexsn_graph.reads._outside import asked_again, depends_on_more, is_random, origin
@@ -60,8 +60,10 @@ from flexsn_graph.reads._places import (
     TensorAttributes,
     base_of,
 )
+from flexsn_graph.reads._stores import Cache
+from flexsn_graph.reads._surroundings import Origin, Surroundings
 from flexsn_graph.reads._values import MISSING, SCALARS, is_atom, is_numpy, is_python_class
-from flexsn_graph.reads._watch import AttributeWatch, calls_watched
+from flexsn_graph.reads._watch import AttributeWatch, calls_watched, resume, suspend
 
 # More could not be compared at every call.
 MAX_ELEMENTS = 10_000
@@ -96,13 +98,17 @@ class Recorder:
     Attributes:
         places: what was read, by key, in order.
         once: names of what the core asked of a library that cannot be compared, and where.
+        surroundings: objects that the core can write to.
+        overwritten: names of places that the core sets to tensors itself.
         in_backward: whether what is read now is read by a backward formula.
         reads_identities: True if the core names a function that may tell one object from an equal one.
     """
 
     def __init__(self) -> None:
+        self.surroundings = Surroundings()
         self.places: dict[Hashable, Place] = {}
         self.once: dict[str, SourceLocation | None] = {}
+        self.overwritten: dict[str, None] = {}
         self.in_backward = False
         self.reads_identities = False
         self._classes: dict[type, set[str]] = {}  # of objects that were met, with the names that were read of them
@@ -129,6 +135,36 @@ class Recorder:
         self._attributes: tuple[set[str], set[str]] = (set(), set())
         self._modules: dict[str, ModuleType] = {}  # of libraries, by path
         self._met_libraries: dict[tuple[bool, int], Any] = {}
+
+    @contextmanager
+    def run(self, origin: Origin) -> Iterator[None]:
+        """Around one run of the core, or of its backward formulas: traced tensors are removed from the user's objects.
+
+        Raises:
+            StatefulCoreError: the core keeps a tensor.
+        """
+        with self._unseen():
+            self.surroundings.begin_run()
+        refusal: StatefulCoreError | None = None
+        try:
+            yield
+        finally:
+            with self._unseen():
+                self.overwritten |= {
+                    place.name: None for place in self.places.values() if _has_traced(place.read(), origin.is_traced)
+                }
+                refusal = self.surroundings.end_run(origin)
+        if refusal is not None:
+            raise refusal
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        profile = suspend()
+        try:
+            with self._watch.paused():
+                yield
+        finally:
+            resume(profile)
 
     @contextmanager
     def recording(self, core: Any) -> Iterator[None]:
@@ -166,6 +202,7 @@ class Recorder:
         if is_atom(value) or (self.in_backward, id(value)) in self._met:
             return
         self._met[self.in_backward, id(value)] = value
+        self.surroundings.meet(value, path)
         if isinstance(value, Tensor):
             self._meet_content(value.__dict__, path, place=TensorAttributes(f"what is in {path}", value.__dict__))
         elif isinstance(value, FunctionType):
@@ -234,6 +271,7 @@ class Recorder:
                 if type(kept) is dict and kept is not value.__dict__:
                     self._count(len(kept), f"the cache of {path}")
                     self._place(Cached(f"the cache of {path}", kept))
+                    self.surroundings.add(("cache", id(kept)), Cache(f"the cache of {path}", kept), kept)
             self._meet(value.__wrapped__, path)
         elif isinstance(value, _VIEWS):
             self._meet(value.mapping, path)  # type: ignore[attr-defined]
@@ -289,6 +327,7 @@ class Recorder:
         if cls in self._entered:
             return
         self._entered.add(cls)
+        self.surroundings.meet(cls, cls.__qualname__)
         for name, entry in list(cls.__dict__.items()):
             for function in () if name == "__getattribute__" else _functions_of(entry):
                 self._methods.setdefault(id(function), []).append((cls, name))
@@ -304,6 +343,7 @@ class Recorder:
             place = self.places[place.key]  # type: ignore[assignment]
         else:
             self._place(place)
+        self.surroundings.meet_content(container, path)
         elements = place.get()
         self._count(len(elements), path)
         for key, element in _keyed(container, elements):
@@ -414,11 +454,13 @@ class Recorder:
                 break
         if found is not MISSING and _is_data_descriptor(found):
             if isinstance(found, MemberDescriptorType):
+                self.surroundings.note_read(("slots", id(owner)), name)
                 self._meet_place(Result(full, f"slot {name}", found.__get__, owner))
             elif not isinstance(found, GetSetDescriptorType):
                 self._meet(found, full)
             return
         if own is not None:
+            self.surroundings.note_read(("attributes", id(own)), name)
             self._meet_place(Entry(full, own, name))
             if name in own:
                 return
@@ -434,6 +476,7 @@ class Recorder:
             if entries is None:
                 continue
             self._place(Entry(f"{path}.{registry}", own, registry))
+            self.surroundings.note_read(("attributes", id(entries)), name)
             self._meet_place(Entry(f"{path}.{name}", entries, name))
             if name in entries:
                 return
@@ -571,9 +614,11 @@ class Recorder:
             self._meet_content(function.__kwdefaults__, f"the defaults of {path}")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if name != "__class__":
+                self.surroundings.meet(cell, f"closure variable {name}")
                 self._meet_place(Cell(f"closure variable {name}", cell))
 
     def _enter_code(self, code: CodeType, variables: dict[str, Any]) -> None:
+        self.surroundings.meet_code(code, variables)
         names = names_of(code)
         self.reads_identities |= not _OF_IDENTITY.isdisjoint((*names.variables, *names.attributes))
         for name in names.variables:
@@ -687,6 +732,11 @@ def _is_called_by_fx(frame: FrameType) -> bool:
     """Whether a function without a module is what torch.fx has written to call the one that it traces."""
     caller = frame.f_back
     return caller is not None and caller.f_globals.get("__name__", "").startswith("torch.fx.")
+
+
+def _has_traced(value: Any, is_traced: Callable[[Tensor], bool]) -> bool:
+    values = value if type(value) is list else (value,)
+    return any(isinstance(one, Tensor) and is_traced(one) for one in values)
 
 
 def _dict_of(owner: Any) -> dict[str, Any] | None:

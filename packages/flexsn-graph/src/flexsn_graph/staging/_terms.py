@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_graph._ops import SUM_OP
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._ops import SUM_OP, is_zero
 from flexsn_graph._products import PRODUCTS, Call, call_of, is_linear_in_one
 from flexsn_graph._staged_step import Term, View
+from flexsn_graph.errors import UnsupportedCoreError
 from flexsn_graph.staging._views import differs
 
 _aten = torch.ops.aten
@@ -39,9 +41,22 @@ class Terms:
         self._sums: list[tuple[int, fx.Node, tuple[Call, ...]]] = []
 
     def add(self, lifted: int, gradient: fx.Node) -> list[fx.Node]:
-        """Adds the gradient of a lifted tensor; returns the values that a step has to store for it."""
+        """Adds the gradient of a lifted tensor; returns the values that a step has to store for it.
+
+        Raises:
+            UnsupportedCoreError: a part of it is made of captured tensors alone.
+        """
         leaves: list[fx.Node] = []
         for leaf, calls in self._summands(gradient):
+            if leaf not in self._moving:
+                if is_zero(leaf):
+                    continue
+                raise UnsupportedCoreError(
+                    f"the gradient of a captured tensor does not depend on the step ({called_op(leaf)}): an "
+                    "autograd.Function gives a constant. Multiply it by the gradient that its backward gets.",
+                    called_op(leaf),
+                    location_of(leaf),
+                )
             self._sums.append((lifted, leaf, calls))
             leaves += self._factors(leaf) or [leaf]
         return leaves

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..versions import private
+from ._tracing import numbers_of_a_step
 
 _NO_OPERATOR = "`flex_sn_scan` cannot be called"
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
@@ -27,6 +28,9 @@ _below_autograd = private("torch._C", "_AutoDispatchBelowAutograd", _NO_GRADIENT
 _autograd_not_implemented = private(
     "torch._higher_order_ops.utils", "autograd_not_implemented", _NO_GRADIENT, takes=["deferred_error"]
 )
+_NO_EFFECTS = "operators with effects, like the checks of `torch.linalg`, cannot be part of a core"
+_make_token = private("torch.ops", "prims._make_token.default", _NO_EFFECTS)
+_sink_tokens = private("torch.ops", "prims._sink_tokens.default", _NO_EFFECTS)
 _NO_CHECKPOINTS = "selective activation checkpointing does not see `flex_sn_scan`"
 _redirect_to_mode = private(
     "torch._higher_order_ops.utils", "redirect_to_mode", _NO_CHECKPOINTS, default=lambda op, mode: None
@@ -60,7 +64,7 @@ def implement(
 
     @op.py_impl(FakeTensorMode)  # type: ignore[untyped-decorator]
     def fake_implementation(mode: Any, *args: Any, **kwargs: Any) -> Any:
-        with mode:
+        with mode, numbers_of_a_step(mode=mode):
             return shapes(*args, **kwargs)
 
     @op.py_impl(ProxyTorchDispatchMode)  # type: ignore[untyped-decorator]
@@ -92,10 +96,45 @@ def implement(
         plain = ctx.unwrap_tensors(args)
         with ctx.redispatch_to_next():
             functions = [
-                ctx.functionalize(_maybe_run_with_interpreter(function)) for function in plain[:num_graphs]
+                ctx.functionalize(_with_own_effects(ctx, _maybe_run_with_interpreter(function)))
+                for function in plain[:num_graphs]
             ]
             results = op.redispatch(*functions, *plain[num_graphs:], **kwargs)
         return ctx.wrap_tensors(results)
+
+
+def _with_own_effects(ctx: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, whose operators with effects (``linalg.solve`` checks its result) take place in its own graph.
+
+    A functional graph has them in order by tokens. Those of the graph around it are no values of this one.
+    """
+    mode: Any = getattr(ctx, "mode", None)
+    if not hasattr(mode, "_tokens"):
+        return function
+
+    def run(*args: Any) -> Any:
+        outside, mode._tokens = mode._tokens, _Tokens()
+        try:
+            results = function(*args)
+            if mode._tokens:
+                _sink_tokens([ctx.unwrap_tensors(token) for token in mode._tokens.values()])
+            return results
+        finally:
+            mode._tokens = outside
+
+    return run
+
+
+class _Tokens(dict[Any, Any]):
+    """Tokens by their kind of effect, each made when it is looked up."""
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+    def __missing__(self, kind: Any) -> torch.Tensor:
+        token: torch.Tensor = _make_token()
+        self[kind] = token
+        return token
 
 
 def _apart(values: Sequence[Any]) -> list[Any]:

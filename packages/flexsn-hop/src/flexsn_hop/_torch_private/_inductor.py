@@ -148,6 +148,18 @@ class LowersItself:
 
     _inductor_lowering_function = True
 
+    def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """Call the implementation for the next dispatch key."""
+        raise NotImplementedError
+
+    def _inductor_lowering_output_metadata_fn(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """Give fake results for fake arguments.
+
+        From torch 2.15 on, Inductor computes the metadata of a node again after a pass has changed what it depends on,
+        and refuses targets that it lowers by calling them, unless they have this function.
+        """
+        return self.redispatch(*args, **kwargs)
+
     @staticmethod
     def inductor_call(graphs: Sequence[Any], args: Sequence[Any]) -> InductorCall | None:
         """The call, if it is Inductor that makes it."""

@@ -95,9 +95,21 @@ def outside_of_tracing(values: Sequence[Any]) -> Iterator[list[Any]]:
         stack.enter_context(disable_functional_mode())
         stack.enter_context(_disable_current_modes())
         stack.enter_context(fake_mode)
+        stack.enter_context(numbers_of_a_step(mode=fake_mode))
         with disable_proxy_modes_tracing():
             fakes = [fake(value) for value in values]
         yield fakes
+
+
+def numbers_of_a_step(values: Sequence[Any] = (), mode: Any = None) -> contextlib.AbstractContextManager[None]:
+    """Let a step read a number (``.item()``): its symbol stays inside, where a tracer expects it in a result.
+
+    The fake mode is ``mode``, or that of ``values``.
+    """
+    shape_env = getattr(mode or _detect_fake_mode(list(values)), "shape_env", None)
+    ignore = getattr(shape_env, "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
+    guard: contextlib.AbstractContextManager[None] = ignore()
+    return guard
 
 
 @contextlib.contextmanager
@@ -114,8 +126,12 @@ def unlogged() -> Iterator[None]:
 @contextlib.contextmanager
 def watch_operators(
     callback: Callable[[Any, Sequence[Any], dict[str, Any]], None],
+    inside: Sequence[torch.fx.GraphModule] = (),
 ) -> Iterator[None]:
-    """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors."""
+    """Call ``callback(op, args, kwargs)`` before every operator that runs on tensors.
+
+    An operator such as ``cond`` runs the graphs that it takes below the mode: those in ``inside`` turn it on again.
+    """
 
     class Watch(_AnyMode):  # type: ignore[misc]
         supports_higher_order_operators = True
@@ -124,7 +140,19 @@ def watch_operators(
             callback(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
 
-    with Watch():
+    active: list[Any] = []
+
+    def enter(*_: Any) -> None:
+        active.append(Watch().__enter__())
+
+    def leave(*_: Any) -> None:
+        active.pop().__exit__(None, None, None)
+
+    with contextlib.ExitStack() as stack:
+        for module in inside:
+            stack.callback(module.register_forward_pre_hook(enter).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+        stack.enter_context(Watch())
         yield
 
 

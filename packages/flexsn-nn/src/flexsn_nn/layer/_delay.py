@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._checks import Range, check_count, check_number
 from flexsn_nn._numbers import fit_checkpoint, learned
+from flexsn_nn._ranges import Ranges
 from flexsn_nn._stateful import Stateful
+from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError, StateError
 
 
@@ -25,8 +27,8 @@ class Delay(Stateful):
     Args:
         delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
             per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
-        max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, are
-            clamped. `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
+        max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, count
+            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
         learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
@@ -59,6 +61,7 @@ class Delay(Stateful):
                 max_delay = max(1, 2 * max_delay)
         check_count("max_delay", max_delay, at_least=0)
         self.max_delay = max_delay
+        self._ranges = Ranges()
         self._check_largest(largest)
         if isinstance(delay, nn.Parameter):
             self.delay = delay
@@ -75,6 +78,10 @@ class Delay(Stateful):
             self._check_largest(value)
         super().__setattr__(name, value)
 
+    @property
+    def _limits(self) -> Range:
+        return {"at_least": 0, "at_most": self.max_delay}
+
     def _check_largest(self, delay: float) -> None:
         if delay > self.max_delay:
             raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
@@ -85,6 +92,8 @@ class Delay(Stateful):
         Raises:
             StateError: kept inputs of another shape or dtype.
         """
+        if not torch.compiler.is_compiling():
+            self._ranges.look(self, {"delay": self._limits})
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = torch.cat([self._history(new), new])
         self.states = [seen[len(new) :]] if self.max_delay else []
@@ -121,7 +130,8 @@ class Delay(Stateful):
             if delay == whole:
                 return late
             return late + (delay - whole) * (self._shifted(seen, steps, whole + 1) - late)
-        delay = delay.to(torch.promote_types(seen.dtype, torch.float32)).clamp(0, self.max_delay)
+        delay = delay.to(torch.promote_types(seen.dtype, torch.float32))
+        delay = within(delay, **self._limits)
         # The last whole step has none behind it: a delay of max_delay is max_delay - 1, and a whole step.
         whole_steps = delay.detach().floor().clamp(max=max(self.max_delay - 1, 0))
         step = seen.shape[1:]

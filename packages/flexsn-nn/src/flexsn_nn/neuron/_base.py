@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._checks import Range, check_name, check_number, within
+from flexsn_nn._checks import Range, check_name, check_number
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
 from flexsn_nn._inputs import check_real
 from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._numbers import fit_checkpoint, learned
+from flexsn_nn._ranges import Ranges
+from flexsn_nn._within import within
 from flexsn_nn.errors import ParameterError, StateError, UnknownAttributeError, UnknownParameterError
 
 
@@ -70,6 +72,7 @@ class Neuron(FlexSN):
         super().__init__(self.dynamics, num_inputs, len(self.state_names), 1, **options)
         self._held: list[str] = []
         self._limits: dict[str, Range] = {}
+        self._ranges = Ranges()
 
     def hold(self, name: str, value: object, *, learn: bool = False) -> None:
         """Keeps a parameter as the attribute `name`, in the place of an earlier one.
@@ -98,7 +101,9 @@ class Neuron(FlexSN):
         """Keeps a number, or a tensor of numbers, as `hold` does, if it is in its range.
 
         What is assigned later has to be in it, too. A parameter that an optimizer moves out of it stays where it is,
-        and `bounded` reads it as the nearest number that is in it.
+        and `bounded` reads it as the nearest number that is in it, with that number's gradient, which leads it back
+        when the loss asks for that. The next call warns of it, once (`RangeWarning`); inside of `torch.compile`,
+        `explain()` alone says so.
 
         Args:
             limits: `at_least`, `above`, `at_most`, `below`, and a `hint` for whoever is beyond them.
@@ -113,13 +118,15 @@ class Neuron(FlexSN):
     def bounded(self, name: str, value: float | Tensor, like: Tensor) -> float | Tensor:
         """A parameter in the dtype of `like`, and within the limits that `hold_number` was given, for `dynamics`.
 
+        The gradient is that of the nearest number in the range, as of `functional.within`.
+
         Args:
             name: the parameter's.
             value: the parameter as it is now, `self.name`.
             like: what it is computed with.
         """
         fitting = fit(value, like)
-        return within(fitting, self._limits[name]) if isinstance(fitting, Tensor) else fitting
+        return within(fitting, **self._limits[name]) if isinstance(fitting, Tensor) else fitting
 
     def __setattr__(self, name: str, value: Any) -> None:
         # A tensor's values are on a device, which nobody waits for here; `bounded` keeps them in range.
@@ -157,9 +164,16 @@ class Neuron(FlexSN):
         """
         if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
             raise refuse_proxies(type(self).__name__)
+        if not torch.compiler.is_compiling():
+            self._look_at_ranges()
         output = super().forward(*inputs, affine=affine)
         assert isinstance(output, Tensor)
         return output
+
+    def _look_at_ranges(self) -> None:
+        """Warns, once each, of learned numbers that have left their range."""
+        own = self.__dict__
+        own["_ranges"].look(self, own["_limits"])
 
     def step(
         self,
@@ -169,6 +183,8 @@ class Neuron(FlexSN):
         affine: Producer | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """`output, states = neuron.step(x, states)`: as in `FlexSN`, the module keeps nothing."""
+        if not torch.compiler.is_compiling():
+            self._look_at_ranges()
         output, new_states = super().step(inputs, states, affine=affine)
         assert isinstance(output, Tensor)
         return output, new_states

@@ -54,7 +54,7 @@ class ILIF(Neuron):
         """One step: `(spike count, v)`."""
         threshold = self.bounded("v_threshold", self.v_threshold, v)
         h = v - v / self.bounded("tau", self.tau, v) + x
-        spikes: Tensor = _Round.apply((h / threshold).clamp(0, self.D))
+        spikes: Tensor = _Rounded.apply(h / threshold, self.D)
         subtracted = spikes.detach() if self.detach_reset else spikes
         return spikes, h - subtracted * threshold
 
@@ -62,19 +62,21 @@ class ILIF(Neuron):
         return (0, self.D) if type(self).dynamics is ILIF.dynamics else None
 
 
-class _Round(torch.autograd.Function):
-    """Rounds forward; the identity backward."""
+class _Rounded(torch.autograd.Function):
+    """The nearest of `0 … most`; the gradient is the identity from 0 to `most`, both included, and 0 beyond."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.round()
+    def forward(x: Tensor, most: int) -> Tensor:
+        return x.clamp(0, most).round()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        x, ctx.most = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return torch.where((x >= 0) & (x <= ctx.most), grads[0], 0.0), None

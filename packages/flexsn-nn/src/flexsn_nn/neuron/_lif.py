@@ -18,7 +18,7 @@ class LIF(ImmediateReset):
 
     Args:
         tau: time constant in steps, at least 1: a number, a tensor that broadcasts to the step, or an
-            `nn.Parameter`, which counts as 1 where learning moves it below, and gets no gradient there: `PLIF`
+            `nn.Parameter`, which counts as 1 where learning moves it below, until its gradient leads it back: `PLIF`
             learns a time constant without bounds.
         decay_input: whether the input is divided by `tau` too.
         v_threshold, v_reset, surrogate_function, detach_reset, options: as in `ImmediateReset`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -174,6 +175,16 @@ class Recurrent(Feedback):
         (s,) = super().init_states(1, step_mode, *inputs)
         states = self.neuron.init_states(num_states - 1, step_mode, *inputs)
         return [s, *(states if self._widening is None else map(widened, states))]
+
+    def _look_at_ranges(self) -> None:
+        super()._look_at_ranges()
+        if isinstance(self.neuron, Neuron):
+            self.neuron._look_at_ranges()
+
+    def _strays(self) -> Iterator[str]:
+        yield from super()._strays()
+        if isinstance(self.neuron, Neuron):
+            yield from self.neuron._strays()
 
     def _starts_at_zero(self) -> bool:
         return type(self).init_states is Recurrent.init_states and self.neuron._starts_at_zero()

@@ -27,10 +27,7 @@ def differentiable(
         @staticmethod
         def forward(ctx: Any, *values: Any) -> tuple[Tensor, ...]:
             ctx.values = values
-            # Copies, where the core passes an argument on: autograd would not let it be marked below.
-            results = tuple(
-                result.clone() if any(result is value for value in values) else result for result in core(*values)
-            )
+            results = _apart(core(*values), values)
             flows = zip(results, cotangents, strict=True)
             ctx.mark_non_differentiable(*(result for result, flow in flows if not flow))
             return results
@@ -43,3 +40,17 @@ def differentiable(
 
     apply: Callable[..., Any] = Step.apply
     return apply
+
+
+def _apart(results: Sequence[Tensor], arguments: Sequence[Any]) -> tuple[Tensor, ...]:
+    """The results, with a copy of each that is an argument, an earlier result, or a view.
+
+    Autograd marks tensors, not positions: where one tensor is two results, marking one of them as constant removes the
+    gradient of both.
+    """
+    taken = {id(argument) for argument in arguments}
+    apart = []
+    for result in results:
+        apart.append(result.clone() if id(result) in taken or result._is_view() else result)
+        taken.add(id(result))
+    return tuple(apart)

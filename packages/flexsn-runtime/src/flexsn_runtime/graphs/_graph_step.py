@@ -23,7 +23,7 @@ from flexsn_runtime.graphs._differentiable import differentiable
 from flexsn_runtime.graphs._symbols import Assignment, Size, symbolic_layout
 from flexsn_runtime.launches._cpp_op import RecordedCpp
 from flexsn_runtime.operands._layout import broadcast_shape
-from flexsn_runtime.plans._buckets import LaunchPlan, with_segment
+from flexsn_runtime.plans._buckets import LaunchPlan, with_segment, writable
 from flexsn_runtime.step._pointwise_step import Specialization
 
 _Graph = TypeVar("_Graph", StepTrace, StepGraph)
@@ -93,12 +93,13 @@ class GraphSpecialization(Specialization):
 
     Attributes:
         lifted: for each tensor that the step captures, its position among the step's arguments.
+        distance: of the checkpoints that the kernels write and read, a divisor of `segment`: all of it, unless that is
+            more steps than a kernel can have written out.
     """
 
     def __init__(
         self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
     ) -> None:
-        self._segment = segment
         self._assignments = [Assignment(step.sizes, 0)]
         if self._assignments[0].is_symbolic:
             self._assignments.append(Assignment(step.sizes, 1))
@@ -107,6 +108,7 @@ class GraphSpecialization(Specialization):
             self._traces = [trace for trace, _ in traced]
             super().__init__(self._traces[0], "scan", device, target=target_on(device, on_cpu))
             _check_same(self._emit, self._traces)
+        self.distance = None if segment is None else writable(segment, self.cost.backward_ops)
         _, stand_ins = traced[0]
         self.lifted = [stand_ins[id(tensor)] for tensor in self.trace.lifted]
         self._lifted_shapes = [step.sizes_of(position) for position in self.lifted]
@@ -135,7 +137,7 @@ class GraphSpecialization(Specialization):
     def plan(self, ncl: int) -> LaunchPlan:
         hint = size_hint(ncl)
         plan = super().plan(_UNKNOWN_NCL if hint is None else hint)
-        return plan if self._segment is None else with_segment(plan, self._segment)
+        return plan if self.distance is None else with_segment(plan, self.distance)
 
     def has_rest(self, num_steps: int, chunk: int) -> bool:
         # A graph with a number for T is for that T alone: half of the kernel's code may not be needed.

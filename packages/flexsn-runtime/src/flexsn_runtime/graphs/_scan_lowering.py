@@ -141,17 +141,28 @@ class KernelLowering:
                 return self._staged(staged, flat_args, layout.zero_states)
 
     def _forward(self, graph: GraphStep, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
-        interval = layout.checkpoint_interval
+        interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
         step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
         arguments = _arguments(step, flat_args, layout)
+        num_steps = arguments.num_steps
+        none_kept = isinstance(num_steps, int) and num_steps <= interval
+        nearer = bool(interval) and step.distance != interval
         result = ForwardScan(
             step,
             arguments,
             state_seqs=not layout.final_state,
-            training=interval > 0,
-            spare_rows=layout.spare_checkpoints,
+            training=interval > 0 and not (nearer and none_kept),
+            spare_rows=_spare(num_steps) if nearer else spare,
         )(arguments)
-        return [*result.returned, *result.checkpoints]
+        if not nearer:
+            return [*result.returned, *result.checkpoints]
+        rows = (num_steps - 1) // interval + spare
+        if none_kept:
+            shape = step.trace.step_shape
+            kept = [flat_args[0].new_zeros((rows, *shape), dtype=v.dtype) for v in step.trace.states]
+            return [*result.returned, *kept]
+        assert step.distance is not None
+        return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
 
     def _staged(
         self, graph: StagedGraph, flat_args: Sequence[Any], zeros: Sequence[bool], rest: Sequence[Tensor] = ()
@@ -214,6 +225,11 @@ class KernelLowering:
         scan = layout.scan
         step = GraphSpecialization.of(graphs, flat_args[0].device, layout.saved_interval, self._on_cpu)
         arguments = _arguments(step, flat_args, scan)
+        if step.distance != layout.saved_interval:  # the states are too far apart: the forward runs once more
+            again = ForwardScan(
+                step, arguments, state_seqs=False, training=True, spare_rows=_spare(arguments.num_steps)
+            )
+            saved = again(arguments).checkpoints
         given = iter(gradients)
         came = [next(given) if present else None for present in (*layout.output_grads, *layout.state_grads)]
         cotangents = split_cotangents(came, scan.num_outputs, state_seqs=not scan.final_state)
@@ -227,6 +243,17 @@ class KernelLowering:
                 # Without a position, the step does not read the tensor that it captures.
                 results.append(torch.zeros_like(flat_args[position]) if gradient is None else gradient)
         return results
+
+
+def _spare(num_steps: int) -> int:
+    """Rows of checkpoints beyond those that are written: with a symbol for T, their number is never 0 or 1."""
+    return 0 if isinstance(num_steps, int) else 2
+
+
+def _every(rows: Tensor, ratio: int, count: int) -> Tensor:
+    """The last of each `ratio` rows, and further ones without meaning up to `count`."""
+    last = torch.arange(count, device=rows.device) * ratio + (ratio - 1)
+    return rows.index_select(0, last.clamp(max=rows.shape[0] - 1))
 
 
 # A step with products runs forward once more in the backward, from its first step on.

@@ -161,26 +161,33 @@ class ScanFormat:
 
         Args:
             shape: the step's.
-            inputs: `[T, *step]` each, or what broadcasts to it behind T.
+            inputs: `[T, *step]` each, or what broadcasts to it behind T. Others do not decide: a step with products
+                is not elementwise.
             states: `[*step]` each, or `None`.
             guarded: whether a graph that is traced may hold only where symbolic sizes and strides compare as now.
                 Otherwise they are taken for what they were when they were traced.
         """
         sequence = (inputs[0].shape[0], *shape)
-        given = [_operand(x, len(sequence), guarded) for x in inputs]
+        sizes = _known(sequence, 2, guarded)
+        aligned = [_aligned(_numbers(x, guarded), sizes) for x in inputs]
+        given = [x for x in aligned if x is not None]
         initial = [_numbers(v, guarded) for v in states if v is not None]
         also = [((1, *step), (0, *strides)) for step, strides in initial]
-        sizes = _known(sequence, 2, guarded)
         in_time = memory_order(sizes, given, also)
         in_step = memory_order(sizes[1:], [_within(x) for x in given], [_within(v) for v in also])
         return cls(StepOrder(in_step), dense_strides(sequence, in_time), dense_strides(shape, in_step))
 
 
-def _operand(x: Tensor, dims: int, guarded: bool) -> Operand:
-    """An input sequence with all dimensions of the step."""
-    sizes, strides = _numbers(x, guarded)
-    missing = dims - len(sizes)
-    return (sizes[0], *(1,) * missing, *sizes[1:]), (strides[0], *(0,) * missing, *strides[1:])
+def _aligned(sequence: Operand, whole: Sequence[int]) -> Operand | None:
+    """An input sequence with all dimensions of `whole`; `None` if it does not broadcast to that behind T."""
+    sizes, strides = sequence
+    missing = len(whole) - len(sizes)
+    if missing < 0:
+        return None
+    step = (*(1,) * missing, *sizes[1:])
+    if any(size != full and size != 1 for size, full in zip(step, whole[1:], strict=True)):
+        return None
+    return (sizes[0], *step), (strides[0], *(0,) * missing, *strides[1:])
 
 
 def _within(operand: Operand) -> Operand:

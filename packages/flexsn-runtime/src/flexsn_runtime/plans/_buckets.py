@@ -150,6 +150,9 @@ _INTERPRETED = LaunchPlan(
 # graph (LIF: 8).
 _MAX_UNROLLED = 512
 
+# Steps of the longest chunk of a plan.
+_LONGEST = 8
+
 # Sequences of up to so many steps are one chunk: half of a chunk otherwise takes as long to compute as a whole one, and
 # loads cannot be issued ahead of the only one.
 _SHORT = 8
@@ -245,12 +248,24 @@ def _fitting(config: LaunchConfig, read: tuple[int, ...]) -> LaunchConfig:
 
 
 def with_segment(plan: LaunchPlan, segment: int) -> LaunchPlan:
-    """`plan` with checkpoints every `segment` steps, a power of two."""
+    """`plan` with checkpoints every `segment` steps."""
     return replace(
         plan,
-        forward=replace(plan.forward, chunk=max(plan.forward.chunk, segment)),
+        forward=replace(plan.forward, chunk=max(plan.forward.chunk // segment, 1) * segment),
         backward=replace(plan.backward, chunk=segment),
     )
+
+
+def writable(interval: int, ops_per_step: int) -> int:
+    """The distance of checkpoints of a kernel, whose chunk it is: `interval`, or its largest divisor that is no longer
+    than chunks of plans.
+
+    A kernel writes all steps of a chunk out. An interval that another lowering chose, or that stands for no checkpoints
+    at all, may be of any size.
+    """
+    if interval * ops_per_step <= _MAX_UNROLLED:
+        return interval
+    return next(distance for distance in range(min(interval, _LONGEST), 0, -1) if interval % distance == 0)
 
 
 def limited(chunk: int, ops_per_step: int) -> int:

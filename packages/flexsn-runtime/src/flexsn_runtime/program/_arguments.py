@@ -100,6 +100,8 @@ def prepare(
                 if isinstance(step, Specialization):
                     prepared = prepared_scans(step, _arguments(program, inputs, states, lifted))
                 scans[layout] = prepared
+            if step.trace.reads.derived:
+                _set_derived(program, step, inputs, states)
             return step, _arguments(program, inputs, states, lifted, prepared)
     check_tensors(flat_args)
     inputs, given, lifted = split_flat(program, flat_args)
@@ -120,9 +122,29 @@ def prepare(
     # A kernel reads memory, which the negative bit of a lazily negated view is not in.
     states = (None,) * program.num_states if given is None else [v.resolve_neg() for v in given]
     arguments = _arguments(program, [x.resolve_neg() for x in inputs], states, lifted or captured)
+    if step.trace.reads.derived:
+        _set_derived(program, step, arguments.inputs, arguments.states)
     if not any(t.is_neg() for t in flat_args):
         program.calls[key] = step, first_lifted, Recent()
     return step, arguments
+
+
+def _set_derived(
+    program: ScanProgram, step: CoreSpecialization, inputs: Sequence[Tensor], states: Sequence[Tensor | None]
+) -> None:
+    """Sets the attributes that the core derives from captured tensors, as a loop would: kernels write none.
+
+    One step runs as it is written. Forward pre-hooks such as those of `torch.nn.utils.prune` set attributes so.
+    """
+    if not inputs[0].shape[0]:
+        return
+    first = [x.detach()[0] for x in inputs]
+    shape = torch.broadcast_shapes(*(x.shape for x in first))
+    given = [
+        first[0].new_zeros(shape, dtype=value.dtype) if state is None else state.detach()
+        for state, value in zip(states, step.trace.states, strict=True)
+    ]
+    program.core(*first, *given)
 
 
 def _arguments(

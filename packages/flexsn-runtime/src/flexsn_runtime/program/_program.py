@@ -301,8 +301,8 @@ class ScanProgram:
     def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
-        kind = (signature, device, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
-        known = TwinsOf(core, (*kind, self._takes_numbers, self.takes_products))
+        kind = (device, signature.autocast, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
+        known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device))
 
     def _trace_anew(self, core: Core, signature: Signature, device: torch.device) -> CoreSpecialization:

@@ -147,6 +147,8 @@ def remember(
     given = (*inputs, *states)
     if not isinstance(step, Specialization) or program.requires_grad is not None or any(t.is_neg() for t in given):
         return
+    if step.trace.reads.derived:  # the core sets attributes anew at each call
+        return
     wanted = tuple(t is not None and t.requires_grad for t in arguments.all)
     run: Callable[[Sequence[Tensor | None]], Sequence[Tensor]]
     if torch.is_grad_enabled() and any(wanted):

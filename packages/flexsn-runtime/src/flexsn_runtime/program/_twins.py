@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+from flexsn_graph import StepValue
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core
@@ -27,19 +28,24 @@ class TwinsOf:
 
     Args:
         core: the step function.
+        inputs, states: what it is traced for.
         kind: equal for steps that are traced and compiled alike.
     """
 
-    def __init__(self, core: Core, kind: Hashable) -> None:
-        self._core = core
-        self._key = _code(core), kind
+    def __init__(
+        self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable
+    ) -> None:
+        self._core, self._inputs, self._states = core, inputs, states
+        # Everything but the size of the first dimension.
+        values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))
+        self._key = _code(core), values, kind
 
     def step(self) -> CoreSpecialization | None:
         """A step of this core that shares trace and kernels with an earlier one; `None`: there is none."""
         with _lock:
             earlier = [reference() for reference in _steps.get(self._key, ())]
         for step in earlier:
-            twin = None if step is None else step.of_twin(self._core)
+            twin = None if step is None else step.of_twin(self._core, self._inputs, self._states)
             if twin is not None:
                 return self.remember(twin)
         return None

@@ -29,6 +29,8 @@ from flexsn_graph import (
     Term,
     View,
     absent_at_first,
+    is_of_any_batch,
+    resized,
 )
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName
@@ -81,8 +83,20 @@ class RecurrentSpecialization(CoreSpecialization):
         self._formats: Recent[ScanFormat] = Recent()
 
     def _begin(self, trace: CoreTrace) -> None:
+        old = self.trace.step_shape
         super()._begin(trace)
         self._differentiated = trace
+        if trace.step_shape != old:
+            self._resize(old[0], trace.step_shape[0])
+
+    def _resize(self, old: int, new: int) -> None:
+        """Takes the VJPs for another batch size, and forgets what was prepared for stages of the old one."""
+        shapes = [value.shape for value in self.trace.lifted_values]
+        fitting = {k: v for k, v in self._vjps.items() if is_of_any_batch(v, (old, *self.trace.step_shape[1:]), shapes)}
+        self._vjps = {key: resized(vjp, old, new) for key, vjp in fitting.items()}
+        self._cores, self._whole_vjps, self._kept, self.loops = {}, {}, {}, Loops()
+        self.lasting, self.backward_plans, self.prepared, self.seen = Recent(), Recent(), Recent(), Recent()
+        self._formats = Recent()
 
     def _forget_sources(self) -> None:
         self._cores, self.loops, self.prepared = {}, Loops(), Recent()

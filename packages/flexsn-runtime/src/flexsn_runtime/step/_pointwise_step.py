@@ -64,6 +64,9 @@ class Specialization(CoreSpecialization):
         self.backward_scans: Recent[Any] = Recent()
 
     def _begin(self, trace: CoreTrace) -> None:
+        if trace.step_shape != self.trace.step_shape:
+            self._residuals = {}  # chosen by the size of a step
+            self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
         self.forward_scans, self.backward_scans = Recent(), Recent()
 

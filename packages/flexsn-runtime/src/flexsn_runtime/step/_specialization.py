@@ -61,12 +61,17 @@ class CoreSpecialization:
         self._like_these: Callable[..., bool] = never
         self._lock = threading.RLock()
 
-    def of_twin(self, core: Callable[..., Any]) -> Self | None:
-        """This step as that of another core like its own, with the same kernels: see `CoreTrace.of_twin`.
+    def of_twin(
+        self, core: Callable[..., Any], inputs: Sequence[StepValue], states: Sequence[StepValue]
+    ) -> Self | None:
+        """This step as that of another core like its own, with the same kernels, and perhaps for another batch size.
 
-        It holds nothing of this step's core. `None`: the other core has to be traced.
+        It holds nothing of this step's core. `None`: the other core has to be traced; see `CoreTrace.of_twin` and
+        `of_batch`.
         """
-        trace = self.trace.of_twin(core)
+        trace: CoreTrace | None = self.trace.of_twin(core)
+        if trace is not None and (trace.inputs, trace.states) != (tuple(inputs), tuple(states)):
+            trace = trace.of_batch(inputs, states)
         if trace is None:
             return None
         twin = copy(self)

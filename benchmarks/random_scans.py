@@ -1,0 +1,101 @@
+"""Random steps of `flexsn_hop.scan`, by each lowering, three calls each, against a plain loop. A table.
+
+    python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
+        [--output FILE] [--journal FILE]
+
+The programs of `tests/random_scans.py`, on the CPU. Ends with status 1 if anything is different or fails. With a
+journal, the outcome of each seed is written there at once, and a run that is started again goes on with the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from measure import where  # noqa: E402
+from random_scans import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
+
+
+def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
+    torch.set_num_threads(1)
+    return seed, compare(random_program(seed), lowerings)
+
+
+def outcomes(
+    seeds: Sequence[int], lowerings: Sequence[str], processes: int, journal: Path | None
+) -> Iterator[tuple[int, Outcome]]:
+    """Outcomes of all seeds, first of those in the journal."""
+    known: dict[int, Outcome] = {}
+    if journal is not None and journal.exists():
+        for line in journal.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            known[entry.pop("seed")] = Outcome(**entry)
+    yield from ((seed, known[seed]) for seed in seeds if seed in known)
+    run = functools.partial(outcome_of, lowerings=lowerings)
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:
+        for seed, outcome in pool.imap_unordered(run, [seed for seed in seeds if seed not in known]):
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"seed": seed, **asdict(outcome)}) + "\n")
+            yield seed, outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", default="0:200", help="FIRST:BEHIND_LAST")
+    parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--lowerings", default=",".join(LOWERINGS))
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_scans.md")
+    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    options = parser.parse_args()
+    seeds = range(*map(int, options.seeds.split(":")))
+    lowerings = options.lowerings.split(",")
+    counts: Counter[tuple[str, str]] = Counter()
+    without_loop = 0
+    wrong: list[str] = []
+    for seed, outcome in outcomes(seeds, lowerings, options.n, options.journal):
+        without_loop += bool(outcome.no_loop)
+        counts.update((lowering, "equal") for lowering in outcome.equal)
+        for kind, texts in (("different", outcome.different), ("failed", outcome.failed)):
+            counts.update((text.partition(":")[0], kind) for text in texts)
+            wrong += [f"seed {seed}: {kind}: {text[:300]}" for text in texts]
+        if outcome.different or outcome.failed:
+            print(wrong[-1], flush=True)
+    kinds = ("equal", "different", "failed")
+    lines = [
+        "# Random steps of `scan`",
+        "",
+        f"`python benchmarks/random_scans.py --seeds {options.seeds} --lowerings {options.lowerings}`, on",
+        where(torch.device("cpu")),
+        "",
+        f"{len(seeds)} random programs: 1 to 3 tensors carried, 0 to 3 sequences, 1 to 4 steps; indexing, writes into",
+        "fresh tensors, broadcasting, reductions, products and views in the step; float64. Each compiled function is",
+        f"called {CALLS} times, and each time its results and gradients are compared with those of a plain loop; then",
+        f"all arguments and captured tensors with what they were. {without_loop} programs fail as loops, too: there is",
+        "nothing to compare.",
+        "",
+        f"| lowering | {' | '.join(kinds)} |",
+        "|---|---:|---:|---:|",
+        *(f"| {name} | {' | '.join(str(counts[name, kind]) for kind in kinds)} |" for name in lowerings),
+        *(["", "Wrong:", "", *(f"- {text}" for text in wrong)] if wrong else []),
+    ]
+    options.output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print(f"{dict(counts)} -> {options.output}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

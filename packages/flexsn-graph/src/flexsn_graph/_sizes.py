@@ -1,0 +1,70 @@
+"""Functions of torch by which a core depends on how large its arguments are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_METHODS = """
+    as_strided broadcast_to chunk dsplit expand gather hsplit index_add index_copy index_fill index_select narrow
+    nelement new_empty new_empty_strided new_full new_ones new_zeros numel put repeat repeat_interleave reshape resize_
+    roll scatter select size slice_scatter split split_with_sizes storage_offset stride sum_to_size take take_along_dim
+    tensor_split tile unbind unflatten unfold view vsplit __getitem__ __iter__ __len__ __setitem__
+"""
+_FUNCTIONS = """
+    arange block_diag cartesian_prod cat column_stack concat concatenate diag_embed dstack empty empty_strided eye full
+    hstack linspace logspace meshgrid ones row_stack stack tensordot tril_indices triu_indices vstack zeros
+"""
+_OF_NN = "fold interpolate one_hot pad pixel_shuffle pixel_unshuffle unfold"
+
+
+def _found(owner: Any, names: str) -> set[Any]:
+    return {getattr(owner, name) for name in names.split() if hasattr(owner, name)}
+
+
+# Functions along one dimension: the position of the argument that names it.
+_ALONG_ONE = {
+    **dict.fromkeys(["cat", "concat", "concatenate", "gather", "index_select"], 1),
+    **dict.fromkeys(["narrow", "select", "unbind", "unflatten"], 1),
+    **dict.fromkeys(["chunk", "repeat_interleave", "split", "tensor_split"], 2),
+}
+
+
+def depends_on_batch(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], ndim: int) -> bool:
+    """True if a call may depend on the size of its tensors' first dimension, of `ndim`."""
+    if func not in OF_SIZES:
+        return False
+    if func is Tensor.__getitem__:
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return not (index[0] is Ellipsis and len(index) <= ndim) and not _is_whole(index[0])
+    if func in _DIMENSIONS:
+        place = _DIMENSIONS[func]
+        dim = kwargs.get("dim", args[place] if len(args) > place else 0)
+        return not isinstance(dim, int) or dim % max(ndim, 1) == 0
+    return True
+
+
+def _is_whole(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+# A kernel made for one size computes something else for another one, if the core calls one of these with its arguments.
+OF_SIZES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(getattr(Tensor, name).__get__ for name in ("shape", "nbytes")),
+        *_found(Tensor, _METHODS),
+        *_found(torch, _METHODS),
+        *_found(torch, _FUNCTIONS),
+        *_found(functional, _OF_NN),
+    }
+)
+_DIMENSIONS: dict[Callable[..., Any], int] = {
+    getattr(owner, name): place
+    for owner in (Tensor, torch)
+    for name, place in _ALONG_ONE.items()
+    if hasattr(owner, name)
+}

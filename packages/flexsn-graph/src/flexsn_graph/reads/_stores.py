@@ -1,0 +1,373 @@
+"""Places that a core can write to, each with a snapshot of its values."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, MutableMapping
+from contextvars import ContextVar
+from functools import partial
+from types import CellType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_graph._torch_private_modules import REGISTRIES
+from flexsn_graph.reads._library import is_library_class
+from flexsn_graph.reads._places import base_of
+from flexsn_graph.reads._values import MISSING, SCALARS, is_numpy, is_python_class
+
+# Attributes that Python or the recorder itself sets on a class.
+_NOT_OF_THE_CORE = frozenset({"__getattribute__", "__dict__", "__weakref__", "__doc__"})
+_MOST_PARTS = 10_000
+
+Values = dict[Any, Any]
+
+
+class Store:
+    """Something with values under keys, which a core can replace.
+
+    Attributes:
+        name: of the object, for messages: ``self.history``.
+        watched: reads of single values are seen, so that a write before any read can be told from a memory.
+        lasting: values that hold no tensors of a trace outlast it.
+    """
+
+    watched = False
+    lasting = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def take(self) -> Values:
+        """The values as they are now, by key."""
+        raise NotImplementedError
+
+    def put(self, key: Any, value: Any) -> None:
+        """Sets one value; `MISSING` removes it."""
+        raise NotImplementedError
+
+    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+        """Puts the values of `before` back where they differ.
+
+        Args:
+            chosen: takes a key and its present value, and returns True if that is to be put back.
+        """
+        now = self.take()
+        for key in now.keys() | before.keys():
+            present, earlier = now.get(key, MISSING), before.get(key, MISSING)
+            if present is not earlier and chosen(key, present):
+                self.put(key, earlier)
+
+    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        """A tensor that the core keeps by `value`, which it has put under `key`."""
+        return holds_any(value, is_traced)
+
+    def name_of(self, key: Any) -> str:
+        """Name of the value under `key`, for messages."""
+        return f"{self.name}.{key}" if self.name else str(key)
+
+
+class Attributes(Store):
+    """A dictionary of attributes or of variables."""
+
+    def __init__(self, name: str, mapping: MutableMapping[str, Any], *, watched: bool = False) -> None:
+        super().__init__(name)
+        self._mapping = mapping
+        self.watched = watched
+
+    def take(self) -> Values:
+        return dict(self._mapping)
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is MISSING:
+            self._mapping.pop(key, None)
+        else:
+            self._mapping[key] = value
+
+
+class Class(Store):
+    """Attributes of a class."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__(cls.__qualname__)
+        self._cls = cls
+
+    def take(self) -> Values:
+        return {key: value for key, value in self._cls.__dict__.items() if key not in _NOT_OF_THE_CORE}
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is MISSING:
+            type.__delattr__(self._cls, key)
+        else:
+            type.__setattr__(self._cls, key, value)
+
+
+class Slots(Store):
+    """Attributes in `__slots__`."""
+
+    watched = True
+
+    def __init__(self, name: str, owner: Any, slots: dict[str, MemberDescriptorType]) -> None:
+        super().__init__(name)
+        self._owner, self._slots = owner, slots
+
+    def take(self) -> Values:
+        found = {}
+        for key, slot in self._slots.items():
+            try:
+                found[key] = slot.__get__(self._owner)
+            except AttributeError:
+                continue
+        return found
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is MISSING:
+            self._slots[key].__delete__(self._owner)
+        else:
+            self._slots[key].__set__(self._owner, value)
+
+
+class Variable(Store):
+    """A closure variable."""
+
+    def __init__(self, name: str, cell: CellType) -> None:
+        super().__init__(name)
+        self._cell = cell
+
+    def take(self) -> Values:
+        try:
+            return {"": self._cell.cell_contents}
+        except ValueError:
+            return {}
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is MISSING:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = value
+
+    def name_of(self, key: Any) -> str:
+        return self.name
+
+
+class Defaults(Store):
+    """The defaults of a function."""
+
+    def __init__(self, name: str, function: FunctionType) -> None:
+        super().__init__(f"the defaults of {name}")
+        self._function = function
+
+    def take(self) -> Values:
+        return {key: getattr(self._function, key) for key in ("__defaults__", "__kwdefaults__", "__code__")}
+
+    def put(self, key: Any, value: Any) -> None:
+        setattr(self._function, key, value)
+
+    def name_of(self, key: Any) -> str:
+        return self.name
+
+
+class Container(Store):
+    """Elements of a list, a dictionary, a set or a deque; they are put back as a whole, in their order."""
+
+    def __init__(self, name: str, container: Any) -> None:
+        super().__init__(name)
+        self._container = container
+        self._base: Any = base_of(container)
+
+    def take(self) -> Values:
+        if self._base in (dict, OrderedDict):
+            return dict(self._base.items(self._container))
+        return dict(enumerate(self._base.__iter__(self._container)))
+
+    def put(self, key: Any, value: Any) -> None:
+        raise NotImplementedError  # `restore` puts all of them back
+
+    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+        now = self.take()
+        alike = len(now) == len(before) and all(
+            _is_key(a, b) and now[a] is before[b] for a, b in zip(now, before, strict=True)
+        )
+        changed = [key for key in now.keys() | before.keys() if now.get(key, MISSING) is not before.get(key, MISSING)]
+        if alike or not (not changed or any(chosen(key, now.get(key, MISSING)) for key in changed)):
+            return
+        base, container = self._base, self._container
+        if base is list:
+            list.__setitem__(container, slice(None), list(before.values()))
+            return
+        base.clear(container)
+        if base in (dict, OrderedDict):
+            for key, value in before.items():
+                base.__setitem__(container, key, value)
+        elif base is set:
+            set.update(container, before.values())
+        else:
+            deque.extend(container, before.values())
+
+    def name_of(self, key: Any) -> str:
+        return f"{self.name}[{key!r}]" if self._base in (dict, OrderedDict) else self.name
+
+
+class Memory(Store):
+    """What numpy's arrays, `bytearray` and `array.array` hold."""
+
+    def __init__(self, name: str, value: Any) -> None:
+        super().__init__(name)
+        self._value = value
+
+    def take(self) -> Values:
+        return {"": self._value.copy() if is_numpy(self._value, "ndarray") else self._value[:]}
+
+    def put(self, key: Any, value: Any) -> None:
+        self._value[...] = value
+
+    def restore(self, before: Values, chosen: Callable[[Any, Any], bool]) -> None:
+        if is_numpy(self._value, "ndarray"):
+            if self._value.flags.writeable and self._value.tobytes() != before[""].tobytes():
+                self._value[...] = before[""]
+        elif self._value[:] != before[""]:
+            self._value[:] = before[""]
+
+    def name_of(self, key: Any) -> str:
+        return self.name
+
+
+class Cache(Store):
+    """Results that `functools.lru_cache` keeps. Those of tensors are removed; ones that it has dropped stay away."""
+
+    lasting = True
+
+    def __init__(self, name: str, cache: dict[Any, Any]) -> None:
+        super().__init__(name)
+        self._cache = cache
+
+    def take(self) -> Values:
+        return dict(self._cache)
+
+    def put(self, key: Any, value: Any) -> None:
+        if value is MISSING:
+            self._cache.pop(key, None)
+
+    def kept(self, key: Any, value: Any, is_traced: Callable[[Tensor], bool]) -> Tensor | None:
+        return holds_any((key, value), lambda tensor: True)  # the result of a tensor is out of sight in C
+
+    def name_of(self, key: Any) -> str:
+        return self.name
+
+
+class Context(Store):
+    """Value of a `ContextVar`. One that had none keeps the new one: Python cannot take it back."""
+
+    def __init__(self, name: str, variable: ContextVar[Any]) -> None:
+        super().__init__(name)
+        self._variable = variable
+
+    def take(self) -> Values:
+        value = self._variable.get(MISSING)
+        return {} if value is MISSING else {"": value}
+
+    def put(self, key: Any, value: Any) -> None:
+        self._variable.set(None if value is MISSING else value)
+
+    def name_of(self, key: Any) -> str:
+        return self.name
+
+
+def stores_of(value: Any, name: str) -> list[tuple[Hashable, Store]]:
+    """The places of an object that can be written to, each with a key that is equal for the same place."""
+    found: list[tuple[Hashable, Store]] = []
+    kind = type(value)
+    own = _dict_of(value)
+    if own is not None and not issubclass(kind, type):
+        watched = is_python_class(kind) and not issubclass(kind, FunctionType | ModuleType | Tensor)
+        found.append((("attributes", id(own)), Attributes(name, own, watched=watched)))
+        if issubclass(kind, nn.Module):
+            found += [
+                (("attributes", id(part)), Attributes(name, part, watched=True))
+                for part in map(own.get, REGISTRIES)
+                if isinstance(part, dict)
+            ]
+            found += [
+                (("content", id(part)), Container(f"{name}.{key}", part))
+                for key, part in own.items()
+                if key.endswith(("_hooks", "_kwargs", "_set", "_called")) and base_of(part) is not None
+            ]
+    if kind is FunctionType:
+        found.append((("function", id(value)), Defaults(name, value)))
+    elif kind is CellType:
+        found.append((("cell", id(value)), Variable(name, value)))
+    elif kind is ContextVar:
+        found.append((("context", id(value)), Context(name, value)))
+    elif issubclass(kind, type):
+        if not is_library_class(value) and is_python_class(value):
+            found.append((("class", value), Class(value)))
+    elif slots := _slots_of(kind):
+        found.append((("slots", id(value)), Slots(name, value, slots)))
+    if base_of(value) in (list, dict, OrderedDict, set, deque):
+        found.append((("content", id(value)), Container(name, value)))
+    elif is_numpy(value, "ndarray") or kind.__name__ in ("bytearray", "array"):
+        found.append((("memory", id(value)), Memory(name, value)))
+    return found
+
+
+def holds_any(value: Any, is_wanted: Callable[[Tensor], bool]) -> Tensor | None:
+    """The first tensor in `value`, or in its parts, that is wanted."""
+    waiting, seen = [value], set[int]()
+    while waiting and len(seen) < _MOST_PARTS:
+        part = waiting.pop()
+        if isinstance(part, Tensor):
+            if is_wanted(part):
+                return part
+        elif id(part) not in seen:
+            seen.add(id(part))
+            waiting += _parts_of(part)
+    return None
+
+
+def _parts_of(value: Any) -> list[Any]:
+    kind = type(value)
+    if kind in SCALARS or issubclass(kind, type | FunctionType | ModuleType):
+        return []
+    if issubclass(kind, tuple):
+        return list(tuple.__iter__(value))
+    if issubclass(kind, frozenset):
+        return list(frozenset.__iter__(value))
+    base: Any = base_of(value)
+    parts: list[Any] = []
+    if base in (dict, OrderedDict):
+        parts = [*base.keys(value), *base.values(value)]
+    elif base in (list, set, deque):
+        parts = list(base.__iter__(value))
+    elif is_numpy(value, "ndarray"):
+        return list(value.flat) if value.dtype.hasobject else []
+    elif issubclass(kind, MethodType):
+        return [value.__self__]
+    elif issubclass(kind, partial):
+        return [value.args, value.keywords]
+    if is_python_class(kind):
+        parts += (_dict_of(value) or {}).values()
+        slots = _slots_of(kind)
+        parts += Slots("", value, slots).take().values() if slots else ()
+    return parts
+
+
+def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    return {
+        key: entry
+        for base in reversed(kind.__mro__)
+        if is_python_class(base)
+        for key, entry in base.__dict__.items()
+        if isinstance(entry, MemberDescriptorType)
+    }
+
+
+def _is_key(now: Any, before: Any) -> bool:
+    return now is before or (type(now) is int and now == before)
+
+
+def _dict_of(value: Any) -> dict[str, Any] | None:
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,184 @@
+"""Objects that a core can write to: they are put back as they were, and tensors kept in them are refused."""
+
+from __future__ import annotations
+
+import dis
+import re
+import threading
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_graph._location import SourceLocation
+from flexsn_graph._torch_private import FakeTensor
+from flexsn_graph.errors import StatefulCoreError
+from flexsn_graph.reads._code import names_of
+from flexsn_graph.reads._stores import Attributes, Store, Values, stores_of
+from flexsn_graph.reads._values import MISSING
+
+# By these names, a core can write to attributes that its code does not name.
+_BY_OTHER_NAMES = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars", "globals", "exec"})
+_STORES = ("STORE_ATTR", "STORE_GLOBAL", "STORE_DEREF", "STORE_NAME", "DELETE_ATTR")
+_LAST_NAME = re.compile(r"[^\W\d]\w*(?=[^\w]*$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Facts about tensors of one run of the core.
+
+    Attributes:
+        is_traced: the tensor belongs to the trace; it has no data.
+        is_derived: a traced tensor was computed from captured tensors alone.
+        is_captured: an operation has read this tensor of the user's.
+        location: line that computed a traced tensor.
+    """
+
+    is_traced: Callable[[Tensor], bool]
+    is_derived: Callable[[Tensor], bool]
+    is_captured: Callable[[Tensor], bool]
+    location: Callable[[Tensor], SourceLocation | None]
+
+
+class Surroundings:
+    """Objects that a core reaches, with snapshots of them.
+
+    An object is noted before the core gets hold of it. After each run of the core, traced tensors are removed from all
+    of them; after the whole trace, all of them are as they were before it.
+
+    While other threads run, which may write to the same objects, only traced tensors are removed, and values under
+    names that the core's own code has.
+
+    Attributes:
+        derived: names of attributes that the core sets to tensors computed from captured tensors alone, as a forward
+            pre-hook of `torch.nn.utils.prune` does.
+    """
+
+    def __init__(self) -> None:
+        self.derived: dict[str, None] = {}
+        self._stores: dict[Hashable, Store] = {}
+        self._kept: list[Any] = []  # objects, whose ids are parts of keys
+        self._before_trace: dict[Hashable, Values] | None = None
+        self._before_run: dict[Hashable, Values] | None = None
+        self._read_first: set[tuple[Hashable, str]] = set()
+        self._codes: dict[CodeType, None] = {}
+
+    def meet(self, value: Any, name: str) -> None:
+        """Notes an object that the core is about to get hold of."""
+        if not isinstance(value, FakeTensor):
+            for key, store in stores_of(value, name):
+                self._add(key, store, value)
+
+    def meet_content(self, container: Any, name: str) -> None:
+        """Notes a container, unless it holds the attributes of a noted object."""
+        if ("attributes", id(container)) not in self._stores:
+            self.meet(container, name)
+
+    def meet_code(self, code: CodeType, variables: dict[str, Any]) -> None:
+        """Notes a function of the user's that is about to run, and its global variables."""
+        self._codes[code] = None
+        self._add(("attributes", id(variables)), Attributes("", variables), variables)
+
+    def add(self, key: Hashable, store: Store, owner: Any) -> None:
+        """Notes one more place, of an object that is kept alive."""
+        self._add(key, store, owner)
+
+    def note_read(self, key: Hashable, name: str) -> None:
+        """An attribute is about to be read; it counts if the core has not set it in this run."""
+        before = (self._before_run or {}).get(key)
+        if before is not None and self._stores[key].take().get(name, MISSING) is before.get(name, MISSING):
+            self._read_first.add((key, name))
+
+    def _add(self, key: Hashable, store: Store, owner: Any) -> None:
+        if key in self._stores:
+            return
+        self._stores[key] = store
+        self._kept.append(owner)
+        now = store.take()
+        for before in (self._before_trace, self._before_run):
+            if before is not None:
+                before[key] = now
+
+    @contextmanager
+    def trace(self) -> Iterator[None]:
+        """At the end, all objects are as they were at the beginning."""
+        if self._before_trace is not None:
+            yield
+            return
+        self._before_trace = self._taken()
+        try:
+            yield
+        finally:
+            before, self._before_trace = self._before_trace, None
+            chosen = self._may_restore()
+            for key, values in before.items():
+                if not self._stores[key].lasting:
+                    self._stores[key].restore(values, chosen)
+
+    def begin_run(self) -> None:
+        """The core, or its backward formulas, begin to run."""
+        self._before_run = self._taken()
+        self._read_first.clear()
+
+    def _taken(self) -> dict[Hashable, Values]:
+        return {key: store.take() for key, store in self._stores.items()}
+
+    def _may_restore(self) -> Callable[[Any, Any], bool]:
+        names = set().union(*(names_of(code).attributes for code in self._codes))
+        variables = set().union(*(names_of(code).variables for code in self._codes))
+        anything = threading.active_count() == 1 or not _BY_OTHER_NAMES.isdisjoint(names | variables)
+        return lambda key, present: anything or not isinstance(key, str) or not key or key in names
+
+    def end_run(self, origin: Origin) -> StatefulCoreError | None:
+        """Removes traced tensors from all objects; the error that names the first one that the core must not keep."""
+        before, self._before_run = self._before_run or {}, None
+        refusal: StatefulCoreError | None = None
+        for key, values in before.items():
+            store = self._stores[key]
+            kept: set[Any] = set()
+            for name, present in store.take().items():
+                if present is values.get(name, MISSING):
+                    continue
+                tensor = None if present is MISSING else store.kept(name, present, origin.is_traced)
+                if tensor is None:
+                    continue
+                kept.add(name)
+                if self._is_derived(key, name, present, values.get(name, MISSING), origin):
+                    self.derived[store.name_of(name)] = None
+                elif refusal is None:
+                    refusal = self._refusal(store.name_of(name), tensor, origin)
+            if kept:
+                store.restore(values, lambda name, present, kept=kept: name in kept)  # type: ignore[misc]
+        return refusal
+
+    def _is_derived(self, key: Hashable, name: Any, present: Any, earlier: Any, origin: Origin) -> bool:
+        if not self._stores[key].watched or not isinstance(present, Tensor) or (key, name) in self._read_first:
+            return False
+        return origin.is_derived(present) and not (isinstance(earlier, Tensor) and origin.is_captured(earlier))
+
+    def _refusal(self, name: str, tensor: Tensor, origin: Origin) -> StatefulCoreError:
+        return StatefulCoreError(
+            f"the core keeps a tensor in {name}, where the next step would find it, from an earlier call. Kernels keep "
+            "states alone: make it a state of the step, an argument of the core whose new value the core returns.",
+            "state",
+            self._line_of(name) or origin.location(tensor),
+        )
+
+    def _line_of(self, name: str) -> SourceLocation | None:
+        """The user's line that writes under a name, or else the last one that has it."""
+        last = _LAST_NAME.search(name.split("[")[0])
+        found: SourceLocation | None = None
+        for code in self._codes if last is not None else ():
+            line = code.co_firstlineno
+            for instruction in dis.get_instructions(code):
+                positions = instruction.positions
+                line = (positions.lineno if positions is not None else None) or line
+                if instruction.argval == last[0]:  # type: ignore[index]
+                    location = SourceLocation(code.co_filename, line, code.co_name)
+                    if instruction.opname in _STORES:
+                        return location
+                    found = location
+        return found

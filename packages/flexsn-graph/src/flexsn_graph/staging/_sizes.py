@@ -1,0 +1,96 @@
+"""A step as stages and products, for another size of its first dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flexsn_graph._products import Call
+from flexsn_graph._staged_step import Product, Stage, StagedStep, Term, View
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+# Their lists of integers are sizes.
+_TO_SIZES = frozenset(
+    {*(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default), _prims.reshape.default}
+)
+
+
+def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
+    """True if the first dimension of a step `[batch, features]` can be told from all others by its size.
+
+    And if no captured tensor has an element for each of its elements.
+    """
+    if len(step_shape) != 2:
+        return False
+    batch = step_shape[0]
+    others = {size for shape in lifted_shapes for size in shape}
+    others |= {size for shape, _ in staged.values.values() for size in shape[1:]}
+    if batch in others or not all(stage.graph.is_of_any_batch for stage in staged.stages):
+        return False
+    return all(_knows_sizes(call, batch) for view in _views(staged) for call in view.calls)
+
+
+def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
+    """The same step with another size of the first dimension: `old` is no size of anything else."""
+
+    def shape(sizes: Sequence[int]) -> tuple[int, ...]:
+        return tuple(new if size == old else size for size in sizes)
+
+    def call(one: Call) -> Call:
+        target, args, kwargs = one
+        if target not in _TO_SIZES:
+            return one
+        return target, tuple(list(shape(a)) if isinstance(a, list | tuple) else a for a in args), kwargs
+
+    def view(one: View) -> View:
+        return replace(one, calls=tuple(map(call, one.calls)), shape=shape(one.shape))
+
+    def part(one: Stage | Product) -> Stage | Product:
+        if isinstance(one, Stage):
+            return replace(
+                one, shape=shape(one.shape), reads=tuple(map(view, one.reads)), writes=tuple(map(view, one.writes))
+            )
+        return replace(
+            one,
+            args=tuple(view(a) if isinstance(a, View) else a for a in one.args),
+            result=view(one.result),
+            shape=shape(one.shape),
+            factor_shapes=tuple(map(shape, one.factor_shapes)),
+        )
+
+    def term(one: Term) -> Term:
+        return replace(one, values=tuple(map(view, one.values)), calls=tuple(_in_call(c, view) for c in one.calls))
+
+    values = {port: (shape(sizes), dtype) for port, (sizes, dtype) in staged.values.items()}
+    parts, terms = tuple(map(part, staged.parts)), tuple(map(term, staged.terms))
+    return replace(staged, parts=parts, values=values, terms=terms)
+
+
+def _in_call(call: Call, view: Callable[[View], View]) -> Call:
+    target, args, kwargs = call
+    return target, tuple(view(a) if isinstance(a, View) else a for a in args), kwargs
+
+
+def _views(staged: StagedStep) -> list[View]:
+    found: list[View] = []
+    for part in staged.parts:
+        found += part.reads
+        found += part.writes if isinstance(part, Stage) else (part.result,)
+    for term in staged.terms:
+        found += term.values
+        found += (a for _, args, _ in term.calls for a in args if isinstance(a, View))
+    return found
+
+
+def _knows_sizes(call: Call, batch: int) -> bool:
+    """True if `resized` finds the size in a call, or the call has it nowhere."""
+    target, args, kwargs = call
+    if target in _TO_SIZES:
+        return not kwargs
+    numbers: list[Any] = [*args, *kwargs.values()]
+    numbers += [n for a in numbers if isinstance(a, list | tuple) for n in a]
+    return all(number != batch for number in numbers if isinstance(number, int))

@@ -1,0 +1,392 @@
+"""A trace leaves every object that a core can write to as it was; what keeps tensors is refused by name."""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+from flexsn_graph import StatefulCoreError, trace_core, trace_step
+
+Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+TRACE = torch.zeros(4)
+
+
+@dataclass
+class Record:
+    trace: Tensor
+
+
+@dataclass(frozen=True)
+class Frozen:
+    trace: Tensor
+
+
+class Slotted:
+    __slots__ = ("trace",)
+
+    def __init__(self) -> None:
+        self.trace = torch.zeros(4)
+
+
+class OfClass:
+    trace: ClassVar[Tensor] = torch.zeros(4)
+
+
+class Buffered(nn.Module):
+    trace: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("trace", torch.zeros(4))
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.trace = 0.5 * self.trace + x
+        return self.trace, v
+
+
+def attribute() -> tuple[Any, Step, str]:
+    kept = SimpleNamespace(trace=torch.zeros(4))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.trace = 0.5 * kept.trace + x
+        return kept.trace, v
+
+    return kept.__dict__, core, "closure variable kept.trace"
+
+
+def buffer() -> tuple[Any, Step, str]:
+    module = Buffered()
+    return module._buffers, module, "self.trace"
+
+
+def in_a_list() -> tuple[Any, Step, str]:
+    kept: list[Tensor] = []
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.append(x + 1.0)
+        return x, v
+
+    return kept, core, "closure variable kept"
+
+
+def in_a_deque() -> tuple[Any, Step, str]:
+    kept: deque[Tensor] = deque([torch.zeros(4)], maxlen=2)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.append(kept[-1] + x)
+        return kept[-1], v
+
+    return kept, core, "closure variable kept"
+
+
+def in_a_dictionary() -> tuple[Any, Step, str]:
+    kept: OrderedDict[str, Any] = OrderedDict(a=1, trace=torch.zeros(4), b=2)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept["trace"] = kept.pop("trace") * 0.5 + x
+        return kept["trace"], v
+
+    return kept, core, r"closure variable kept\['trace'\]"
+
+
+def nested() -> tuple[Any, Step, str]:
+    kept: dict[str, list[Any]] = {"all": [(torch.zeros(4), 1)]}
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept["all"][0] = (kept["all"][0][0] + x, 2)
+        return x, v
+
+    return kept["all"], core, r"closure variable kept\['all'\]"
+
+
+def closure() -> tuple[Any, Step, str]:
+    trace = torch.zeros(4)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        nonlocal trace
+        trace = 0.5 * trace + x
+        return trace, v
+
+    return core.__closure__, core, "closure variable trace"
+
+
+def global_variable() -> tuple[Any, Step, str]:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        global TRACE
+        TRACE = 0.5 * TRACE + x
+        return TRACE, v
+
+    return globals(), core, "TRACE"
+
+
+def function_attribute() -> tuple[Any, Step, str]:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        core.trace = 0.5 * getattr(core, "trace", 0.0) + x  # type: ignore[attr-defined]
+        return core.trace, v  # type: ignore[attr-defined]
+
+    return core.__dict__, core, "core.trace"
+
+
+def default() -> tuple[Any, Step, str]:
+    kept: list[Tensor] = [torch.zeros(4)]
+
+    def core(x: Tensor, v: Tensor, kept: list[Tensor] = kept) -> tuple[Tensor, Tensor]:
+        kept[0] = kept[0] + x
+        return kept[0], v
+
+    return kept, core, "a default of core"
+
+
+def class_attribute() -> tuple[Any, Step, str]:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        OfClass.trace = 0.5 * OfClass.trace + x
+        return OfClass.trace, v
+
+    return OfClass, core, "OfClass.trace"
+
+
+def slots() -> tuple[Any, Step, str]:
+    kept = Slotted()
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.trace = 0.5 * kept.trace + x
+        return kept.trace, v
+
+    return kept, core, "closure variable kept.trace"
+
+
+def dataclass_field() -> tuple[Any, Step, str]:
+    kept = Record(torch.zeros(4))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.trace = 0.5 * kept.trace + x
+        return kept.trace, v
+
+    return kept.__dict__, core, "closure variable kept.trace"
+
+
+def frozen_field() -> tuple[Any, Step, str]:
+    kept = Frozen(torch.zeros(4))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        object.__setattr__(kept, "trace", 0.5 * kept.trace + x)
+        return kept.trace, v
+
+    return kept.__dict__, core, "closure variable kept.trace"
+
+
+def on_a_parameter() -> tuple[Any, Step, str]:
+    w = nn.Parameter(torch.ones(4))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        w.trace = x * 2.0  # type: ignore[attr-defined]
+        return x * w, v
+
+    return w.__dict__, core, "closure variable w.trace"
+
+
+def of_captured_tensors_alone() -> tuple[Any, Step, str]:
+    kept = SimpleNamespace(w=torch.ones(4))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.w = kept.w * 0.9
+        return x * kept.w, v
+
+    return kept.__dict__, core, "closure variable kept.w"
+
+
+class Memo:
+    def __init__(self) -> None:
+        self.w = nn.Parameter(torch.ones(4))
+        self.twice: Tensor | None = None
+
+    def __call__(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if self.twice is None:
+            self.twice = self.w * 2.0
+        return x * self.twice, v
+
+
+def memo() -> tuple[Any, Step, str]:
+    core = Memo()
+    return core.__dict__, core, "self.twice"
+
+
+KINDS = [
+    *(attribute, buffer, in_a_list, in_a_deque, in_a_dictionary, nested, closure, global_variable, memo),
+    *(function_attribute, default, class_attribute, slots, dataclass_field, frozen_field, on_a_parameter),
+    of_captured_tensors_alone,
+]
+
+
+def content(where: Any) -> list[Any]:
+    """All values in a place, by identity and in their order."""
+    if isinstance(where, Slotted):
+        return [where.trace]
+    if isinstance(where, type):
+        return [value for key, value in sorted(vars(where).items()) if key[:2] != "__"]
+    if isinstance(where, tuple):
+        return [cell.cell_contents for cell in where]
+    return [*where.keys(), *where.values()] if isinstance(where, dict) else list(where)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_what_keeps_a_tensor_is_refused_by_name_and_left_as_it_was(make: Callable[[], tuple[Any, Step, str]]) -> None:
+    where, core, name = make()
+    before = content(where)
+    for _ in range(2):
+        with pytest.raises(StatefulCoreError, match=rf"keeps a tensor in {name},") as raised:
+            trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+        location = raised.value.location
+        assert location is not None
+        assert location.file == __file__
+        assert location.code
+        assert [id(value) for value in content(where)] == [id(value) for value in before]
+    core(torch.ones(4), torch.zeros(4))  # it runs as a plain function still
+
+
+def test_the_line_is_the_one_that_writes() -> None:
+    _, core, _ = attribute()
+    with pytest.raises(StatefulCoreError) as raised:
+        trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    assert raised.value.location is not None
+    assert raised.value.location.code == "kept.trace = 0.5 * kept.trace + x"
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.log = 0, [0.5]
+        self.seen: set[str] = set()
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        self.calls += 1
+        self.log.append(float(len(self.log)))
+        self.seen.add("forward")
+        self.shape = x.shape
+        self.register_buffer("fixed", torch.ones(4), persistent=False)
+        return x * 0.5, v
+
+
+def test_what_else_a_core_writes_is_put_back() -> None:
+    core = Counts()
+    before = dict(vars(core))
+    with pytest.raises(StatefulCoreError, match="self.fixed"):
+        trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    assert vars(core) == before
+    assert core.log == [0.5]
+    assert core.seen == set()
+    assert not core._buffers
+    assert not core._non_persistent_buffers_set
+
+
+def test_a_core_that_fails_leaves_nothing() -> None:
+    kept = SimpleNamespace(trace=None, count=0)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        kept.trace, kept.count = x * 2.0, kept.count + 1
+        raise KeyError("of the user's")
+
+    with pytest.raises(KeyError, match="of the user's"):
+        trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    assert vars(kept) == {"trace": None, "count": 0}
+
+
+class Backward(torch.autograd.Function):
+    kept: ClassVar[list[Tensor]] = []
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2.0
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        Backward.kept.append(grads[0] * 2.0)
+        return grads[0] * 2.0
+
+
+def test_a_backward_formula_that_keeps_a_tensor() -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        out: Tensor = Backward.apply(x)
+        return out, v
+
+    trace = trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    with pytest.raises(StatefulCoreError, match=r"keeps a tensor in Backward\.kept"):
+        trace.vjp((True, True), (True, True))
+    assert Backward.kept == []
+
+
+
+
+def pruned(linear: nn.Linear) -> None:
+    prune.l1_unstructured(linear, "weight", 0.5)
+
+
+def normed(linear: nn.Linear) -> None:
+    with pytest.warns(FutureWarning):
+        nn.utils.weight_norm(linear)
+
+
+def squashed(linear: nn.Linear) -> None:
+    linear.raw = nn.Parameter(linear.weight.detach().clone())
+    del linear.weight
+    linear.register_forward_pre_hook(lambda module, args: setattr(module, "weight", torch.tanh(module.raw)))
+
+
+@pytest.mark.parametrize("hook", [pruned, normed, squashed])
+def test_forward_pre_hooks_that_set_attributes(hook: Callable[[nn.Linear], None]) -> None:
+    linear = nn.Linear(4, 4, bias=False)
+    hook(linear)
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return v, x + linear(v)
+
+    before = dict(vars(linear))
+    trace = trace_core(core, 1, 1, 1, (torch.zeros(2, 4), torch.zeros(2, 4)))
+    assert vars(linear) == before
+    assert trace.reads.derived == ["closure variable linear.weight"]
+    core(torch.zeros(2, 4), torch.zeros(2, 4))  # sets another tensor
+    assert trace.reads.fetch() is not None
+    trace.vjp(trace.differentiable, [True] * (2 + len(trace.lifted_values)))
+    assert not isinstance(linear.weight, torch._subclasses.FakeTensor)
+
+
+@pytest.mark.parametrize("size", [None, 128])
+def test_a_function_that_caches_results_of_tensors(size: int | None) -> None:
+    w = nn.Parameter(torch.ones(4))
+
+    @lru_cache(size)
+    def power(t: Tensor, exponent: int) -> Tensor:
+        return t**exponent
+
+    with pytest.raises(StatefulCoreError, match="keeps a tensor in the cache of closure variable power"):
+        trace_step(lambda x, v: (x * power(w, 2), v), 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    assert power.cache_info().currsize == 0
+
+
+def test_a_function_that_caches_numbers() -> None:
+    half = lru_cache(lambda n: n / 2)
+    trace = trace_step(lambda x, v: (x * half(3), v), 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    assert trace.reads.fetch() is not None
+
+
+@pytest.mark.parametrize("make", [attribute, in_a_list, class_attribute])
+def test_no_tensor_of_a_trace_stays_alive(make: Callable[[], tuple[Any, Step, str]]) -> None:
+    from torch._subclasses import FakeTensor
+
+    gc.collect()
+    before = {id(o) for o in gc.get_objects() if type(o) is FakeTensor}
+    _, core, _ = make()
+    with pytest.raises(StatefulCoreError):
+        trace_step(core, 1, 1, 1, (torch.zeros(4), torch.zeros(4)))
+    gc.collect()
+    assert not [o for o in gc.get_objects() if type(o) is FakeTensor and id(o) not in before]

@@ -1,0 +1,183 @@
+"""Graphs as text: nodes one by one, so that reading them runs nothing.
+
+Source code would be shorter. But a graph that is traced from source a second time lacks what has no tensor among its
+arguments: a tracer calls `full` and records one constant instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from ._torch_private import HigherOrderOperator, OpOverload
+from .errors import LoweringError
+
+__all__ = ["read_graph", "write_graph"]
+
+MOST_CONSTANT_ELEMENTS = 4096
+
+_TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
+_aten = torch.ops.aten
+
+
+# -- writing -------------------------------------------------------------------------------------------------------
+
+
+def write_graph(module: fx.GraphModule) -> list[Any]:
+    """The nodes of an ATen graph, as lists, numbers and strings that JSON has.
+
+    Graphs inside of it, as `cond` has them, are written like it.
+
+    Raises:
+        LoweringError: A node holds something that has no text.
+    """
+    numbers: dict[fx.Node, int] = {}
+    nodes = []
+    for node in module.graph.nodes:
+        nodes.append(_write_node(module, node, numbers))
+        numbers[node] = len(numbers)
+    return nodes
+
+
+def _write_node(module: fx.GraphModule, node: fx.Node, numbers: Mapping[fx.Node, int]) -> list[Any]:
+    if node.op == "placeholder":
+        return ["placeholder"]
+    if node.op == "get_attr":
+        return ["get_attr", _write_attribute(str(node.target), operator.attrgetter(str(node.target))(module))]
+    args = _write(node.args, numbers)
+    if node.op == "output":
+        return ["output", args]
+    if node.op == "call_function":
+        return ["call", _write(node.target, numbers), args, _write(dict(node.kwargs), numbers)]
+    raise LoweringError(f"the core has a node {node.op} {node.target}, which cannot be written as text")
+
+
+def _write_attribute(name: str, value: object) -> list[Any]:
+    if isinstance(value, fx.GraphModule):
+        return ["graph", write_graph(value)]
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        raise LoweringError(f"the core holds {name}, a {type(value).__name__}, which cannot be written as text")
+    if value.numel() > MOST_CONSTANT_ELEMENTS:
+        raise LoweringError(
+            f"the core makes a constant of {value.numel()} elements; at most {MOST_CONSTANT_ELEMENTS} can be part of "
+            "its code: make it outside of the core"
+        )
+    parts = (value.tolist(), value.dtype, value.device, tuple(value.shape))
+    return ["tensor", *(_write(part, {}) for part in parts)]
+
+
+def _write(value: Any, numbers: Mapping[fx.Node, int]) -> Any:
+    """One argument: what JSON has as it is, and anything else as a list that begins with its kind."""
+    if value is None or isinstance(value, (str, bool)) or type(value) in (int, float):
+        return value
+    if isinstance(value, fx.Node):
+        return ["node", numbers[value]]
+    if isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return [kind, [_write(item, numbers) for item in value]]
+    if isinstance(value, dict):
+        return ["dict", {key: _write(item, numbers) for key, item in value.items()}]
+    if isinstance(value, slice):
+        return ["slice", [_write(part, numbers) for part in (value.start, value.stop, value.step)]]
+    if isinstance(value, complex):
+        return ["complex", value.real, value.imag]
+    if isinstance(value, torch.device):
+        return ["device", str(value)]
+    if isinstance(value, _TORCH_VALUES):
+        return ["torch", str(value).removeprefix("torch.")]
+    if isinstance(value, OpOverload):
+        return ["op", *value._schema.name.split("::"), value._overloadname]
+    if isinstance(value, HigherOrderOperator):
+        return ["higher order", type(value).__module__, value.name()]
+    if callable(value) and _found(*(name := (value.__module__, value.__qualname__))) is value:
+        return ["function", *name]
+    raise LoweringError(
+        f"the core uses {getattr(value, '__name__', value)!s} ({value!r}), which cannot be written as text; use "
+        "PyTorch operators"
+    )
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_graph(nodes: list[Any]) -> fx.GraphModule:
+    """The graph that :func:`write_graph` has written.
+
+    It makes its tensors again in each call. Constants are no exception: a pass of a compiler may have it write
+    into what was a copy of one.
+    """
+    graph = fx.Graph()
+    attributes: dict[str, Any] = {}
+    found: list[fx.Node] = []
+    for index, (kind, *parts) in enumerate(nodes):
+        if kind == "placeholder":
+            found.append(graph.placeholder(f"argument_{index}"))
+        elif kind == "get_attr":
+            name = f"attribute_{index}"
+            attributes[name] = value = _read_attribute(*parts[0])
+            node = graph.create_node("get_attr", name)
+            is_tensor = isinstance(value, torch.Tensor)
+            found.append(graph.call_function(_aten.clone.default, (node,)) if is_tensor else node)
+        elif kind == "call":
+            target, args, kwargs = (_read(part, found) for part in parts)
+            found.append(graph.call_function(target, args, kwargs))
+        else:
+            (results,) = _read(parts[0], found)
+            found.append(graph.output(results))
+    return fx.GraphModule(attributes, graph, "Step")
+
+
+def _read_attribute(kind: str, *parts: Any) -> Any:
+    if kind == "graph":
+        return read_graph(parts[0])
+    values, dtype, device, shape = (_read(part, []) for part in parts)
+    return torch.tensor(values, dtype=dtype, device=device).reshape(shape)
+
+
+def _read(value: Any, nodes: list[fx.Node]) -> Any:
+    if not isinstance(value, list):
+        return value
+    kind, *parts = value
+    reader = _READERS.get(kind)
+    return reader(*parts) if reader is not None else _read_container(kind, parts[0], nodes)
+
+
+def _read_container(kind: str, content: Any, nodes: list[fx.Node]) -> Any:
+    if kind == "node":
+        return nodes[content]
+    if kind == "dict":
+        return {key: _read(item, nodes) for key, item in content.items()}
+    items = [_read(item, nodes) for item in content]
+    return items if kind == "list" else tuple(items) if kind == "tuple" else slice(*items)
+
+
+def _read_op(namespace: str, name: str, overload: str) -> Any:
+    return getattr(getattr(getattr(torch.ops, namespace), name), overload)
+
+
+def _read_higher_order(module: str, name: str) -> Any:
+    importlib.import_module(module)  # which registers it
+    return getattr(torch.ops.higher_order, name)
+
+
+def _found(module: str, name: str) -> Any:
+    """An object by the name of its module and its own; None if it is elsewhere."""
+    try:
+        return operator.attrgetter(name)(importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return None
+
+
+_READERS: dict[str, Callable[..., Any]] = {
+    "complex": complex,
+    "device": torch.device,
+    "torch": lambda name: getattr(torch, name),
+    "op": _read_op,
+    "higher order": _read_higher_order,
+    "function": _found,
+}

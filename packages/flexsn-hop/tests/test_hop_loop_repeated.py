@@ -1,0 +1,190 @@
+"""The loop that Inductor calls: what a step makes, it makes again in each step and each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hop_alone import no_kernels  # noqa: F401  a fixture
+from scan_steps import looped, loss
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from flexsn_hop import scan
+from flexsn_hop._text import read_graph, write_graph
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # torch.cond's own
+]
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+I = torch.tensor([0, 2, 2])  # noqa: E741
+PERMUTED = torch.tensor([2, 0, 1])
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def three_times(
+    step: Step, init: Tensor, xs: Tensor, captured: Tensor | None = None, backend: str = "inductor"
+) -> None:
+    """Three equal calls of a compiled scan have the values and gradients of the loop."""
+    init, xs = (t.requires_grad_() if t.is_floating_point() else t for t in (init, xs))
+    leaves = [t for t in (init, xs, captured) if t is not None and t.requires_grad]
+
+    def values_and_gradients(run: Callable[..., Any]) -> Any:
+        results = run(init, xs)
+        return results, torch.autograd.grad(loss(results), leaves, materialize_grads=True, allow_unused=True)
+
+    expected = values_and_gradients(lambda init, xs: looped(step, init, xs))
+    compiled = torch.compile(lambda init, xs: scan(step, init, xs), fullgraph=True, backend=backend)
+    for call in range(3):
+        actual = values_and_gradients(compiled)
+        torch.testing.assert_close(actual, expected, msg=lambda text, n=call: f"call {n}: {text}")
+
+
+def assigned(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.zeros(3, dtype=h.dtype)
+    y[0] = h[0] * x[1]
+    y[1:] = x[:2] * h[1:]
+    z = h.clone()
+    z[I] = x
+    return y.sin() + 0.1 * h, z
+
+
+def made(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = torch.full((3,), 0.5, dtype=h.dtype)
+    y.mul_(h)
+    z = torch.arange(3, dtype=h.dtype)
+    z[0] = x[1]
+    c = torch.tensor([1.0, 2.0, 3.0], dtype=h.dtype)
+    c += x
+    return y + h.new_ones(3).index_add_(0, I, x), z * c
+
+
+STEPS: dict[str, Step] = {
+    "index": lambda h, x: (h[PERMUTED] * x.cos(), h[I] * x),
+    "index_select": lambda h, x: (h * x + h.index_select(0, I), None),
+    "take": lambda h, x: (h.take(I) * x, None),
+    "gather": lambda h, x: (h.gather(0, I) * x, None),
+    "unfold": lambda h, x: (h * 0.5 + F.pad(x * h, (1, 1)).unfold(0, 3, 1).sum(-1), None),
+    "index_add_": lambda h, x: (h + torch.zeros(4, dtype=h.dtype).index_add_(0, I, h * x)[:3], None),
+    "scatter_": lambda h, x: (h * x.new_zeros(3).scatter_(0, PERMUTED, h), x.new_ones(3).scatter_add(0, I, h * x)),
+    "assigned": assigned,
+    "made": made,
+}
+
+
+@pytest.mark.long(all_but=["made"])
+@pytest.mark.parametrize("name", STEPS)
+def test_equal_calls_are_equal(name: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
+    three_times(STEPS[name], init, xs)
+
+
+def test_the_gradient_of_a_table() -> None:
+    table = torch.ones(3, requires_grad=True, dtype=torch.float64)
+    init = torch.zeros(1, dtype=torch.float64)
+    three_times(lambda h, t: (h + table[t], None), init, torch.tensor([[0], [1], [1]]), table)
+
+
+# -- graphs as text ------------------------------------------------------------------------------------------------
+
+
+def various(x: Tensor) -> Any:
+    buffer = torch.full((3,), float("inf"), dtype=torch.float32).nan_to_num(posinf=1.0)
+    buffer.index_put_((PERMUTED,), x, accumulate=True)
+    constant = torch.tensor([[1.0, 2.0, 4.0]])
+    constant[0, 1:] = x[:2]
+    values, _ = x.sort(descending=True)
+    return buffer, constant, values, x * (1 + 2j), x.to(torch.device("cpu"), torch.float16), x[::2], torch.eye(3)
+
+
+def test_a_graph_that_is_read_is_the_graph_that_was_written() -> None:
+    x = torch.tensor([0.5, -1.0, 3.0])
+    graph = make_fx(various)(x)
+    read = read_graph(write_graph(graph))
+    for _ in range(3):
+        torch.testing.assert_close(read(x), various(x), rtol=0, atol=0)
+    names = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    found = [node.target for node in read.graph.nodes if node.op == "call_function"]
+    assert [name for name in found if name is not torch.ops.aten.clone.default] == names
+
+
+def test_constants_are_not_written_to() -> None:
+    graph = torch.fx.Graph()
+    constant = graph.get_attr("constant")
+    result = graph.call_function(torch.ops.aten.add_.Tensor, (constant, graph.placeholder("x")))
+    graph.output((result,))
+    module = torch.fx.GraphModule({"constant": torch.zeros(2, 0, 3)}, graph)
+    assert read_graph(write_graph(module))(torch.ones(3))[0].shape == (2, 0, 3)
+    module.constant = torch.tensor([[1.0, float("nan")]])
+    read = read_graph(write_graph(module))
+    for _ in range(3):
+        torch.testing.assert_close(read(torch.ones(()))[0], torch.tensor([[2.0, float("nan")]]), equal_nan=True)
+
+
+# -- operators of more than one kind -------------------------------------------------------------------------------
+
+while_loop = torch._higher_order_ops.while_loop  # type: ignore[attr-defined]
+
+
+def matrix(x: Tensor) -> Tensor:
+    return 2 * torch.eye(3, dtype=x.dtype) + torch.diag(x * x)
+
+
+def halved(c: Tensor, x: Tensor) -> Tensor:
+    start = torch.tensor(0), c.detach() + x.detach()
+    found: Tensor = while_loop(lambda n, _: n < 3, lambda n, v: (n + 1, v / 2), start)[1]
+    return found
+
+
+LARGE_STEPS: dict[str, Step] = {
+    "solve": lambda c, x: (torch.linalg.solve(matrix(x), c + x), None),
+    "inv": lambda c, x: (torch.linalg.inv(matrix(x)) @ c, c * x),
+    "cholesky": lambda c, x: (torch.linalg.cholesky(matrix(x)) @ c / 3, None),
+    "det": lambda c, x: (torch.linalg.det(matrix(x)) * c / 9, torch.linalg.slogdet(matrix(x)).logabsdet),
+    "scan": lambda c, x: (scan(lambda a, b: (torch.tanh(a + b), a * b), c, x[:, None].expand(3, 3))[1].mean(0), None),
+    "solve in scan": lambda c, x: (
+        scan(lambda a, b: (torch.linalg.solve(matrix(b), a), None), c, x[:, None].expand(3, 3))[0] + c,
+        None,
+    ),
+    "cond": lambda c, x: (torch.cond(c.sum() > 0, lambda c, x: c + x.sin(), lambda c, x: c - x * c, (c, x)), None),
+    "while_loop": lambda c, x: (halved(c, x) + 0.5 * c, None),
+    "item": lambda c, x: (c * 0.5 + x[0].item() * x, None),
+}
+
+
+@pytest.mark.long(all_but=["solve-inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", LARGE_STEPS)
+def test_operators_of_more_than_one_kind(name: str, backend: str) -> None:
+    draw = torch.Generator().manual_seed(0)
+    init, xs = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((3,), (4, 3)))
+    # A number that a step reads has no gradient.
+    three_times(LARGE_STEPS[name], init, xs, backend=backend)
+
+
+def test_a_check_of_linalg_is_made_in_each_step() -> None:
+    def solve(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
+        return torch.linalg.solve(torch.diag(x), c), None
+
+    one = torch.ones(3)
+    try:
+        torch.compile(solve, fullgraph=True, backend="aot_eager")(one, 0 * one)
+        pytest.skip("this version of torch compiles without the checks of torch.linalg")
+    except torch.linalg.LinAlgError:
+        pass
+    xs = torch.ones(4, 3)
+    compiled = torch.compile(lambda xs: scan(solve, one, xs)[0], fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(xs), one)
+    xs[2, 1] = 0.0
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        compiled(xs)

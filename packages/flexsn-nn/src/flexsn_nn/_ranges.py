@@ -1,0 +1,105 @@
+"""Warns once when an optimizer has moved a learned number out of its range."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import Range, check_number
+from flexsn_nn._portability import level_of_the_caller
+from flexsn_nn.errors import ParameterError, RangeWarning
+from flexsn_runtime import transform_at_work
+
+# On a GPU, a look at a parameter costs some launches: one of so many changes of it is followed by a look.
+_CHANGES = 16
+
+
+class Ranges:
+    """The learned numbers of one module.
+
+    A parameter is looked at in the first call after a change in place, as an optimizer makes it. On the CPU it is
+    compared at once. On a GPU one of 16 changes is followed by a comparison there, whose result a later call finds: no
+    call waits for the device. A change by way of `parameter.data` is not seen.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+        self._changes: dict[str, int] = {}
+        self._pending: dict[str, tuple[Tensor, torch.cuda.Event]] = {}
+        self._warned: set[str] = set()
+
+    def __reduce__(self) -> tuple[type[Ranges], tuple[()]]:
+        """A copy looks for itself."""
+        return Ranges, ()
+
+    def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
+        """Warns of parameters that have left their range since the last call.
+
+        Args:
+            module: has the parameters.
+            limits: by name.
+        """
+        parameters = module._parameters
+        for name, allowed in limits.items():
+            value = parameters.get(name)
+            if value is None or name in self._warned:
+                continue
+            if name in self._pending:
+                self._find(module, name, value, allowed)
+            stamp = id(value), value._version
+            if self._seen.get(name) != stamp and type(value) is nn.Parameter and transform_at_work() is None:
+                self._seen[name] = stamp
+                self._compare(module, name, value, allowed)
+
+    def _compare(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
+        if value.device.type == "cpu":
+            self._warn(module, name, value, allowed)
+            return
+        count = self._changes[name] = self._changes.get(name, -1) + 1
+        if value.device.type != "cuda" or count % _CHANGES or name in self._pending:
+            return
+        if torch.cuda.is_current_stream_capturing():
+            return
+        with torch.no_grad(), torch.cuda.device(value.device):
+            found = torch.empty((), dtype=torch.bool, pin_memory=True)
+            found.copy_(_is_outside(value, allowed), non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+        self._pending[name] = found, event
+
+    def _find(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
+        found, event = self._pending[name]
+        if torch.cuda.is_current_stream_capturing() or not event.query():
+            return
+        del self._pending[name]
+        if found:
+            self._warn(module, name, value, allowed)  # waits for the device, this once
+
+    def _warn(self, module: nn.Module, name: str, value: nn.Parameter, allowed: Range) -> None:
+        try:
+            check_number(name, value, **allowed)
+        except ParameterError as error:
+            self._warned.add(name)
+            warnings.warn(
+                f"a learned parameter of {type(module).__name__} has left its range, and counts as the nearest number "
+                f"in it: {error} Its gradient is that of this number, and leads it back when the loss asks for that.",
+                RangeWarning,
+                stacklevel=level_of_the_caller(),
+            )
+
+
+def _is_outside(value: Tensor, allowed: Range) -> Tensor:
+    """A tensor without dimensions: true if an element is beyond the limits, or not finite."""
+    inside = value.isfinite()
+    if "at_least" in allowed:
+        inside = inside & (value >= allowed["at_least"])
+    if "above" in allowed:
+        inside = inside & (value > allowed["above"])
+    if "at_most" in allowed:
+        inside = inside & (value <= allowed["at_most"])
+    if "below" in allowed:
+        inside = inside & (value < allowed["below"])
+    return ~inside.all()

@@ -1,0 +1,135 @@
+"""Recurrent matrices under pruning and old and new parametrisations: compiled kernels as the loop, and what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
+
+from flexsn_nn import RLIF, FlexSN, Recurrent, LIF
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+
+
+def pruned(layer: nn.Module) -> None:
+    prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def normed(layer: nn.Module) -> None:
+    nn.utils.weight_norm(layer)
+
+
+def spectral(layer: nn.Module) -> None:
+    nn.utils.spectral_norm(layer)
+
+
+def parametrised(layer: nn.Module) -> None:
+    parametrizations.spectral_norm(layer)
+
+
+def rlif(backend: str) -> RLIF:
+    torch.manual_seed(3)
+    return RLIF(5, tau=1.5, v_threshold=0.4, backend=backend)
+
+
+def train(neuron: RLIF, x: Tensor) -> list[Tensor]:
+    neuron.reset()
+    neuron.zero_grad()
+    x = x.clone().requires_grad_()
+    out = neuron(x)
+    (out * torch.linspace(0, 1, 5)).sum().backward()
+    assert x.grad is not None
+    grads = [p.grad for p in neuron.parameters() if p.grad is not None]
+    return [out.detach(), x.grad, *grads, neuron.recurrent.weight.detach().clone()]
+
+
+@pytest.mark.parametrize("hook", [pruned, normed])
+def test_training_equals_the_loop_and_the_attribute_is_as_there(hook: Callable[[nn.Module], None]) -> None:
+    x = torch.rand(9, 3, 5)
+    neurons = [rlif("torch"), rlif("cpp")]
+    optimizers = []
+    for neuron in neurons:
+        hook(neuron.recurrent)
+        optimizers.append(torch.optim.SGD(neuron.parameters(), lr=0.1))
+    for _ in range(3):
+        loop, kernels = (train(neuron, x) for neuron in neurons)
+        assert len(loop) == len(kernels) > 3
+        torch.testing.assert_close(kernels, loop)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert type(neurons[1].recurrent.weight) is type(neurons[0].recurrent.weight)
+    assert neurons[1].recurrent.weight.grad_fn is not None
+    repr(neurons[1].recurrent.weight)
+
+
+def test_pruning_again_and_again() -> None:
+    x = torch.rand(9, 3, 5)
+    loop, kernels = rlif("torch"), rlif("cpp")
+    for amount in (0.3, 0.4, 0.5):
+        for neuron in (loop, kernels):
+            prune.l1_unstructured(neuron.recurrent, "weight", amount)
+        torch.testing.assert_close(train(kernels, x), train(loop, x))
+        assert torch.equal(kernels.recurrent.weight_mask, loop.recurrent.weight_mask)
+    for neuron in (loop, kernels):
+        prune.remove(neuron.recurrent, "weight")
+    torch.testing.assert_close(train(kernels, x), train(loop, x))
+
+
+def test_single_steps_and_element_by_element() -> None:
+    neurons = [Recurrent(LIF(), features=5, all_to_all=False, V=0.7, backend=b, step_mode="s") for b in ("torch", "cpp")]
+    for neuron in neurons:
+        prune.random_unstructured(neuron.recurrent, "V", 2)
+    neurons[1].load_state_dict(neurons[0].state_dict())
+    x = torch.rand(4, 5)
+    for _ in range(4):
+        assert torch.equal(neurons[1](x), neurons[0](x))
+    assert torch.equal(neurons[1].recurrent.V, neurons[0].recurrent.V)
+
+
+@pytest.mark.parametrize("hook", [spectral, parametrised])
+@pytest.mark.parametrize("used", [False, True])
+def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(hook: Callable[[nn.Module], None], used: bool) -> None:
+    """Its power iteration writes to buffers at each step in training."""
+    x = torch.rand(9, 3, 5)
+    loop, auto = rlif("torch"), rlif("auto")
+    for neuron in (loop, auto):
+        if used:
+            neuron(x)
+        torch.manual_seed(4)
+        hook(neuron.recurrent)
+    for training in (True, False, True, True, False):
+        loop.train(training)
+        auto.train(training)
+        torch.testing.assert_close(train(auto, x), train(loop, x))
+        assert ("the loop ran instead" in auto.explain(x)) is training
+        for ours, theirs in zip(auto.buffers(), loop.buffers(), strict=True):
+            torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.PortabilityWarning")
+def test_a_module_that_only_the_core_reaches() -> None:
+    torch.manual_seed(0)
+    layer = parametrizations.spectral_norm(nn.Linear(5, 5)).eval()
+    other = deepcopy(layer)
+    held = {"layer": layer}
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x, 0.5 * v + held["layer"](x + v)
+
+    neuron = FlexSN(core, 1, 1, 1, store_state_seqs=True)
+    x = torch.rand(4, 2, 5)
+    for training in (False, True, False):
+        layer.train(training)
+        other.train(training)
+        neuron.reset()
+        neuron(x)
+        held["layer"], found = other, neuron.states[0]
+        v = torch.zeros(2, 5)
+        for step in x:
+            _, v = core(step, v)
+        held["layer"] = layer
+        torch.testing.assert_close(found, v)

@@ -1,0 +1,138 @@
+"""Random steps that return values more than once, and random choices of which results a loss reads."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn.surrogate import atan
+
+Scan = Callable[..., tuple[Tensor, ...]]
+
+STEPS, BATCH, WIDTH = 11, 2, 4
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A scan, and what a loss reads of it.
+
+    Attributes:
+        choices: by result of the step, `(value, is_detached)`: a position among the values that the step computes.
+        num_inputs, num_states, num_outputs: numbers of each.
+        final: the scan gives final states, not sequences.
+        used: positions of the results that the loss reads.
+        has_products: the step multiplies by matrices.
+    """
+
+    choices: tuple[tuple[int, bool], ...]
+    num_inputs: int
+    num_states: int
+    num_outputs: int
+    final: bool
+    used: tuple[int, ...]
+    has_products: bool
+
+    def core(self, parameters: nn.ParameterList) -> Callable[..., tuple[Tensor, ...]]:
+        """The step. Several of its results are one tensor, views of one, or arguments."""
+        decay, scale, matrix = parameters
+
+        def step(*arguments: Tensor) -> tuple[Tensor, ...]:
+            x, state = arguments[0], arguments[-1]
+            drive = x + nn.functional.linear(state, matrix) if self.has_products else x + 0.5 * state
+            potential = torch.tanh(decay * drive)
+            spike = atan(potential - 0.1)
+            gated = potential * scale
+            last = sum(arguments[1:], gated)
+            values = [potential, spike, gated, potential - spike, last, *arguments]
+            results = [values[i % len(values)] for i, _ in self.choices]
+            return tuple(r.detach() if off else r for r, (_, off) in zip(results, self.choices, strict=True))
+
+        return step
+
+    def __call__(self, sequence: Scan, final: Scan, core: object, arguments: Sequence[Tensor]) -> list[Tensor]:
+        """The results that are read."""
+        scan = final if self.final else sequence
+        results = scan(core, self.num_inputs, self.num_states, self.num_outputs, *arguments)
+        return [results[i] for i in self.used]
+
+    def arguments(self, generator: torch.Generator, device: str) -> list[Tensor]:
+        """Input sequences and initial states."""
+        shapes = [(STEPS, BATCH, WIDTH)] * self.num_inputs + [(BATCH, WIDTH)] * self.num_states
+        return [torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in shapes]
+
+
+def combination(seed: int) -> Combination:
+    """A random one; those of odd seeds have products."""
+    rng = random.Random(seed)
+    num_inputs, num_states, num_outputs = rng.randint(1, 2), rng.randint(1, 3), rng.randint(0, 3)
+    count = num_outputs + num_states
+    few = [rng.randrange(8) for _ in range(2)]  # mostly the same values, again and again
+    choices = [(rng.choice(few) if rng.random() < 0.7 else rng.randrange(8), rng.random() < 0.2) for _ in range(count)]
+    used = [i for i in range(count) if rng.random() < 0.5] or [rng.randrange(count)]
+    return Combination(
+        tuple(choices), num_inputs, num_states, num_outputs, rng.random() < 0.6, tuple(used), seed % 2 == 1
+    )
+
+
+# First the usual ones: a value is output and state, and the loss reads the last state alone.
+USUAL = [
+    Combination(((0, False), (0, False)), 1, 1, 1, True, (1,), False),
+    *(Combination(((1, False), (3, False), (1, False)), 1, 2, 1, True, used, True) for used in ((1,), (2,))),
+    *(
+        Combination(((0, False), (0, False)), 1, 1, 1, final, used, has_products)
+        for final, used in ((True, (0, 1)), (True, (0,)), (False, (1,)))
+        for has_products in (False, True)
+    ),
+    *(Combination(((1, False), (3, False), (1, False)), 1, 2, 1, True, used, True) for used in ((1, 2), (0,))),
+]
+
+
+def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
+    """Compile one network of all combinations; compare results and gradients with those of the loop.
+
+    Raises:
+        AssertionError: they differ, or the compiled network has zeros where the loop has no gradient.
+    """
+    generator = torch.Generator().manual_seed(0)
+    arguments = [one.arguments(generator, device) for one in combinations]
+    parameters = [
+        nn.ParameterList(
+            nn.Parameter(torch.randn(shape, generator=generator).to(device))
+            for shape in ((WIDTH,), (WIDTH,), (WIDTH, WIDTH))
+        )
+        for _ in combinations
+    ]
+    cores = [one.core(own) for one, own in zip(combinations, parameters, strict=True)]
+
+    def network(sequence: Scan, final: Scan) -> list[list[Tensor]]:
+        triples = zip(combinations, cores, arguments, strict=True)
+        return [one(sequence, final, core, own) for one, core, own in triples]
+
+    compiled = torch.compile(lambda: network(flex_sn_scan, flex_sn_scan_final_state), fullgraph=True, dynamic=dynamic)
+    actual, expected = compiled(), network(eager_scan, eager_scan_final_state)
+    losses = []
+    for results in (actual, expected):
+        weights = torch.Generator().manual_seed(1)
+        terms = [
+            (r * torch.randn(r.shape, generator=weights).to(device)).sum() for of_one in results for r in of_one
+        ]
+        losses.append(torch.stack(terms).sum())
+    leaves = [leaf for own, weights in zip(arguments, parameters, strict=True) for leaf in (*own, *weights)]
+    gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]
+    position = 0
+    for one, got, wanted, own in zip(combinations, actual, expected, arguments, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=lambda text, one=one: f"{one}\n{text}")
+        assert [r.requires_grad for r in got] == [r.requires_grad for r in wanted], one
+        count = len(own) + 3
+        for i in range(position, position + count):
+            found, gradient = gradients[0][i], gradients[1][i]
+            assert (found is None) == (gradient is None), (one, i - position, found, gradient)
+            torch.testing.assert_close(
+                found, gradient, rtol=1e-4, atol=1e-5, msg=lambda text, one=one: f"{one}\n{text}"
+            )
+        position += count

@@ -1,0 +1,64 @@
+"""Kernels for checkpoints at any distance: a chunk is no longer than one of a plan, and nothing is different."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from flexsn_hop import BackwardLayout, ScanLayout, eager_scan_final_state
+from flexsn_hop._vjp import step_vjp
+from flexsn_runtime import KernelLowering
+from flexsn_runtime.graphs._graph_step import GraphSpecialization
+
+pytestmark = pytest.mark.usefixtures("compiler")
+
+
+def decay(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(0.9 * v + x * w)
+    return h, h
+
+
+@pytest.mark.parametrize("steps", [21, 70])
+@pytest.mark.parametrize("interval", [1, 4, 12, 66, 2**20])
+def test_gradients_with_checkpoints_at_any_distance(
+    interval: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunks: list[int] = []
+    plan = GraphSpecialization.plan
+
+    def noted(step: GraphSpecialization, ncl: int) -> object:
+        found = plan(step, ncl)
+        chunks.extend((found.forward.chunk, found.backward.chunk))
+        return found
+
+    monkeypatch.setattr(GraphSpecialization, "plan", noted)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(steps, 3, 5, generator=generator, requires_grad=True)
+    v = torch.randn(3, 5, generator=generator, requires_grad=True)
+    w = torch.randn(5, generator=generator, requires_grad=True)
+    expected = eager_scan_final_state(decay, 1, 1, 1, x, v, w)
+    cotangents = [torch.randn(r.shape, generator=generator) for r in expected]
+    gradients = torch.autograd.grad(expected, (x, v, w), cotangents)
+
+    arguments = [t.detach() for t in (x, v, w)]
+    layout = ScanLayout(1, 1, 1, final_state=True, checkpoint_interval=interval)
+    backward = BackwardLayout(
+        ScanLayout(1, 1, 1, final_state=True), (True,) * 3, (True,), (True,), (True,), saved_interval=interval
+    )
+    one_step = [arguments[0][0], *arguments[1:]]
+    core = make_fx(decay)(*one_step)
+    vjp = make_fx(step_vjp(core, backward))(*one_step, *(torch.ones(3, 5) for _ in range(2)))
+    lowering = KernelLowering()
+    *results, rows = lowering.forward(core, layout, arguments)
+    torch.testing.assert_close(results, [r.detach() for r in expected])
+
+    # The rows that the loop would keep, for the backward of another lowering.
+    kept = [eager_scan_final_state(decay, 1, 1, 1, x[:t], v, w)[1] for t in range(interval, steps, interval)]
+    assert len(rows) == len(kept)
+    if kept:
+        torch.testing.assert_close(rows, torch.stack(kept).detach())
+    found = lowering.backward(core, vjp, backward, [*arguments, rows, *cotangents])
+    torch.testing.assert_close(found, list(gradients))
+    assert max(chunks) <= 8 or max(chunks) == interval == 12

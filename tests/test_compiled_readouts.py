@@ -1,0 +1,321 @@
+"""Usual readouts, losses and inputs around neurons, compiled by Inductor, as in eager mode; on each version of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn import ALIF, LI, LIF, RLIF, FlexSN
+from flexsn_nn.data import readout
+from flexsn_nn.neuron import Neuron
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+
+STEPS, BATCH, WIDTH = 6, 2, 4
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(fx_graph_cache=False):
+        yield
+    torch._dynamo.reset()
+
+
+class Gated(nn.Module):
+    """A cell with matrices, whose output is its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.candidate, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        gate = torch.sigmoid(self.gate(h) + x)
+        h = gate * h + (1 - gate) * torch.tanh(self.candidate(h) - x)
+        return h, h
+
+
+NEURONS: dict[str, Callable[[], FlexSN]] = {
+    "lif": LIF,
+    "li": LI,
+    "alif": ALIF,
+    "rlif": lambda: RLIF(WIDTH),
+    "gated": lambda: FlexSN(Gated(), 1, 1, 1),
+}
+
+Read = Callable[[Tensor, list[Tensor]], Tensor]
+
+
+def _embedded(y: Tensor) -> Tensor:
+    return F.embedding(torch.tensor([[0, 2], [1, 1]], device=y.device), y.flatten(0, 1))
+
+
+READOUTS: dict[str, Read] = {
+    "last": lambda y, _: y[-1],
+    "tail": lambda y, _: y[2:],
+    "every second": lambda y, _: y[::2],
+    "channels": lambda y, _: y[..., 1:3],
+    "mean": lambda y, _: y.mean(0),
+    "sum": lambda y, _: y.sum(0),
+    "maximum": lambda y, _: y.max(0).values,
+    "cumulative": lambda y, _: y.cumsum(0),
+    "lengths": lambda y, _: readout(y, torch.tensor([STEPS, 3])),
+    "gather": lambda y, _: y.gather(0, torch.tensor([[[0, 1, 2, 3], [5, 4, 3, 2]]], device=y.device)),
+    "softmax": lambda y, _: y.softmax(-1),
+    "over time": lambda y, _: y.log_softmax(0),
+    "scatter": lambda y, _: torch.zeros_like(y).scatter_add(0, torch.ones_like(y, dtype=torch.int64), y),
+    "embedding": lambda y, _: _embedded(y),
+    "index": lambda y, _: y[torch.tensor([0, 0, 4], device=y.device)],
+    "flip": lambda y, _: y.flip(0),
+    "roll": lambda y, _: torch.roll(y, 1, 0),
+    "stack": lambda y, _: torch.stack(list(y.unbind(0)), dim=1),
+    "pad": lambda y, _: F.pad(y, (0, 0, 0, 0, 2, 0))[:-2],
+    "convolution": lambda y, _: F.conv1d(y.permute(1, 2, 0), torch.ones(1, WIDTH, 3, device=y.device)),
+    "differences": lambda y, _: y[1:] - y[:-1],
+    "assigned": lambda y, _: _delayed(y),
+    "windows": lambda y, _: y.unfold(0, 3, 2),
+    "state": lambda _, states: states[0],
+    "states": lambda y, states: torch.stack([y[-1], *states]),
+}
+LOSSES: dict[str, Read] = {
+    "cross entropy": lambda y, _: F.cross_entropy(y.mean(0), torch.tensor([0, 3], device=y.device)),
+    "of the last state": lambda _, states: F.cross_entropy(states[0], torch.tensor([1, 2], device=states[0].device)),
+    "over time": lambda y, _: F.cross_entropy(y.permute(1, 2, 0), torch.ones(BATCH, len(y), device=y.device).long()),
+    "squares": lambda y, _: F.mse_loss(y, torch.ones_like(y)),
+    "rate": lambda y, _: (y.mean() - 0.1).square(),
+    "rates": lambda y, _: (y.mean((0, 1)) - 0.1).square().sum(),
+    "one hot": lambda y, _: F.mse_loss(y.mean(0), F.one_hot(torch.tensor([0, 3], device=y.device), WIDTH).float()),
+    "binary": lambda y, _: F.binary_cross_entropy_with_logits(y[-1], torch.ones_like(y[-1])),
+}
+
+
+def _delayed(x: Tensor) -> Tensor:
+    result = torch.zeros_like(x)
+    result[1:] = x[:-1]
+    return result
+
+
+def _in_channels_last(x: Tensor) -> Tensor:
+    """`[T, B, C]` as images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
+    images = x.flatten(0, 1)[:, :, None, None].expand(-1, -1, 2, 2)
+    return images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+
+
+INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "assigned": _delayed,
+    "filled": lambda x: torch.zeros_like(x).index_fill_(0, torch.tensor([1], device=x.device), 0.5).add_(x),
+    "slice": lambda x: x[1:],
+    "strided": lambda x: x[::2],
+    "reversed": lambda x: x.flip(0),
+    "permuted": lambda x: x.permute(1, 0, 2).contiguous().permute(1, 0, 2),
+    "expanded": lambda x: x[:1].expand(5, -1, -1),
+    "columns": lambda x: torch.cat([x, x], -1)[..., ::2],
+    "embedded": lambda x: F.embedding(torch.tensor([[0, 1], [2, 0], [1, 3]], device=x.device), x[0].t()[:, :1] * x[1]),
+    "one hot": lambda x: F.one_hot(torch.tensor([[0, 1], [2, 0], [1, 3]], device=x.device), WIDTH).float() + x[:3],
+}
+
+
+def run(
+    function: Callable[[Tensor], Sequence[Tensor]], x: Tensor, parameters: Sequence[Tensor], *, training: bool
+) -> list[Any]:
+    """Results, and in training the gradients of a weighting of them."""
+    if not training:
+        with torch.no_grad():
+            return list(function(x))
+    leaf = x.clone().requires_grad_()
+    results = list(function(leaf))
+    generator = torch.Generator().manual_seed(3)
+    weights = [torch.randn(r.shape, generator=generator).to(r.device) for r in results]
+    loss = torch.stack([(r.float() * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
+    gradients = torch.autograd.grad(loss, [leaf, *parameters], allow_unused=True)
+    return [*(r.detach() for r in results), *gradients]
+
+
+def compare(
+    function: Callable[[Tensor], Sequence[Tensor]],
+    module: nn.Module,
+    *,
+    device: str = "cpu",
+    training: bool = True,
+    dynamic: bool = False,
+    lengths: Sequence[int] = (STEPS,),
+    tolerance: float = 1e-5,
+) -> None:
+    """Compare a compiled function with itself in eager mode.
+
+    Raises:
+        AssertionError: results or gradients differ.
+    """
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic)
+    parameters = list(module.parameters())
+    for steps in lengths:
+        x = 2 * torch.randn(steps, BATCH, WIDTH, generator=torch.Generator().manual_seed(steps)).to(device)
+        expected = run(function, x, parameters, training=training)
+        actual = run(compiled, x, parameters, training=training)
+        torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+        moved = expected[-1 - len(parameters)] if training else expected[0]
+        assert moved is not None and moved.abs().sum() > 0
+
+
+def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
+    """A layer and neurons behind it, and the function that gives outputs and last states."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(WIDTH, WIDTH), NEURONS[neuron]()).to(device)
+    layer, neurons = module
+
+    def forward(x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        assert isinstance(neurons, FlexSN)
+        y, states = neurons.step(layer(x))
+        assert isinstance(y, Tensor)
+        return y, states
+
+    return module, forward
+
+
+def reading(
+    neuron: str, device: str, reads: Sequence[Read]
+) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+    """A network, and a function that gives all of these readouts of it."""
+    module, forward = network(neuron, device)
+    return module, lambda x: [read(*forward(x)) for read in reads]
+
+
+def of(*names: str) -> list[Read]:
+    return [READOUTS[name] for name in names]
+
+
+# -- a selection that is short ---------------------------------------------------------------------------------------
+
+
+def test_slices_behind_neurons() -> None:
+    module, forward = network("lif", "cpu")
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        y, states = forward(_delayed(x))
+        return [read(y, states) for read in of("last", "tail", "scatter", "embedding", "assigned")]
+
+    compare(readouts, module)
+
+
+def test_the_last_state_of_an_integrator() -> None:
+    module, readouts = reading("li", "cpu", of("state"))
+    compare(readouts, module)
+
+
+def test_assigned_inputs_in_inference() -> None:
+    module, forward = network("lif", "cpu")
+    compare(lambda x: [forward(_delayed(x))[0]], module, training=False)
+
+
+# -- all of them -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("neuron", NEURONS)
+def test_all_readouts_of_one_run(neuron: str, dynamic: bool, device: str) -> None:
+    module, forward = network(neuron, device)
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        y, states = forward(x)
+        return [read(y, states) for read in (*READOUTS.values(), *LOSSES.values())]
+
+    compare(readouts, module, device=device, dynamic=dynamic, lengths=(STEPS, 9) if dynamic else (STEPS,))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("neuron", ["lif", "gated"])
+@pytest.mark.parametrize("name", [*READOUTS, *(f"loss {name}" for name in LOSSES)])
+def test_each_readout(name: str, neuron: str, device: str) -> None:
+    read = LOSSES[name.removeprefix("loss ")] if name.startswith("loss ") else READOUTS[name]
+    module, readouts = reading(neuron, device, [read])
+    compare(readouts, module, device=device)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("neuron", ["lif", "rlif"])
+def test_all_inputs(neuron: str, dynamic: bool, training: bool, device: str) -> None:
+    module, forward = network(neuron, device)
+
+    def outputs(x: Tensor) -> list[Tensor]:
+        return [result for make in INPUTS.values() for y, states in [forward(make(x))] for result in (y, *states)]
+
+    lengths = (STEPS, 9) if dynamic else (STEPS,)
+    compare(outputs, module, device=device, training=training, dynamic=dynamic, lengths=lengths)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_images_in_channels_last(training: bool, device: str) -> None:
+    torch.manual_seed(0)
+    module = nn.ModuleList([nn.Conv2d(WIDTH, 3, 1), LIF()]).to(device, memory_format=torch.channels_last)
+    convolution, neurons = module
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        images = _in_channels_last(x)
+        currents = convolution(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+        y, (state,) = neurons.step(currents)
+        return [y[-1], y.mean((0, 3, 4)), state]
+
+    compare(readouts, module, device=device, training=training, tolerance=1e-4)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("neuron", ["lif", "li", "gated"])
+def test_readouts_under_autocast(neuron: str, device: str) -> None:
+    module, forward = network(neuron, device)
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            y, states = forward(x)
+            return [read(y, states) for read in of("last", "tail", "mean", "states")]
+
+    # Inductor keeps more digits between two operations than eager mode does.
+    compare(readouts, module, device=device, tolerance=5e-2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_readouts_in_half_precision(dtype: torch.dtype, device: str) -> None:
+    neurons: Neuron = LI().to(device)
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        y, (state,) = neurons.step(x.to(dtype))
+        return [y[-1], y[2:], state]
+
+    compare(readouts, neurons, device=device, tolerance=2e-2)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_parts_of_a_network_without_gradients(dynamic: bool, device: str) -> None:
+    torch.manual_seed(0)
+    module = nn.ModuleList([LIF(), ALIF(), RLIF(WIDTH), LI(), FlexSN(Gated(), 1, 1, 1)]).to(device)
+    first, second, recurrent, integrator, gated = module
+
+    def readouts(x: Tensor) -> list[Tensor]:
+        y, _ = first.step(x)
+        with torch.no_grad():
+            teacher, _ = second.step(y + x)
+            _, fixed = recurrent.step(x)
+        z, states = recurrent.step(y.detach() + teacher)
+        h, (last,) = gated.step(z + x.detach())
+        v, (w,) = integrator.step(h * teacher)
+        return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in fixed)]
+
+    compare(readouts, module, device=device, dynamic=dynamic)

@@ -1,0 +1,103 @@
+"""The kernels of compiled scans: found where flexsn-runtime is installed, and given up in words."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._functorch.config
+import torch._inductor.config
+from torch import Tensor
+
+import flexsn_hop._inductor
+import flexsn_hop._lowering as lowering
+from flexsn_hop import register_scan_lowering, scan, scan_lowerings
+from flexsn_runtime import KernelLowering
+
+FOUND = """
+import sys
+import torch
+from flexsn_hop import scan_lowerings
+assert "flexsn_runtime" not in sys.modules
+print(list(scan_lowerings()))
+"""
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> None:
+    torch._dynamo.reset()
+
+
+def test_they_are_found_without_an_import() -> None:
+    done = subprocess.run([sys.executable, "-c", FOUND], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.stdout == "['flexsn_runtime']\n", done.stderr
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process in which the kernels have not been looked up."""
+    monkeypatch.setattr(lowering, "_registered", [None])
+    monkeypatch.setattr(lowering, "_installed_kernels", lowering._installed_kernels.__wrapped__)
+    return monkeypatch
+
+
+def test_one_that_is_registered_takes_their_place(elsewhere: pytest.MonkeyPatch) -> None:
+    mine = KernelLowering(on_cpu="triton")
+    undo = register_scan_lowering(mine)
+    assert lowering._in_order() == [mine]
+    undo()
+    assert list(scan_lowerings()) == ["flexsn_runtime"]
+    assert lowering._in_order() != [mine]
+
+
+def test_an_installation_that_cannot_be_imported_is_named(elsewhere: pytest.MonkeyPatch) -> None:
+    elsewhere.setitem(sys.modules, "flexsn_runtime", None)
+    elsewhere.setattr(importlib.util, "find_spec", lambda name: object())
+    with pytest.warns(UserWarning, match="run as loops, since flexsn_runtime is installed and cannot be imported"):
+        assert scan_lowerings() == {}
+
+
+def test_a_loop_in_their_place_is_logged_once(elsewhere: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    elsewhere.setattr(importlib.util, "find_spec", lambda name: None)
+    flexsn_hop._inductor._log_once.cache_clear()
+
+    def compile_it(steps: int) -> None:
+        torch._dynamo.reset()
+        run = torch.compile(lambda xs: scan(lambda c, x: (c * 0.5 + x, None), torch.zeros(3), xs)[0], fullgraph=True)
+        run(torch.ones(steps, 3))
+
+    without_cache = torch._inductor.config.patch(fx_graph_cache=False)
+    without_another = torch._functorch.config.patch(enable_autograd_cache=False)
+    with without_cache, without_another, caplog.at_level(logging.WARNING, "flexsn_hop"):
+        compile_it(2)
+        compile_it(3)
+        elsewhere.setenv("FLEXSN_HOP_LOWERING", "loop")
+        flexsn_hop._inductor._log_once.cache_clear()
+        compile_it(4)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "flexsn_hop"]
+    assert "runs as a loop, without kernels: flexsn-runtime, which has kernels, is not installed" in message
+    assert "lowering='loop'" in message
+
+
+W = torch.linspace(-1, 1, 9).reshape(3, 3)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_an_input_of_more_dimensions_than_the_carry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "kernel")
+    xs = torch.linspace(-1, 1, 120).reshape(4, 2, 5, 3)
+    init = torch.ones(3, requires_grad=True)
+
+    def run(init: Tensor, xs: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda c, x: (torch.tanh(c @ W) + x[0, 0], x[1, 2] * c), init, xs)
+
+    def gradients(run: object) -> object:
+        carry, ys = run(init, xs)  # type: ignore[operator]
+        return carry, ys, torch.autograd.grad(carry.sum() + ys.square().sum(), init)
+
+    torch.testing.assert_close(gradients(torch.compile(run, fullgraph=True)), gradients(run))
