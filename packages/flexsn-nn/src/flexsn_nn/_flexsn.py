@@ -420,7 +420,8 @@ class FlexSN(Leaf):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        counting = self.count_spikes and self._decisions.has_launched(kinds) and self._step_mode == "m" and self.num_states > 0
+        launched = self._decisions.has_launched(kinds)
+        counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
