@@ -161,7 +161,7 @@ class Pointwise(Generic[P, R]):
         """
 
         def by_into(out: Sequence[Tensor], args: Sequence[Tensor]) -> None:
-            self.into(out, *args)
+            cast(Any, self).into(out, *args)
 
         by_into(out, args)
         if torch.compiler.is_dynamo_compiling():
