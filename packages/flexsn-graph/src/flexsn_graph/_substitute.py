@@ -111,8 +111,8 @@ def effects_of(
             else:
                 origins = Origins(arguments)
                 origin = origins.origin(lambda t: isinstance(t, FakeTensor), lambda t: id(t) in captured)
-                with reads.restored(), reads.recording(), reads.run(origin):
-                    with Following(origins), Substituted(stand_ins, make):
-                        returned = fn(*arguments)
+                kept = reads.restored(), reads.recording(), reads.run(origin)
+                with kept[0], kept[1], kept[2], Following(origins), Substituted(stand_ins, make):
+                    returned = fn(*arguments)
     written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
     return Effects(tuple(captured.values()), written, returned, arguments)

@@ -40,7 +40,7 @@ KERNELS = "flexsn_runtime"
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 """Raised whenever the code that this package makes of a scan, or of its gradient, changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on

@@ -7,6 +7,7 @@ from flexsn_nn import (
     data,
     distributed,
     encoding,
+    exact,
     functional,
     fusion,
     init,
@@ -45,6 +46,7 @@ from flexsn_nn.errors import (
     UnknownNameError,
     UnknownParameterError,
 )
+from flexsn_nn.exact import exact_products, on_grid, plain_products
 from flexsn_nn.neuron import (
     ALIF,
     CLIF,
@@ -146,6 +148,8 @@ __all__ = [
     "data",
     "distributed",
     "encoding",
+    "exact",
+    "exact_products",
     "functional",
     "fusion",
     "init",
@@ -156,6 +160,8 @@ __all__ = [
     "monitor",
     "neuron",
     "nir_exchange",
+    "on_grid",
+    "plain_products",
     "plot",
     "set_portability",
     "surrogate",

@@ -11,6 +11,7 @@ from flexsn_nn._backends import StepMode, check_step_mode
 from flexsn_nn._batch_affine import BatchNorm, Normalisation, is_batch_norm
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
+from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import InputShapeError, StepModeError
 
 
@@ -42,6 +43,11 @@ class OverTime(nn.Sequential):
         super().__init__(*layers)
         self.step_mode = step_mode
         for name, layer in self.named_modules():
+            if isinstance(layer, Stateful):
+                raise StepModeError(
+                    f"layer {name} keeps a state ({type(layer).__name__}): OverTime makes one batch of all steps, and "
+                    "the layer would take it for time. Put it behind OverTime(...), not inside."
+                )
             if isinstance(layer, FlexSN):
                 raise StepModeError(
                     f"layer {name} is a neuron ({type(layer).__name__}): OverTime makes one batch of all steps, and "
@@ -57,12 +63,19 @@ class OverTime(nn.Sequential):
     def step_mode(self, step_mode: str) -> None:
         self._step_mode = check_step_mode(step_mode)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *others: Any) -> Tensor:
         """`[T, B, ...] -> [T, B, ...]`; in step mode `"s"` `[B, ...] -> [B, ...]`.
 
         Raises:
-            InputShapeError: a sequence without a batch.
+            TypeError: several inputs, or a layer that returns no tensor.
+            InputShapeError: a sequence without a batch, or layers that change the number of samples.
         """
+        if others or not isinstance(x, Tensor):
+            found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
+            raise TypeError(
+                f"OverTime got {found}; it takes one tensor. A layer of several inputs goes into a module of your own: "
+                "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) steps again."
+            )
         single = self._step_mode == "s"
         if not single and x.dim() < 2:
             raise InputShapeError(
@@ -76,6 +89,18 @@ class OverTime(nn.Sequential):
         folded = x if single else x.flatten(0, 1)
         for layer in layers:
             folded = layer(folded)
+            if not isinstance(folded, Tensor):
+                raise TypeError(
+                    f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
+                    "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is "
+                    "needed."
+                )
+        if not single and (not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]):
+            raise InputShapeError(
+                f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
+                f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first "
+                "dimension."
+            )
         result = folded if single else folded.reshape(*x.shape[:2], *folded.shape[1:])
         if norm is not None and self._handover is not None:
             self._handover.give(result, Normalisation(norm, 1 if single else 2))

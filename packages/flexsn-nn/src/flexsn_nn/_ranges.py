@@ -12,6 +12,8 @@ from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
+_LED_BACK = "Its gradient is that of this number, and leads it back when the loss asks for that."
+_POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
 # On a GPU, a look at a parameter costs some launches: one of so many changes of it is followed by a look.
 _CHANGES = 16
 
@@ -84,9 +86,13 @@ class Ranges:
             self._warned.add(name)
             warn(
                 f"a learned parameter of {type(module).__name__} has left its range, and counts as the nearest number "
-                f"in it: {error} Its gradient is that of this number, and leads it back when the loss asks for that.",
+                f"in it: {error} {_POLE if _has_pole(allowed) else _LED_BACK}",
                 RangeWarning,
             )
+
+
+def _has_pole(allowed: Range) -> bool:
+    return "above" in allowed and not allowed.get("finite")
 
 
 def _is_outside(value: Tensor, allowed: Range) -> Tensor:

@@ -58,7 +58,10 @@ def check_states(
             shapes = shapes_of() if shapes is None else shapes
             if state.shape == torch.Size(shapes[i]) and state.device == device:
                 continue
-            remedy = "Call reset() between batches, or pass states that fit."
+            remedy = (
+                "Call reset() between batches, or pass states that fit. If one instance stands in two places of a "
+                "network, give each place an instance of its own."
+            )
             if state.dim() != len(shapes[i]):
                 remedy += " States of shapes of their own are those that init_states() returns: override it."
             raise StateError(

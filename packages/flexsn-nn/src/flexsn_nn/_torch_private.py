@@ -17,6 +17,12 @@ _disable_dynamo = private(
     "torch._compile", "_disable_dynamo", "importing neurons takes longer", default=torch.compiler.disable
 )
 _current_node = private("torch._C", "_current_autograd_node", _UNSEEN)
+_keeps_graph = private(
+    "torch._C",
+    "_autograd._get_current_graph_task_keep_graph",
+    "a forgotten reset between two training steps gets torch's own error",
+    default=lambda: True,
+)
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
 # In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
 # not. From 2.12 on, the function is right.
@@ -61,6 +67,16 @@ def compiler_of(backend: str | Callable[..., Any]) -> Callable[..., Any]:
     find = private("torch._dynamo", "lookup_backend", lacking)
     found: Callable[..., Any] = find(backend)
     return found
+
+
+def keeps_graph() -> bool:
+    """True in a backward pass that was given `retain_graph=True`."""
+    return bool(_keeps_graph())
+
+
+def current_node() -> Any:
+    """The node of the graph that a backward pass is at."""
+    return _current_node()
 
 
 def is_jit_tracing() -> bool:

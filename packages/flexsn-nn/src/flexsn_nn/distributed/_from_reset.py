@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from flexsn_nn._checks import check_module
 from flexsn_nn.functional import reset_net
 
 
@@ -29,6 +30,7 @@ class FromReset(nn.Module):
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
+        check_module("net", net)
         self.net = net
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

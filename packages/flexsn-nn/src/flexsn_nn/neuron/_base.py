@@ -10,13 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._checks import Range, check_name, check_number
+from flexsn_nn._checks import Range, check_device, check_name, check_number
+from flexsn_nn._example_outputs import Spec
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
+from flexsn_nn._state_shapes import step_shape
 from flexsn_nn._within import within
-from flexsn_nn.errors import InputDtypeError, ParameterError, StateError, UnknownAttributeError, UnknownParameterError
+from flexsn_nn.errors import (
+    ExampleError,
+    InputDtypeError,
+    ParameterError,
+    StateError,
+    UnknownAttributeError,
+    UnknownParameterError,
+)
 
 
 class RunOptions(TypedDict, total=False):
@@ -234,6 +243,8 @@ class Neuron(FlexSN):
     def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
         """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            check_device(name, tensor, x)
         for name in self._held:
             value = getattr(self, name)
             if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):
@@ -263,6 +274,21 @@ class Neuron(FlexSN):
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
         )
+
+    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+        """A ready-made neuron's output is shaped like the step, in the dtype of the first input."""
+        return [(step_shape(inputs, self.step_mode), inputs[0].dtype)] if _is_own(self) else None
+
+    def _traced_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
+        """Of `dynamics` that a user wrote: what a trace of it returns."""
+        try:
+            step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
+        except Exception as error:  # `dynamics` may raise anything on tensors without data
+            raise ExampleError(
+                f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
+                "of an output is unknown: leave out sequences without steps."
+            ) from error
+        return [(value.shape, value.dtype) for value in step.trace.outputs]
 
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)

@@ -350,7 +350,18 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
-    auto given = context->get_saved_variables();
+    variable_list given;
+    try {
+      given = context->get_saved_variables();
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(std::string(error.what_without_backtrace()).find("second time") == std::string::npos,
+                  "backward a second time through a scan whose graph an earlier backward has freed. If this is the "
+                  "next training step, a state that the scan returned still belongs to the graph of an earlier "
+                  "step: reset it between sequences (functional.reset_net(net), neuron.reset()), or cut it off "
+                  "between parts of one sequence (functional.detach_net(net), neuron.detach()). To go through one "
+                  "graph twice, give the first backward retain_graph=True.");
+      throw;
+    }
     const auto kept = scan->forward.written.size() - scan->forward.first_kept;
     const auto count = given.size() - kept;
     std::vector<bool> needed;
