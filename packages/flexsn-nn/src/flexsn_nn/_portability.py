@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, cast
 
-from flexsn_graph.callers import warn
+from flexsn_hop.callers import warn
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import PortabilityError, PortabilityWarning
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexsn_graph.callers import warn
+from flexsn_hop.callers import warn
 
 # A container of more is data.
 _MOST_ENTRIES = 1000
