@@ -71,7 +71,7 @@ class OverTime(nn.Sequential):
             TypeError: several inputs, or a layer that returns no tensor.
             InputShapeError: a sequence without a batch, or layers that change the number of samples.
         """
-        if others or not isinstance(x, Tensor | Proxy):
+        if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
                 f"OverTime got {found}; it takes one tensor. A layer of several inputs goes into a module of your own: "
