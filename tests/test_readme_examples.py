@@ -46,6 +46,7 @@ MANY_KERNELS = [
     "docs/data-audio.md",
     "docs/data-events.md",
     "docs/data-images.md",
+    "docs/exact-products.md",
     "docs/helpers.md",
     "docs/metrics-and-blocks.md",
     "docs/migrating.md",

@@ -262,3 +262,29 @@ def test_skip() -> None:
     with pytest.raises(UnknownNameError):
         fuse_norms(net, skip=["first"])
     assert not fuse_norms(nn.Sequential(NormNeuron(nn.BatchNorm2d(2), LIF()))).left
+
+
+class Positions(nn.Module):
+    """Makes tensors of sizes, and of numbers that data decides."""
+
+    def __init__(self, make: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.make, self.layer, self.neuron = make, convolution(2, 4), LIF()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.neuron(self.layer(x + self.make(x)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: torch.linspace(0, 1, x.shape[-1]),
+        lambda x: torch.zeros(x.shape[0], 1, 1, 1, 1),
+        lambda x: torch.arange(x.size(-1)),
+        lambda x: torch.full((6,), x.mean()),
+    ],
+    ids=["linspace", "zeros", "arange", "full"],
+)
+def test_a_forward_that_makes_tensors_of_sizes_does_not_crash(make: Callable[[Tensor], Tensor]) -> None:
+    fused = fuse_norms(Positions(make))
+    assert len(fused.fused) + len(fused.left) == 1

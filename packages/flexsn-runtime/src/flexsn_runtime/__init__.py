@@ -43,6 +43,7 @@ from flexsn_runtime.errors import (
     DeviceError,
     DoubleBackwardError,
     DtypeError,
+    FreedGraphError,
     GaveUpError,
     LauncherError,
     LayoutError,
@@ -61,6 +62,7 @@ from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
+from flexsn_runtime.products import fewest_multiplications, spike_linear, why_slow_product
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
@@ -84,6 +86,7 @@ __all__ = [
     "DoubleBackwardError",
     "DtypeError",
     "FlexSNKernelHandle",
+    "FreedGraphError",
     "GaveUpError",
     "GradientFormula",
     "KernelLowering",
@@ -116,6 +119,7 @@ __all__ = [
     "build_inference_kernel",
     "build_training_kernels",
     "completed_scan",
+    "fewest_multiplications",
     "flexsn_backward",
     "flexsn_backward_ncl_bucket",
     "flexsn_forward",
@@ -142,10 +146,12 @@ __all__ = [
     "scan",
     "scan_again",
     "single_step",
+    "spike_linear",
     "transform_at_work",
     "triton_interpreted",
     "tune",
     "unpack_numbers",
     "why_refused",
+    "why_slow_product",
     "why_unavailable",
 ]

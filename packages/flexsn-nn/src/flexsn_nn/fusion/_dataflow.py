@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,29 +53,67 @@ def dataflow(net: nn.Module, *, training: bool) -> Dataflow:
         training: in which mode.
     """
     found = Dataflow()
+    twin = _twin(net, training, found)
+    if twin is not None:
+        for root, graph in _graphs("", twin, found):
+            _read(root, twin, graph, found)
+    return found
+
+
+def forward_graphs(net: nn.Module, *, training: bool) -> Iterator[tuple[str, nn.Module, fx.Graph]]:
+    """Graphs of what `forward` calls, as far as it can be followed: the name of a part, the network's copy, its graph.
+
+    Args:
+        training: in which mode.
+    """
+    found = Dataflow()
+    twin = _twin(net, training, found)
+    if twin is not None:
+        for root, graph in _graphs("", twin, found):
+            yield root, twin, graph
+
+
+def _twin(net: nn.Module, training: bool, found: Dataflow) -> nn.Module | None:
+    """A copy of a network without hooks, its tensors shared; `None`, and a reason in `found`: it cannot be copied."""
     shared = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     try:
         twin = copy.deepcopy(net, dict(shared))
     except Exception as error:  # a module may hold anything
         found.untraced[""] = f"the network cannot be copied: {_first_line(error)}"
-        return found
+        return None
     for module in twin.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
             hooks.clear()
-    twin.train(training)
-    for root, graph in _graphs("", twin, found):
-        _read(root, twin, graph, found)
-    return found
+    return twin.train(training)
 
 
 class _Proxy(fx.Proxy):
-    """Passes for a tensor, for those who ask by `isinstance`, and for no parameter."""
+    """Passes for a tensor in code that calls `isinstance`, and for no parameter.
+
+    Functions of torch's in C check classes, too, and take a number that passes for a tensor for the memory of one: the
+    process would crash.
+    """
 
     _is_param = _is_buffer = False
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return Tensor
+        return Tensor if "isinstance" in sys._getframe(1).f_code.co_names else _Proxy
+
+
+_SIZES = frozenset({"shape", "ndim", "size", "dim", "numel", "stride", "nelement"})
+
+
+def _is_size(node: fx.Node) -> bool:
+    """True for a number or numbers that are made of sizes alone."""
+    if node.op == "call_method":
+        return node.target in _SIZES
+    if node.op != "call_function":
+        return False
+    if node.target is getattr:
+        return node.args[1] in _SIZES
+    inputs = node.all_input_nodes
+    return bool(inputs) and all(map(_is_size, inputs))
 
 
 class _Tracer(fx.Tracer):
@@ -85,7 +124,7 @@ class _Tracer(fx.Tracer):
         self._closed = closed
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
+        return fx.Proxy(node, self) if _is_size(node) else _Proxy(node, self)
 
     def create_arg(self, a: Any) -> Any:
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)

@@ -1,0 +1,286 @@
+"""Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
+
+    python benchmarks/exact_products.py [--output FILE] [--sweep] [--seconds 240]
+
+The first table is of one product: its forward and both gradients, with all that they launch, replayed from a CUDA
+graph. Errors are against float64, the root of the mean square, of that of the result. `--sweep` measures tiles instead.
+The second one is of whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
+neurons and with ReLU, measured in turns. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from measure import graphed, in_processes, milliseconds, publish, table, where
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flexsn_nn import LIF, exact_products, functional
+from flexsn_runtime.products import _launch
+from flexsn_runtime.products._tiles import Tile
+
+SHAPES = ((64000, 704, 512), (64000, 512, 512), (3200, 1024, 1024), (25088, 512, 2048), (25088, 2048, 512),
+          (8192, 4096, 4096), (4096, 8192, 1024))  # fmt: skip
+SWEPT = ((64000, 512, 512), (3200, 1024, 1024), (8192, 4096, 4096))
+TILES = (
+    Tile(128, 128, 32, 8, 3), Tile(128, 128, 32, 8, 4), Tile(128, 128, 64, 8, 2), Tile(128, 128, 64, 8, 3),
+    Tile(64, 128, 64, 4, 2), Tile(64, 128, 64, 4, 3), Tile(64, 128, 32, 4, 4), Tile(128, 64, 64, 4, 3),
+    Tile(128, 64, 32, 4, 4), Tile(128, 64, 64, 8, 3), Tile(64, 64, 64, 4, 3), Tile(128, 256, 32, 8, 3),
+    Tile(64, 256, 32, 8, 3),
+)  # fmt: skip
+NETWORKS = {"704-512-512-20": (704, 512, 512, 20, 250, 256), "784-1000-1000-10": (784, 1000, 1000, 10, 25, 128)}
+SAMPLED = 1024
+WORKS = ("y", "dW", "ds")
+
+
+class Operands(NamedTuple):
+    """Of one product."""
+
+    s: Tensor
+    weight: Tensor
+    grad: Tensor
+
+
+def operands(shape: tuple[int, int, int], rate: float) -> Operands:
+    rows, features, outputs = shape
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, device="cuda", generator=generator)
+
+    s = (torch.rand(rows, features, device="cuda", generator=generator) < rate).float()
+    scales = torch.rand(rows, outputs, device="cuda", generator=generator).pow(6)
+    return Operands(s, normal(outputs, features) / features**0.5, normal(rows, outputs) * scales)
+
+
+def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
+    return {
+        "y": lambda: of.s @ of.weight.t(),
+        "dW": lambda: of.grad.t() @ of.s,
+        "ds": lambda: of.grad @ of.weight,
+    }[work]
+
+
+def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
+    """What a layer launches; the parts of the gradient, which two products share, count as `dW`'s."""
+    _, seen = _launch.outputs(of.s, of.weight, None, parts)
+    pieces = _launch.split(of.grad, parts)
+    return {
+        "y": lambda: _launch.outputs(of.s, of.weight, None, parts)[0],
+        "dW": lambda: _launch.weight_gradient(of.grad, _launch.split(of.grad, parts), of.s, seen),
+        "ds": lambda: _launch.input_gradient(pieces, of.weight, parts),
+    }[work]
+
+
+def error(work: str, of: Operands, found: Tensor) -> float:
+    some = slice(0, SAMPLED)
+    if work == "dW":
+        columns = slice(0, 256)
+        want, found = of.grad[:, columns].double().t() @ of.s.double(), found[columns]
+    elif work == "y":
+        want, found = of.s[some].double() @ of.weight.double().t(), found[some]
+    else:
+        want, found = of.grad[some].double() @ of.weight.double(), found[some]
+    return float((found.double() - want).square().mean().sqrt() / want.square().mean().sqrt())
+
+
+def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str, ...]]:
+    of = operands(shape, rate)
+    for work in WORKS:
+        times, errors = [], []
+        for precision in ("highest", "high"):
+            torch.set_float32_matmul_precision(precision)
+            times.append(milliseconds(graphed(by_torch(work, of)), of.s.device))
+            errors.append(error(work, of, by_torch(work, of)()))
+        torch.set_float32_matmul_precision("highest")
+        for parts in (3, 2):
+            run = in_parts(work, of, parts)
+            times.append(milliseconds(graphed(run), of.s.device))
+            errors.append(error(work, of, run()))
+        ratios = [f"{times[2] / times[0]:.2f}", f"{times[3] / times[1]:.2f}"]
+        sizes = " x ".join(map(str, shape))
+        yield sizes, f"{rate}", work, *(f"{t:.3f}" for t in times), *ratios, *(f"{e:.1e}" for e in errors)
+
+
+# -- tiles -------------------------------------------------------------------------------------------------------------
+
+
+class Swept(NamedTuple):
+    """One kernel to measure: of which work, with what parts, and whether spikes are bfloat16."""
+
+    work: str
+    parts: int
+    narrow: bool
+    tile: Tile
+
+
+def swept() -> list[Swept]:
+    cases = []
+    for work in WORKS:
+        for parts in (3, 2):
+            for narrow in (False, True) if work != "ds" else (False,):
+                cases += [Swept(work, parts, narrow, tile) for tile in TILES]
+    return cases
+
+
+def run_of(case: Swept, of: Operands) -> Callable[[], object]:
+    s = of.s.bfloat16() if case.narrow else of.s
+    pieces = _launch.split(of.grad, case.parts)
+    empty = torch.empty(0, dtype=torch.int32, device=s.device)
+    return {
+        "y": lambda: _launch.outputs(s, of.weight, None, case.parts, case.tile),
+        "dW": lambda: _launch.weight_gradient(of.grad, pieces, s, empty, case.tile),
+        "ds": lambda: _launch.input_gradient(pieces, of.weight, case.parts, case.tile),
+    }[case.work]
+
+
+def compiled(case: Swept) -> None:
+    """Leaves the kernel in the cache on disk; Triton compiles anew for one program that shares a sum."""
+    for shape in SWEPT:
+        try:
+            run_of(case, operands(shape, 0.1))()
+        except Exception as failure:  # what is measured says it again
+            print(case, str(failure)[:100], flush=True)
+            return
+
+
+def sweep(deadline: float) -> list[str]:
+    in_processes(compiled, swept())
+    rows = []
+    for shape in SWEPT:
+        of = operands(shape, 0.1)
+        base = {work: milliseconds(graphed(by_torch(work, of)), of.s.device) for work in WORKS}
+        for case in swept():
+            if time.monotonic() > deadline:
+                break
+            try:
+                taken = milliseconds(graphed(run_of(case, of)), of.s.device, warmup=3, rep=15)
+            except Exception as failure:
+                print(case, str(failure)[:100], flush=True)
+                continue
+            spikes = "bfloat16" if case.narrow else "float32"
+            ratio = f"{taken / base[case.work]:.2f}"
+            rows.append((case.work, case.parts, spikes, " x ".join(map(str, shape)), f"{taken:.3f}", ratio,
+                         *case.tile))  # fmt: skip
+    rows.sort(key=lambda row: (row[0], -int(row[1]), row[2], row[3], float(row[4])))
+    header = ("work", "parts", "spikes", "M x K x N", "ms", "of torch's float32", *Tile._fields)
+    return table(header, rows)
+
+
+# -- networks ----------------------------------------------------------------------------------------------------------
+
+
+class Network(nn.Module):
+    """Two hidden layers, the mean over time, and a layer that reads it."""
+
+    def __init__(self, sizes: tuple[int, ...], spiking: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.last = (nn.Linear(a, b) for a, b in pairwise(sizes))
+        with torch.no_grad():
+            for layer in (self.first, self.second):
+                layer.weight.mul_(3.0)
+        self.neurons = nn.ModuleList([LIF() if spiking else nn.ReLU() for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.neurons[0](self.first(x))
+        h = self.neurons[1](self.second(h))
+        logits: Tensor = self.last(h.mean(0))
+        return logits
+
+
+def training_step(net: Network, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+    parameters = list(net.parameters())
+
+    def step() -> tuple[Tensor, ...]:
+        functional.reset_net(net)
+        return torch.autograd.grad(F.cross_entropy(net(x), labels), parameters)
+
+    return step
+
+
+RUNS = (  # name, spiking, exact, precision of torch
+    ("ReLU, float32", False, False, "highest"),
+    ("ReLU, TF32", False, False, "high"),
+    ("LIF, float32", True, False, "highest"),
+    ("LIF, TF32", True, False, "high"),
+    ("LIF, exact products in three parts", True, True, "highest"),
+    ("LIF, exact products in two parts", True, True, "high"),
+)
+
+
+def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
+    *sizes, steps, batch = NETWORKS[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
+    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+    made: dict[str, tuple[Callable[[], object], Callable[[], object], str, float]] = {}
+    for title, spiking, exact, precision in RUNS:
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision(precision)
+        net = Network(tuple(sizes), spiking).cuda()
+        products = exact_products(net, also=["first"]) if exact else None
+        step = training_step(net, x, labels)
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        step()
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        if products is not None:
+            print(products, flush=True)
+        made[title] = step, graphed(step), precision, peak
+    times: dict[str, tuple[list[float], list[float]]] = {title: ([], []) for title in made}
+    for _ in range(rounds):
+        for title, (called, replay, precision, _) in made.items():
+            torch.set_float32_matmul_precision(precision)
+            times[title][0].append(milliseconds(called, x.device, warmup=5, rep=25))
+            times[title][1].append(milliseconds(replay, x.device, warmup=5, rep=25))
+    torch.set_float32_matmul_precision("highest")
+    medians = {title: [statistics.median(one) for one in both] for title, both in times.items()}
+    for title, both in medians.items():
+        ratios = [
+            f"{mine / theirs:.2f}"
+            for base in ("ReLU, float32", "ReLU, TF32")
+            for mine, theirs in zip(both, medians[base], strict=True)
+        ]
+        shape = f"{name}, T {steps}, B {batch}"
+        yield shape, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_products.md")
+    parser.add_argument("--sweep", action="store_true", help="measure tiles")
+    parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.seconds
+    lines = ["# Products with spikes", "", where(torch.device("cuda")), ""]
+    if arguments.sweep:
+        publish([*lines, *sweep(deadline)], arguments.output)
+        return
+    header: tuple[str, ...] = (
+        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "three / float32", "two / TF32",
+        "error: float32", "TF32", "three parts", "two parts",
+    )  # fmt: skip
+    rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]
+    for rate in (0.0, 0.5, 1.0):
+        rows += product_rows((25088, 2048, 512), rate)
+    lines += ["One product, in eager mode:", "", *table(header, rows), ""]
+    publish(lines, arguments.output)
+    header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "of ReLU in float32",
+              "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
+    rows = [row for name in NETWORKS for row in network_rows(name)]
+    lines += ["A training step, forward and backward:", "", *table(header, rows)]
+    publish(lines, arguments.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""Spikes that differ between ways to run recurrent layers and stacks, with weights in float32 and on a grid.
+
+    python benchmarks/exact_sums.py [--output FILE] [--elements 1e9] [--device cuda] [--seconds 240]
+
+Each row is a network, how it is run, and how many of its spikes differ from those of the reference: the loop over time
+on the same device with torch's product. Others are compiled kernels, two batches instead of one, the neurons in another
+order, another process, and the CPU for one sixty-fourth of the batch. Element-steps are shared among the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, RLIF, exact_products, functional, on_grid
+
+WIDTHS = (128, 256, 512)
+STEPS, CHUNK = 250, 64
+
+
+def network(kind: str, grid: bool, device: str) -> Any:
+    """`"RLIF 256"`, or `"three layers"` of 128 neurons, the last one recurrent."""
+    torch.manual_seed(0)
+    layers: list[nn.Module]
+    if kind == "three layers":
+        layers = [nn.Linear(64, 128), LIF(), nn.Linear(128, 128), LIF(), nn.Linear(128, 128), RLIF(128)]
+    else:
+        layers = [RLIF(int(kind.split()[1]))]
+    for layer in layers:
+        weighted: Any = layer.recurrent if isinstance(layer, RLIF) else layer
+        if isinstance(weighted, nn.Linear):
+            nn.init.normal_(weighted.weight, std=2 / weighted.in_features**0.5)
+            if grid:
+                on_grid(weighted)
+    return nn.Sequential(*layers).to(device)
+
+
+def inputs(kind: str, batch: int, seed: int) -> Tensor:
+    """Spikes for a stack, currents for a recurrent layer; made on the CPU, so that all devices have the same."""
+    generator = torch.Generator().manual_seed(seed)
+    if kind == "three layers":
+        return (torch.rand(STEPS, batch, 64, generator=generator) < 0.2).float()
+    return torch.randn(STEPS, batch, int(kind.split()[1]), generator=generator) + 0.5
+
+
+def run(net: nn.Module, x: Tensor) -> Tensor:
+    functional.reset_net(net)
+    with torch.no_grad():
+        spikes: Tensor = net(x)
+    return spikes
+
+
+def in_halves(net: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([run(net, part) for part in x.split([x.shape[1] // 3, x.shape[1] - x.shape[1] // 3], 1)], 1)
+
+
+def reordered(kind: str, grid: bool, device: str) -> Callable[[nn.Module, Tensor], Tensor]:
+    """The recurrent neurons in another order, and back."""
+
+    def way(net: nn.Module, x: Tensor) -> Tensor:
+        twin = network(kind, grid, device)
+        recurrent = twin[-1].recurrent
+        order = torch.randperm(recurrent.in_features, generator=torch.Generator().manual_seed(3)).to(device)
+        weight = recurrent.parametrizations.weight.original if grid else recurrent.weight
+        with torch.no_grad():
+            weight.copy_(weight[order[:, None], order])
+            if kind == "three layers":
+                for tensor in twin[4].parameters():
+                    tensor.copy_(tensor[order])
+        moved = x if kind == "three layers" else x[..., order]
+        found = torch.empty_like(reference := run(twin, moved))
+        found[..., order] = reference
+        return found
+
+    return way
+
+
+def digest(kind: str, grid: bool, device: str, batch: int, seed: int) -> str:
+    spikes = run(network(kind, grid, device), inputs(kind, batch, seed).to(device))
+    return hashlib.sha256(spikes.to(torch.uint8).cpu().numpy().tobytes()).hexdigest()
+
+
+def ways(kind: str, grid: bool, device: str) -> Iterator[tuple[str, Callable[[nn.Module, Tensor], Tensor]]]:
+    yield "kernels", run
+    yield "kernels, the batch in two parts", in_halves
+    yield "kernels, neurons in another order", reordered(kind, grid, device)
+    if kind == "three layers":
+
+        def exact(net: nn.Module, x: Tensor) -> Tensor:
+            products = exact_products(net, also=["0"])
+            try:
+                return run(net, x)
+            finally:
+                products.undo()
+
+        yield "kernels and exact products", exact
+
+    def on_cpu(net: nn.Module, x: Tensor) -> Tensor:
+        return run(network(kind, grid, "cpu"), x.cpu()).to(device)
+
+    if device != "cpu":
+        yield "kernels on the CPU", on_cpu
+
+
+def rows(kind: str, grid: bool, device: str, elements: float, deadline: float) -> Iterator[tuple[str, ...]]:
+    features = 128 if kind == "three layers" else int(kind.split()[1])
+    loop, net = network(kind, grid, device), network(kind, grid, device)
+    functional.set_backend(loop, "torch")
+    for name, way in ways(kind, grid, device):
+        share = elements / 64 if "CPU" in name else elements
+        differ = count = seed = 0
+        fired = 0.0
+        while count < share and time.monotonic() < deadline:
+            batch = max(3, min(2048 if device != "cpu" else CHUNK, round((share - count) / (STEPS * features))))
+            x = inputs(kind, batch, seed).to(device)
+            want = run(loop, x)
+            differ += int((way(net, x) != want).sum())
+            fired += float(want.mean()) * want.numel()
+            count, seed = count + want.numel(), seed + 1
+        if count:
+            weights = "grid, 16 bits" if grid else "float32"
+            yield kind, weights, name, f"{count:.1e}", f"{fired / count:.3f}", str(differ), f"{differ / count:.1e}"
+
+
+def other_process(kind: str, grid: bool, device: str) -> str:
+    command = [sys.executable, __file__, "--digest", kind, "--device", device, *(["--grid"] if grid else [])]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_sums.md")
+    parser.add_argument("--elements", type=float, default=1e9, help="element-steps of all networks on a grid")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--seconds", type=float, default=240, help="after which no row begins")
+    parser.add_argument("--digest", help="of the spikes of a network, for another process")
+    parser.add_argument("--grid", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_float32_matmul_precision("highest")
+    if arguments.digest:
+        print(digest(arguments.digest, arguments.grid, arguments.device, 65, 0))
+        return
+    deadline = time.monotonic() + arguments.seconds
+    kinds = [*(f"RLIF {width}" for width in WIDTHS), "three layers"]
+    found: list[tuple[str, ...]] = []
+    for grid in (True, False):
+        for kind in kinds:
+            share = arguments.elements / (3 * len(kinds)) / (1 if grid else 10)
+            found += rows(kind, grid, arguments.device, share, deadline)
+            publish(lines(found, arguments.device), arguments.output)
+    said = [lines(found, arguments.device)]
+    digests = []
+    for kind in kinds:
+        here = digest(kind, True, arguments.device, 65, 0)
+        same = here == other_process(kind, True, arguments.device) == digest(kind, True, "cpu", 65, 0)
+        digests.append(f"- {kind}: {'the same' if same else 'OTHER'} spikes; SHA-256 {here[:16]}")
+    heading = f"On the grid, in another process on {arguments.device}, and on the CPU:"
+    publish([*said[0], "", heading, "", *digests], arguments.output)
+
+
+def lines(found: list[tuple[str, ...]], device: str) -> list[str]:
+    header = ("network", "weights", "run by", "element-steps", "rate", "spikes that differ", "of all")
+    return ["# Spikes that differ", "", where(torch.device(device)), "", *table(header, found)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Matrix products with spikes on tensor cores, of float32 numbers that are cut into bfloat16 parts.
+
+A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
+cores truncate their sums: every `CHUNK` terms, a sum leaves them and is added in float32.
+
+Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts are padded
+with zeros to whole chunks.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from flexsn_codegen.targets.triton.device._exchange import dot
+
+# Numbers of a row of parts are padded to a multiple of this, which all chunks divide.
+PADDING = 64
+_PADDING = tl.constexpr(PADDING)
+
+
+@triton.jit
+def _part(x):
+    """The nearest bfloat16 of a float32; towards zero where the nearest one is infinite."""
+    near = x.to(tl.bfloat16)
+    cut = (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(near.to(tl.float32)) == float("inf"), cut.to(tl.bfloat16), near)
+
+
+@triton.jit
+def _rest(x, part):
+    taken = part.to(tl.float32)
+    return tl.where(taken == x, 0.0, x - taken)
+
+
+@triton.jit
+def split_kernel(
+    x_ptr, parts_ptr, rows, units, x_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`x [rows, units * UNIT]` float32 -> `parts [PARTS, rows, padded * _PADDING]` bfloat16; their sum is `x`."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    stored = (row < rows)[:, None] & (column < padded * _PADDING)[None, :]
+    loaded = (row < rows)[:, None] & (column < units * UNIT)[None, :]
+    row = row.to(tl.int64)[:, None]
+    left = tl.load(x_ptr + row * (x_units * UNIT) + column[None, :], mask=loaded, other=0.0)
+    at = parts_ptr + row * (padded * _PADDING) + column[None, :]
+    plane = tl.cast(rows, tl.int64) * padded * _PADDING
+    for p in tl.static_range(PARTS):
+        part = _part(left)
+        tl.store(at + p * plane, part, mask=stored)
+        left = _rest(left, part)
+
+
+@triton.jit
+def _tile(rows, columns, GROUP: tl.constexpr):
+    """The row and the column of a program's tile: programs that run together share rows and columns."""
+    program = tl.program_id(0)
+    first = program // (GROUP * columns) * GROUP
+    size = tl.minimum(rows - first, GROUP)
+    inside = program % (GROUP * columns)
+    return first + inside % size, inside // size
+
+
+@triton.jit
+def outputs_kernel(
+    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, units, s_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr,
+    BIAS: tl.constexpr, CHECK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
+):
+    """`y [M, N] = s W^T + b`, of `s [M, units * UNIT]` and `w [PARTS, N, padded * _PADDING]`.
+
+    With `CHECK`, which divides `BM`: `seen [cdiv(M, CHECK) + 2]` is not 0 for rows in which a number of `s` is not
+    whole in one bfloat16; its last two numbers are 0.
+    """
+    pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
+    m = pm * BM + tl.arange(0, BM)
+    n = pn * BN + tl.arange(0, BN)
+    k = tl.arange(0, CHUNK)
+    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * (s_units * UNIT) + k[None, :]
+    w_at = w_ptr + (n % N).to(tl.int64)[:, None] * (padded * _PADDING) + k[None, :]
+    plane = tl.cast(N, tl.int64) * padded * _PADDING
+    total = tl.zeros([BM, BN], tl.float32)
+    seen = tl.zeros([BM], tl.int32)
+    for j in range(tl.cdiv(units * UNIT, CHUNK)):
+        s = tl.load(s_at, mask=(k < units * UNIT - j * CHUNK)[None, :], other=0.0)
+        if CHECK:
+            seen = tl.maximum(seen, tl.max(s.to(tl.int32, bitcast=True) & 65535, 1))
+        spikes = s.to(tl.bfloat16)
+        part = tl.zeros([BM, BN], tl.float32)
+        for p in tl.static_range(PARTS):  # the smallest first
+            part = dot(spikes, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
+        total += part
+        s_at += CHUNK
+        w_at += CHUNK
+    if BIAS:
+        total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
+    tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
+    if CHECK:  # noqa: SIM102, for the compiler's sake
+        if pn == 0:
+            found = tl.max(tl.reshape(tl.where(m < M, seen, 0), [BM // CHECK, CHECK]), 1)
+            at = pm * (BM // CHECK) + tl.arange(0, BM // CHECK)
+            count = tl.cdiv(M, CHECK)
+            tl.store(seen_ptr + at, found, mask=at < count)
+            if pm == 0:
+                tl.store(seen_ptr + count + tl.arange(0, 2), tl.zeros([2], tl.int32))
+
+
+@triton.jit
+def weights_kernel(
+    s_ptr, g_ptr, out_ptr, M, N, units, s_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr, BK: tl.constexpr,
+    BN: tl.constexpr, CHUNK: tl.constexpr, SHARES: tl.constexpr,
+):
+    """`out [SHARES, N, units * UNIT]`, whose sum is `g^T s`, of `s [M, units * UNIT]` and
+    `g [PARTS, M, padded * _PADDING]`.
+    """
+    K = units * UNIT
+    tiles = tl.cdiv(N, BN)
+    k = tl.program_id(0) // tiles * BK + tl.arange(0, BK)
+    n = tl.program_id(0) % tiles * BN + tl.arange(0, BN)
+    share = tl.program_id(1)
+    chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
+    columns = padded * _PADDING
+    plane = tl.cast(M, tl.int64) * columns
+    total = tl.zeros([BK, BN], tl.float32)
+    for j in range(chunks):
+        m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
+        inside = (m < M)[:, None]
+        row = m.to(tl.int64)[:, None]
+        s = tl.load(s_ptr + row * (s_units * UNIT) + k[None, :], mask=inside & (k < K)[None, :], other=0.0)
+        spikes = tl.trans(s).to(tl.bfloat16)
+        g_at = g_ptr + row * columns + n[None, :]
+        part = tl.zeros([BK, BN], tl.float32)
+        for p in tl.static_range(PARTS):
+            g = tl.load(g_at + (PARTS - 1 - p) * plane, mask=inside & (n < columns)[None, :], other=0.0)
+            part = dot(spikes, g, part)
+        total += part
+    at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[None, :] * K + k[:, None]
+    tl.store(at, total, mask=(n < N)[None, :] & (k < K)[:, None])
+
+
+@triton.jit
+def inputs_kernel(
+    g_ptr, w_ptr, out_ptr, M, N, K, g_padded, w_padded, G_PARTS: tl.constexpr, W_PARTS: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+):
+    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two."""
+    pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
+    m = pm * BM + tl.arange(0, BM)
+    k = pk * BK + tl.arange(0, BK)
+    n = tl.arange(0, CHUNK)
+    g_columns = g_padded * _PADDING
+    w_columns = w_padded * _PADDING
+    g_at = g_ptr + (m % M).to(tl.int64)[:, None] * g_columns + n[None, :]
+    w_at = w_ptr + n.to(tl.int64)[:, None] * w_columns + k[None, :]
+    g_plane = tl.cast(M, tl.int64) * g_columns
+    w_plane = tl.cast(N, tl.int64) * w_columns
+    here = (k < w_columns)[None, :]
+    total = tl.zeros([BM, BK], tl.float32)
+    for j in range(tl.cdiv(N, CHUNK)):
+        inside = (n < N - j * CHUNK)[:, None] & here
+        part = tl.zeros([BM, BK], tl.float32)
+        g0 = tl.load(g_at)
+        w0 = tl.load(w_at, mask=inside, other=0.0)
+        if G_PARTS > 2:
+            g2 = tl.load(g_at + 2 * g_plane)
+            part = dot(g2, w0, part)
+        if W_PARTS > 2:
+            w2 = tl.load(w_at + 2 * w_plane, mask=inside, other=0.0)
+            part = dot(g0, w2, part)
+        if G_PARTS > 1:
+            g1 = tl.load(g_at + g_plane)
+            if W_PARTS > 1:
+                w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
+                if G_PARTS > 2 or W_PARTS > 2:
+                    part = dot(g1, w1, part)
+                part = dot(g1, w0, part)
+                part = dot(g0, w1, part)
+            else:
+                part = dot(g1, w0, part)
+        elif W_PARTS > 1:
+            part = dot(g0, tl.load(w_at + w_plane, mask=inside, other=0.0), part)
+        total += dot(g0, w0, part)
+        g_at += CHUNK
+        w_at += CHUNK * w_columns
+    tl.store(out_ptr + m.to(tl.int64)[:, None] * K + k[None, :], total, mask=(m < M)[:, None] & (k < K)[None, :])
+
+
+@triton.jit
+def repair_outputs_kernel(
+    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, K, s_row, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
+    columns = tl.cdiv(N, BN)
+    k = tl.arange(0, BK)
+    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
+        if tl.load(seen_ptr + tile // columns) != 0:
+            m = tile // columns * BM + tl.arange(0, BM)
+            n = tile % columns * BN + tl.arange(0, BN)
+            s_at = s_ptr + m.to(tl.int64)[:, None] * s_row + k[None, :]
+            w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
+            total = tl.zeros([BM, BN], tl.float32)
+            for j in range(tl.cdiv(K, BK)):
+                inside = k < K - j * BK
+                s = tl.load(s_at + j * BK, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+                w = tl.load(w_at + j * BK, mask=(n < N)[None, :] & inside[:, None], other=0.0)
+                total = tl.dot(s, w, total, input_precision="ieee")
+            if BIAS:
+                total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
+            stored = (m < M)[:, None] & (n < N)[None, :]
+            tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=stored)
+
+
+@triton.jit
+def repair_weights_kernel(
+    g_ptr, s_ptr, out_ptr, seen_ptr, M, N, K, g_row, s_row, count, BN: tl.constexpr, BK: tl.constexpr,
+    BM: tl.constexpr, SEEN: tl.constexpr,
+):
+    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0."""
+    found = tl.zeros([SEEN], tl.int32)
+    for first in range(0, count, SEEN):
+        at = first + tl.arange(0, SEEN)
+        found = tl.maximum(found, tl.load(seen_ptr + at, mask=at < count, other=0))
+    if tl.max(found, 0) != 0:
+        columns = tl.cdiv(K, BK)
+        for tile in range(tl.program_id(0), tl.cdiv(N, BN) * columns, tl.num_programs(0)):
+            n = tile // columns * BN + tl.arange(0, BN)
+            k = tile % columns * BK + tl.arange(0, BK)
+            total = tl.zeros([BN, BK], tl.float32)
+            for j in range(tl.cdiv(M, BM)):
+                m = j * BM + tl.arange(0, BM)
+                row = m.to(tl.int64)
+                g_at = g_ptr + row[None, :] * g_row + n[:, None]
+                g = tl.load(g_at, mask=(m < M)[None, :] & (n < N)[:, None], other=0.0)
+                s_at = s_ptr + row[:, None] * s_row + k[None, :]
+                s = tl.load(s_at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
+                total = tl.dot(g, s, total, input_precision="ieee")
+            stored = (n < N)[:, None] & (k < K)[None, :]
+            tl.store(out_ptr + n.to(tl.int64)[:, None] * K + k[None, :], total, mask=stored)

@@ -1,0 +1,19 @@
+"""Products with spikes that are exact."""
+
+from __future__ import annotations
+
+from flexsn_nn.exact._exact_products import ExactProducts, LayerProduct, exact_products, plain_products
+from flexsn_nn.exact._grid import is_on_grid
+from flexsn_nn.exact._on_grid import Gridded, OnGrid, grid_of, on_grid
+
+__all__ = [
+    "ExactProducts",
+    "Gridded",
+    "LayerProduct",
+    "OnGrid",
+    "exact_products",
+    "grid_of",
+    "is_on_grid",
+    "on_grid",
+    "plain_products",
+]

@@ -1,0 +1,169 @@
+"""Lets the layers of a network multiply spikes exactly, in place."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import check_name
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.exact._layer import CONVOLUTIONS, PRECISIONS, ExactForward, why_no_product
+from flexsn_nn.exact._sources import known_inputs
+from flexsn_nn.memory._ranges import mark
+
+_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, *CONVOLUTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerProduct:
+    """Outcome of a layer's last call in eager mode.
+
+    Attributes:
+        layer: its name, as in `named_modules()`.
+        exact: an exact product ran.
+        account: what ran, or why torch's product did.
+    """
+
+    layer: str
+    exact: bool
+    account: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.account}"
+
+
+class ExactProducts:
+    """Layers of a network whose products are exact; `print` it to see what ran. `exact_products` makes it.
+
+    Args:
+        net: the network.
+        left: layers that keep torch's product whatever their input is, and why.
+    """
+
+    def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
+        self._net, self._left = weakref.ref(net), left
+
+    @property
+    def layers(self) -> tuple[LayerProduct, ...]:
+        """Linear layers and convolutions, in the order of `named_modules()`. On a GPU, it waits for the last calls."""
+        net = self._net()
+        found = []
+        for name, module in () if net is None else net.named_modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, ExactForward):
+                account, ran = forward.account()
+                found.append(LayerProduct(name, ran, account))
+            elif name in self._left:
+                found.append(LayerProduct(name, False, self._left[name]))
+        return tuple(found)
+
+    def undo(self) -> None:
+        """Gives the layers torch's products back, as `plain_products(net)`."""
+        net = self._net()
+        if net is not None:
+            plain_products(net)
+
+    def __str__(self) -> str:
+        layers = self.layers
+        exact = [one for one in layers if one.exact]
+        others = [one for one in layers if not one.exact]
+        lines = [f"{len(exact)} of {len(layers)} layers multiplied spikes exactly", *(f"  {one}" for one in exact)]
+        if others:
+            lines += ["by torch's product:", *(f"  {one}" for one in others)]
+        return "\n".join(lines)
+
+
+def exact_products(
+    net: nn.Module,
+    precision: str | None = None,
+    *,
+    also: Collection[str] = (),
+    skip: Collection[str] = (),
+) -> ExactProducts:
+    """Lets linear layers that read spikes multiply them exactly on tensor cores, forward and backward, in place.
+
+    A spike is whole in one bfloat16. So a float32 product with spikes takes three bfloat16 products, which have no
+    rounded operand, instead of float32 units; so do small whole numbers, as the sums of residual blocks. A layer does
+    so in each call whose input is known to consist of them: behind neurons with a `spike_range`, through views, sums,
+    pooling and the like. The kernel checks that, too: where a number is not whole after all, the product is computed
+    again in float32. Modules, parameters and `state_dict()` stay what and where they are.
+
+    It concerns `nn.Linear`, and convolutions of size 1 whose input is channels-last, in float32 on a GPU; under
+    autocast, elsewhere, and for products so small that launches take longer, torch's product runs as before.
+
+    Args:
+        net: trained or new, in any mode, on any device. Call it before `torch.compile` and before a wrapper as
+            `DistributedDataParallel`.
+        precision: of weights and gradients. `"highest"` is float32, three parts; `"high"` 16 bits, two parts;
+            `"medium"` 8 bits, one part; `None` is what `torch.get_float32_matmul_precision()` says at each call.
+            Weights from `on_grid` are never rounded. `"exact"` concerns layers on a grid alone.
+        also: names of layers whose input consists of spikes by the user's word: those of the data.
+        skip: names of layers that stay as they are.
+
+    Returns:
+        An account of what ran in each layer, to be printed after a call.
+
+    Raises:
+        UnknownNameError: a name that `net` does not have; another precision.
+
+    Example:
+        >>> from flexsn_nn import LIF
+        >>> net = nn.Sequential(nn.Linear(8, 64), LIF(), nn.Linear(64, 5))
+        >>> products = exact_products(net)
+        >>> y = net(torch.rand(4, 2, 8))
+        >>> print(products)  # on a CPU
+        0 of 2 layers multiplied spikes exactly
+        by torch's product:
+          0: on the CPU torch's product runs, which is exact for weights on a grid
+          2: on the CPU torch's product runs, which is exact for weights on a grid
+    """
+    if precision is not None:
+        check_name("precision", precision, PRECISIONS)
+    modules = dict(net.named_modules())
+    for name in (*also, *skip):
+        check_name("layer", name, modules)
+    plain_products(net)
+    inside = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
+    known = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
+    left: dict[str, str] = {}
+    for name, module in modules.items():
+        if not isinstance(module, _LAYERS):
+            continue
+        reason = "part of a neuron's step" if module in inside else why_no_product(module)
+        if name in skip:
+            reason = "it was to be skipped"
+        if reason is not None:
+            left[name] = reason
+            continue
+        ranges = (known[False].get(name), known[True].get(name))
+        module.forward = ExactForward(module, precision, ranges, claimed=name in also)
+    for module in modules.values():
+        if isinstance(module, FlexSN) and module.spike_range is not None:
+            module.register_forward_hook(_mark_spikes, prepend=True)
+    return ExactProducts(net, left)
+
+
+def plain_products(net: nn.Module) -> None:
+    """Gives the layers of a network torch's products back, after `exact_products`."""
+    for module in net.modules():
+        if isinstance(vars(module).get("forward"), ExactForward):
+            del module.forward
+        hooks = module._forward_hooks
+        for number in [number for number, hook in hooks.items() if hook is _mark_spikes]:
+            del hooks[number]
+
+
+def _mark_spikes(neuron: Any, inputs: Any, output: Any) -> None:
+    """A forward hook: the (first) output consists of whole numbers."""
+    if torch.compiler.is_compiling() or neuron.spike_range is None:
+        return
+    first: Tensor = output if isinstance(output, Tensor) else output[0]
+    mark(first, *neuron.spike_range)
+
+
+__all__ = ["ExactProducts", "LayerProduct", "exact_products", "plain_products"]

@@ -1,0 +1,59 @@
+"""Numbers of a weight's rows that are multiples of one power of two, so that sums of spikes are exact in any order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Whole numbers up to here are float32. Numbers in parts may add up to a little more than the numbers.
+_LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
+# Beyond these exponents, parts of a number would not be normal float32.
+_EXPONENTS = (-100.0, 100.0)
+
+
+def exponents(weight: Tensor, bits: int, largest_input: int, bias: Tensor | None, *, rounding: bool) -> Tensor:
+    """For each row the largest `e` with which `weight * 2 ** e` can be whole numbers whose sums are exact.
+
+    Args:
+        weight: `[rows, ...]`, of any floating-point dtype.
+        bits: whole numbers are below `2 ** (bits - 1)`.
+        largest_input: what they are multiplied by, at most.
+        bias: `[rows]`, part of the sums.
+        rounding: the numbers will be rounded to the grid; `False`: they lie on one.
+
+    Returns:
+        float64 `[rows, 1, ...]`.
+    """
+    rows = weight.detach().abs().flatten(1).double()
+    each = rows.shape[1]
+    total, limit = rows.sum(1) * largest_input, _LARGEST_SUM
+    if bias is not None:
+        total = total + bias.detach().abs().double()
+    if rounding:
+        limit -= 0.5 * each * largest_input + 1
+    e = torch.minimum(_below(limit, total), _below(2.0 ** (bits - 1), rows.amax(1)))
+    return e.clamp(*_EXPONENTS).reshape(-1, *(1,) * (weight.dim() - 1))
+
+
+def _below(limit: float, value: Tensor) -> Tensor:
+    """The largest exponent `e` with `value * 2 ** e < limit`, exactly."""
+    mantissa, exponent = torch.frexp(value / limit)  # value / limit = mantissa * 2 ** exponent, mantissa below 1
+    return torch.where(mantissa == 0, torch.full_like(mantissa, torch.inf), -exponent.double())
+
+
+def rounded(values: Tensor, e: Tensor, bits: int | None) -> Tensor:
+    """`values` rounded to multiples of `2 ** -e`, whole numbers of at most `bits`; exact in the dtype of `values`."""
+    scale = torch.exp2(e)
+    whole = torch.round(values.detach().double() * scale)
+    if bits is not None:
+        most = 2.0 ** (bits - 1) - 1
+        whole = whole.clamp(-most, most)
+    return (whole / scale).to(values.dtype)
+
+
+def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
+    """True if sums of a weight's rows are exact. Reads the weight: on a GPU, it waits for it."""
+    if weight.dim() < 2 or weight.dtype != torch.float32 or weight.numel() == 0:
+        return False
+    e = exponents(weight, bits, largest_input, None, rounding=False)
+    return bool(torch.equal(rounded(weight, e, bits), weight.detach()))

@@ -1,0 +1,193 @@
+"""Forward of a layer whose input consists of spikes, by an exact product where that pays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._torch_private import constant, is_exporting
+from flexsn_nn.exact._grid import is_on_grid
+from flexsn_nn.exact._on_grid import grid_of
+from flexsn_nn.memory._ranges import Range, range_of
+from flexsn_runtime import fewest_multiplications, spike_linear, why_slow_product, why_unavailable
+
+PRECISIONS = ("highest", "high", "medium", "exact")
+_PARTS = {"highest": 3, "high": 2, "medium": 1}
+# A whole number of so many bits, sign included, is one bfloat16.
+_BITS_OF_ONE_PART = 9
+# Larger whole numbers are not whole in a bfloat16.
+_LARGEST = 1 << 8
+_NEVER = "not called yet"
+
+
+class ExactForward:
+    """Forward of a linear layer or of a convolution over single points; stands as attribute `forward` of the layer.
+
+    Args:
+        layer: a `nn.Linear`, or a convolution of size 1 in one to three dimensions.
+        precision: one of `PRECISIONS`; `None`: torch's.
+        known: what the input is by the network's `forward`, in evaluation and in training; `None`: that is not known.
+        claimed: the user says that the input consists of spikes.
+
+    Attributes:
+        last: outcome of the last call in eager mode, in words; whether an exact product ran.
+    """
+
+    def __init__(
+        self, layer: nn.Module, precision: str | None, known: tuple[Range | None, Range | None], *, claimed: bool
+    ) -> None:
+        self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
+        self.last: tuple[str, bool] = (_NEVER, False)
+        self._record: Tensor | None = None
+        self._grid: tuple[int, int, bool] | None = None
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """As the layer's own `forward`."""
+        layer = self.layer
+        compiling = torch.compiler.is_compiling()
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        reason = self._why_not(input, weight, compiling)
+        parts = None if reason is not None else self._parts(weight, compiling)
+        if parts is None:
+            if not compiling:
+                self.last, self._record = (reason or _NO_GRID, False), None
+            result: Tensor = type(layer).forward(layer, input)
+            return result
+        bias: Tensor | None = layer.bias  # type: ignore[assignment]
+        if isinstance(layer, nn.Linear):
+            y, record = spike_linear(input, weight, bias, *parts)
+        else:
+            y, record = spike_linear(input.movedim(1, -1), weight.flatten(1), bias, *parts)
+            y = y.movedim(-1, 1)
+        if not compiling:
+            self.last, self._record = (_in_words(parts, self.precision), record is not None), record
+        return y
+
+    def account(self) -> tuple[str, bool]:
+        """The outcome of the last call, and whether an exact product ran. On a GPU, it waits for it."""
+        words, ran = self.last
+        if self._record is not None and bool(self._record.any()):
+            words += "; its input was not whole, so rows were computed again in float32"
+        if words == _NEVER and any(self.known):
+            low, high = next(one for one in self.known if one is not None)
+            words += f"; its input consists of whole numbers from {low} to {high}"
+        return words, ran
+
+    def _why_not(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
+        """Why torch's product runs; `None`: the exact one does."""
+        if x.dtype != torch.float32 or weight.dtype != torch.float32:
+            return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
+        if x.device != weight.device or x.dim() == 0:
+            return "its input and its weight do not fit"
+        if torch.is_autocast_enabled(x.device.type):
+            return "under autocast"
+        unavailable = why_unavailable(x.device)
+        if unavailable is not None:
+            cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
+            return cpu if x.device.type == "cpu" else unavailable
+        if compiling and is_exporting():
+            return "exported programs have torch's operators alone"
+        unknown = self._why_unknown(x, compiling)
+        if unknown is not None:
+            return unknown
+        if not isinstance(self.layer, nn.Linear):
+            if x.dim() != weight.dim():
+                return "its input has no batch"
+            if not x.movedim(1, -1).is_contiguous():
+                return "its input is not channels-last in memory"
+        if x.shape[-1 if isinstance(self.layer, nn.Linear) else 1] != weight.shape[1]:
+            return "its input and its weight do not fit"
+        if x.numel() * weight.shape[0] < _fewest():
+            return "too small: launches would take longer than the product"
+        return _why_slow(x.device)
+
+    def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
+        if self.claimed:
+            return None
+        found: Range | None = self.known[self.layer.training]
+        if not compiling and x.grad_fn is not None:
+            followed = range_of(x)
+            if not isinstance(followed, Range):
+                made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
+                return f"its input does not consist of spikes{made}"
+            found = followed
+        if found is None:
+            return "its input is not known to consist of spikes"
+        if max(-found.low, found.high) > _LARGEST:
+            return f"its input has whole numbers from {found.low} to {found.high}, and {_LARGEST} is the most"
+        return None
+
+    def _parts(self, weight: Tensor, compiling: bool) -> tuple[int, int] | None:
+        """Parts of the weight and of gradients; `None`: "exact" is asked for, and the weight is on no grid."""
+        asked = self.precision
+        of_gradients = _PARTS[_torch_precision() if asked is None or asked == "exact" else asked]
+        grid = grid_of(self.layer)
+        if grid is not None:
+            return (1 if grid.bits <= _BITS_OF_ONE_PART else 2), of_gradients
+        if asked != "exact":
+            return of_gradients, of_gradients
+        return (2, of_gradients) if not compiling and self._left_on_grid(weight) else None
+
+    def _left_on_grid(self, weight: Tensor) -> bool:
+        """True for a weight whose grid was removed, leaving it there. Reads the weight once for each change of it."""
+        key = weight.data_ptr(), 0 if weight.is_inference() else weight._version
+        if self._grid is None or self._grid[:2] != key:
+            self._grid = (*key, is_on_grid(weight.flatten(1)))
+        return self._grid[2]
+
+
+# Compilers take results of these as constants.
+
+
+@constant
+def _fewest() -> int:
+    return fewest_multiplications()
+
+
+@constant
+def _why_slow(device: torch.device) -> str | None:
+    return why_slow_product(device)
+
+
+@constant
+def _torch_precision() -> str:
+    """Precision that torch's float32 products have by the user's word."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it was set by torch.backends alone, which this function does not take
+        return "high" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "highest"
+
+
+_NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"
+_HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
+
+
+def _in_words(parts: tuple[int, int], precision: str | None) -> str:
+    of_weight, of_gradients = parts
+    return (
+        f"exact products; weight in {of_weight} part{'s' if of_weight > 1 else ''}, gradients in {of_gradients} "
+        f"({_HELD[of_gradients]})"
+    )
+
+
+def why_no_product(layer: nn.Module) -> str | None:
+    """Why a layer keeps torch's product whatever its input is; `None`: it need not."""
+    kind: Any = type(layer)
+    kinds: tuple[Any, ...] = (nn.Linear, *CONVOLUTIONS)
+    own = next(one for one in kinds if isinstance(layer, one))
+    if kind.forward is not own.forward or "forward" in vars(layer):
+        return f"{kind.__name__} has a forward of its own"
+    if own is not nn.Linear:
+        ones = (layer.kernel_size, layer.stride, layer.dilation)
+        if any(size != 1 for sizes in ones for size in sizes) or layer.groups != 1 or _pads(layer.padding):  # type: ignore[union-attr]
+            return "a convolution over more than single points"
+    return None
+
+
+def _pads(padding: Any) -> bool:
+    return padding not in ("same", "valid") and any(size != 0 for size in padding)
+
+
+CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -1,0 +1,164 @@
+"""A parametrization that keeps a layer's weight on the grid of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from flexsn_nn._checks import check_count
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.exact._grid import exponents, rounded
+
+FEWEST_BITS, MOST_BITS = 8, 16
+_BIAS = "bias"
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+
+
+@dataclass(frozen=True, slots=True)
+class Gridded:
+    """A tensor that was put on a grid.
+
+    Attributes:
+        name: of the tensor.
+        bits: of its whole numbers, sign included.
+        largest_change: of an element by rounding.
+        relative_change: the same, as a part of the largest element.
+    """
+
+    name: str
+    bits: int
+    largest_change: float
+    relative_change: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} on a grid of {self.bits} bits: elements change by at most {self.largest_change:.1e}, "
+            f"{self.relative_change:.1e} of the largest one"
+        )
+
+
+class OnGrid(nn.Module):
+    """Rounds a tensor to its row's grid; its gradient passes as it is. `on_grid` registers it.
+
+    Args:
+        module: the layer whose rows these are.
+        name: of the layer's weight.
+        bits: of the weight's whole numbers, sign included.
+        largest_input: largest magnitude of the layer's input.
+    """
+
+    def __init__(self, module: nn.Module, name: str, bits: int, largest_input: int) -> None:
+        super().__init__()
+        self.bits, self.largest_input = bits, largest_input
+        # In a list: the layer is no part of its own parametrization.
+        self._layer, self._name = [module], name
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The weight `[rows, ...]` or the bias `[rows]` on the grid."""
+        weight, bias = (_original(self._layer[0], name) for name in (self._name, _BIAS))
+        assert weight is not None
+        with torch.no_grad():
+            e = exponents(weight, self.bits, self.largest_input, bias, rounding=True)
+            is_bias = values.dim() == 1
+            near = rounded(values, e.flatten() if is_bias else e, None if is_bias else self.bits)
+            # Numbers and their roundings are so close that the difference is exact, and so is the sum.
+            difference = near - values
+        return values + difference
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, largest_input={self.largest_input}"
+
+
+def on_grid(module: nn.Module, name: str = "weight", bits: int = 16, *, largest_input: int = 1) -> tuple[Gridded, ...]:
+    """Keeps each row of a layer's weight on a grid, so that sums of spikes are exact, in place.
+
+    A row's numbers become multiples of a power of two `2 ** -e`, the smallest with which they are whole numbers of
+    `bits` and no sum of them leaves what float32 holds exactly. So a product with spikes has the same bits in any
+    order of summation: in the loop and in kernels, for any batch size, on any device. The layer's `bias`, if it has
+    one, is rounded to the same grid. It is a `torch.nn.utils.parametrize` parametrization: what is learned is not
+    rounded, the gradient passes straight through, and `remove_parametrizations(module, name)` leaves the weight on its
+    grid.
+
+    Args:
+        module: a linear layer, a convolution, or the `recurrent` module of a recurrent layer.
+        name: of the weight, `[outputs, ...]` float32.
+        bits: of each whole number, sign included: 8 to 16.
+        largest_input: largest magnitude of the whole numbers that the layer multiplies: 1 for spikes, 40 for a sum of
+            40 spikes.
+
+    Returns:
+        How far rounding moved the weight and the bias.
+
+    Raises:
+        ParameterError: a tensor without rows, not of float32, or already on a grid; bits out of range.
+
+    Example:
+        >>> layer = nn.Linear(64, 10)
+        >>> weight, bias = on_grid(layer)
+        >>> weight.relative_change < 1e-4
+        True
+        >>> list(layer.state_dict())
+        ['parametrizations.weight.original', 'parametrizations.bias.original']
+    """
+    check_count("bits", bits, at_least=FEWEST_BITS)
+    if bits > MOST_BITS:
+        raise ParameterError(f"bits is {bits}; a grid has {FEWEST_BITS} to {MOST_BITS}.")
+    check_count("largest_input", largest_input)
+    weight = getattr(module, name, None)
+    if not isinstance(weight, Tensor) or name not in {*module._parameters, *module._buffers, *_names(module)}:
+        raise ParameterError(f"{type(module).__name__} has no parameter or buffer {name!r}.")
+    if grid_of(module, name) is not None:
+        raise ParameterError(f"{name} of {type(module).__name__} is on a grid: call remove_parametrizations first.")
+    if isinstance(module, _TRANSPOSED):
+        raise ParameterError(f"{type(module).__name__} sums over the first dimension of its weight: it has no rows.")
+    if weight.dim() < 2:
+        raise ParameterError(f"{name} is {list(weight.shape)}; a weight with rows is [outputs, inputs, ...].")
+    if weight.dtype != torch.float32:
+        raise ParameterError(f"{name} is {weight.dtype}; grids are of float32.")
+    found = []
+    names = [name] if name == _BIAS or _rows_of(module, _BIAS) != weight.shape[0] else [name, _BIAS]
+    before = {one: getattr(module, one).detach().clone() for one in names}
+    for one in names:
+        parametrize.register_parametrization(module, one, OnGrid(module, name, bits, largest_input))
+    for one in names:
+        change = (getattr(module, one).detach() - before[one]).abs()
+        largest, most = (float(t.amax()) if t.numel() else 0.0 for t in (change, before[one].abs()))
+        found.append(Gridded(one, bits, largest, largest / most if most else 0.0))
+    return tuple(found)
+
+
+def grid_of(module: nn.Module, name: str = "weight") -> OnGrid | None:
+    """The parametrization that puts a tensor on its grid, the last one that it has; `None`: there is none."""
+    if name not in _names(module):
+        return None
+    last = list(module.parametrizations[name])[-1]  # type: ignore[index]
+    return last if isinstance(last, OnGrid) else None
+
+
+def _names(module: nn.Module) -> set[str]:
+    """Names of parametrized tensors."""
+    found: Any = getattr(module, "parametrizations", None)
+    return set(found.keys()) if isinstance(found, nn.ModuleDict) else set()
+
+
+def _rows_of(module: nn.Module, name: str) -> int | None:
+    tensor = getattr(module, name, None)
+    return len(tensor) if isinstance(tensor, Tensor) and tensor.dim() == 1 else None
+
+
+def _original(module: nn.Module, name: str) -> Tensor | None:
+    """A tensor as it was before its grid; `None`: the layer has none."""
+    if name not in _names(module):
+        tensor = getattr(module, name, None)
+        return tensor if isinstance(tensor, Tensor) else None
+    chain: Any = module.parametrizations[name]  # type: ignore[index]
+    value: Tensor = chain.original
+    for one in chain:
+        if isinstance(one, OnGrid):
+            break
+        value = one(value)
+    return value

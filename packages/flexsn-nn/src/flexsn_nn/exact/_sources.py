@@ -1,0 +1,111 @@
+"""Layers whose input consists of spikes, as far as a network's `forward` can be followed without data."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from torch import fx, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._over_time import OverTime
+from flexsn_nn.fusion._dataflow import forward_graphs
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.memory._ranges import Range
+
+_Known = dict[str, list[Range | None]]
+
+# Modules, functions and methods whose result has the numbers of their first argument, or zeros.
+_SAME_MODULES = (
+    nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
+)  # fmt: skip
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+_SAME = frozenset(
+    {
+        "clone", "contiguous", "detach", "expand", "flatten", "flip", "index_select", "movedim", "narrow", "permute",
+        "repeat", "reshape", "select", "squeeze", "swapaxes", "transpose", "unflatten", "unsqueeze", "view",
+    }
+)  # fmt: skip
+_SUMS = frozenset({"add", "iadd", "add_"})
+_CHOICES = frozenset({"maximum", "minimum"})
+
+
+def known_inputs(net: nn.Module, layers: tuple[type[nn.Module], ...], *, training: bool) -> dict[str, Range]:
+    """Names of layers all of whose calls read spikes or small whole numbers, and which.
+
+    Args:
+        layers: types of layers.
+        training: the mode in which the network is followed.
+    """
+    found: _Known = {}
+    for root, twin, graph in forward_graphs(net, training=training):
+        _Reader(root, twin, layers, found).read(graph)
+    return {
+        name: Range(min(one.low for one in ranges), max(one.high for one in ranges))
+        for name, inputs in found.items()
+        if len(ranges := [one for one in inputs if one is not None]) == len(inputs)
+    }
+
+
+def _of_neuron(neuron: FlexSN | NormNeuron) -> Range | None:
+    inner = neuron.neuron if isinstance(neuron, NormNeuron) else neuron
+    low_high = inner.spike_range if inner.num_outputs == 1 else None
+    return None if low_high is None else Range(*low_high)
+
+
+class _Reader:
+    """Follows ranges through the graph of a part of a network."""
+
+    def __init__(self, root: str, net: nn.Module, layers: tuple[type[nn.Module], ...], found: _Known) -> None:
+        self._prefix = f"{root}." if root else ""
+        self._net, self._layers, self._found = net, layers, found
+        self._names = {module: name for name, module in net.named_modules()}
+
+    def read(self, graph: fx.Graph) -> None:
+        ranges: dict[fx.Node, Range | None] = {}
+        for node in graph.nodes:
+            arguments = [ranges.get(one) if isinstance(one, fx.Node) else one for one in node.args]
+            ranges[node] = self._of(node, arguments)
+
+    def _of(self, node: fx.Node, arguments: Sequence[Any]) -> Range | None:
+        first = arguments[0] if arguments else None
+        if node.op == "call_module":
+            module = self._net.get_submodule(f"{self._prefix}{node.target}")
+            return self._of_module(module, first if isinstance(first, Range) else None)
+        if node.op == "call_method":
+            return self._of_function(str(node.target), node, arguments)
+        if node.op == "call_function":
+            target: Any = node.target
+            owner = getattr(target, "__module__", None) or ""
+            if owner.startswith("torch") or target in (operator.add, operator.iadd) or owner in ("_operator", ""):
+                return self._of_function(getattr(target, "__name__", ""), node, arguments)
+        return None
+
+    def _of_module(self, module: nn.Module, before: Range | None) -> Range | None:
+        name = self._names[module]
+        if isinstance(module, self._layers):
+            self._found.setdefault(name, []).append(before)
+        if isinstance(module, FlexSN | NormNeuron):
+            return _of_neuron(module)
+        if type(module) in (OverTime, nn.Sequential):
+            for child in module.children():
+                before = self._of_module(child, before)
+            return before
+        if type(module) in _SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
+            return None if before is None else Range(min(before.low, 0), max(before.high, 0))
+        return None
+
+    def _of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> Range | None:
+        if name in _SAME:
+            return arguments[0] if arguments and isinstance(arguments[0], Range) else None
+        if node.kwargs or len(arguments) != 2 or not all(isinstance(one, Range) for one in arguments):
+            return None
+        a, b = arguments
+        if name in _SUMS:
+            return Range(a.low + b.low, a.high + b.high)
+        if name in _CHOICES:
+            return Range(min(a.low, b.low), max(a.high, b.high))
+        return None
+

@@ -1,0 +1,398 @@
+"""Networks whose layers multiply spikes exactly: which do, that nothing else changes, and that no product is wrong."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ILIF, LIF, FlexSN, OverTime, TernaryLIF, exact_products, functional, on_grid, plain_products
+from flexsn_nn.errors import UnknownNameError
+from flexsn_nn.exact import ExactProducts
+from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.memory import PackedSpikes
+
+pytestmark = pytest.mark.usefixtures("loops")
+
+
+class Block(nn.Module):
+    """A residual sum of spikes."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.fc, self.lif = nn.Linear(features, features), LIF()
+
+    def forward(self, x: Tensor) -> Tensor:
+        spikes: Tensor = self.lif(self.fc(x))
+        return x + spikes
+
+
+def network() -> Any:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(10, 24), LIF(), Block(24), nn.Linear(24, 12), LIF(), nn.Linear(12, 5))
+
+
+def data(features: int = 10, device: str = "cpu") -> Tensor:
+    return torch.rand(6, 4, features, generator=torch.Generator().manual_seed(1)).mul(4).to(device)
+
+
+def step(net: nn.Module, x: Tensor, run: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
+    """The output and all gradients."""
+    functional.reset_net(net)
+    x = x.clone().requires_grad_()
+    y = (run or net)(x)
+    weights = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)
+    tensors = [x, *net.parameters()]
+    return [y.detach(), *torch.autograd.grad((y * weights).sum(), tensors, allow_unused=True, materialize_grads=True)]
+
+
+def ran(products: ExactProducts) -> dict[str, bool]:
+    return {one.layer: one.exact for one in products.layers}
+
+
+def assert_near(found: list[Tensor], want: list[Tensor]) -> None:
+    for one, other in zip(found, want, strict=True):
+        scale = float(other.abs().max()) + 1e-6
+        torch.testing.assert_close(one, other, rtol=0, atol=3e-6 * scale)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_layers_behind_neurons_multiply_exactly_and_nothing_else_changes() -> None:
+    net, x = network(), data()
+    keys, want = list(net.state_dict()), step(network(), data())
+    products = exact_products(net)
+    assert_near(step(net, x), want)
+    assert ran(products) == {"0": False, "2.fc": True, "3": True, "5": True}
+    assert list(net.state_dict()) == keys
+    assert "3: exact products; weight in 3 parts, gradients in 3 (float32)" in str(products)
+    net.eval()
+    with torch.no_grad():
+        net(x)
+    assert ran(products) == {"0": False, "2.fc": True, "3": True, "5": True}
+    assert "0: its input is not known to consist of spikes" in str(products)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_it_is_undone_by_a_call() -> None:
+    net, x = network(), data()
+    before = {name: set(vars(module)) for name, module in net.named_modules()}
+    want = step(net, x)
+    products = exact_products(net)
+    exact_products(net)  # again: once
+    assert sum(len(module._forward_hooks) for module in net.modules()) == 3
+    products.undo()
+    assert {name: set(vars(module)) for name, module in net.named_modules()} == before
+    assert all(not module._forward_hooks for module in net.modules())
+    assert all(torch.equal(a, b) for a, b in zip(step(net, x), want, strict=True))
+    plain_products(net)  # nothing to do
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_copies_and_pickles_have_products_of_their_own() -> None:
+    net, x = network(), data()
+    exact_products(net)
+    want = step(net, x)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert twin[3].forward.layer is twin[3]
+        assert all(torch.equal(a, b) for a, b in zip(step(twin, x), want, strict=True))
+        plain_products(twin)
+    assert "forward" in vars(net[3])
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_precision_is_torchs_unless_it_is_given() -> None:
+    net, x = network(), data()
+    products = exact_products(net)
+    try:
+        for precision, held in (("highest", "3 (float32)"), ("high", "2 (16 bits)"), ("medium", "1 (8 bits)")):
+            torch.set_float32_matmul_precision(precision)
+            step(net, x)
+            assert f"gradients in {held}" in str(products)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    products = exact_products(net, "high")
+    step(net, x)
+    assert "weight in 2 parts, gradients in 2 (16 bits)" in str(products)
+    with pytest.raises(UnknownNameError, match="highest"):
+        exact_products(net, "higher")
+    with pytest.raises(UnknownNameError, match="layer"):
+        exact_products(net, also=["no such"])
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_exact_concerns_weights_on_a_grid_alone() -> None:
+    net, x = network(), data()
+    on_grid(net[3])
+    products = exact_products(net, "exact")
+    step(net, x)
+    assert ran(products) == {"0": False, "2.fc": False, "3": True, "5": False}
+    assert "5: its weight is on no grid: flexsn_nn.on_grid(layer)" in str(products)
+    torch.nn.utils.parametrize.remove_parametrizations(net[3], "weight")
+    torch.nn.utils.parametrize.remove_parametrizations(net[3], "bias")
+    step(net, x)
+    assert ran(products)["3"]
+    with torch.no_grad():
+        net[3].weight.mul_(1.1)
+    step(net, x)
+    assert not ran(products)["3"]
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_layers_that_the_user_names() -> None:
+    net = network()
+    spikes = (data() > 2).float()
+    want = step(network(), spikes)
+    products = exact_products(net, also=["0"], skip=["5"])
+    assert_near(step(net, spikes), want)
+    assert ran(products) == {"0": True, "2.fc": True, "3": True, "5": False}
+    assert_near(step(net, data()), step(network(), data()))  # which are no spikes
+    assert "0: exact products; weight in 3 parts, gradients in 3 (float32); its input was not whole" in str(products)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_under_autocast_it_is_as_before() -> None:
+    net, x = network(), data()
+    with torch.autocast("cpu", torch.bfloat16):
+        want = step(net, x)
+        products = exact_products(net)
+        found = step(net, x)
+    assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))
+    assert not any(ran(products).values())
+    assert "under autocast" in str(products)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_inside_of_a_compiled_graph() -> None:
+    net, x = network(), data()
+    products = exact_products(net)
+    eager = step(net, x)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    found = step(net, x, compiled)
+    assert_near(found, eager)
+    calls: list[torch.fx.Node] = []
+    torch._dynamo.reset()
+
+    def count(graph: torch.fx.GraphModule, examples: object) -> torch.fx.GraphModule:
+        calls.extend(node for node in graph.graph.nodes if "spike_linear" in str(node.target))
+        return graph
+
+    step(net, x, torch.compile(net, backend=count))
+    assert len(calls) == 3
+    products.undo()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_it_goes_with_packed_spikes_norms_and_checkpoints() -> None:
+    x = data()
+
+    def made() -> Any:
+        torch.manual_seed(0)
+        first = OverTime(nn.Linear(10, 24, bias=False), nn.BatchNorm1d(24))
+        return nn.Sequential(first, LIF(), OverTime(nn.Linear(24, 6)), LIF(), nn.Linear(6, 5))
+
+    want = step(made(), x)
+    net = made()
+    fuse_norms(net)
+    products = exact_products(net)
+    with PackedSpikes(net) as packing:
+        found = step(net, x)
+    assert_near(found, want)
+    assert ran(products) == {"0.0": False, "2.0": True, "4": True}
+    assert packing.bytes_packed < packing.bytes_whole
+    layers = nn.Sequential(LIF(), nn.Linear(10, 6))
+    base = step(layers, x)
+    products = exact_products(layers)
+    found = step(layers, x, lambda x: torch.utils.checkpoint.checkpoint(layers[1], layers[0](x), use_reentrant=False))
+    assert_near(found, base)
+    assert ran(products) == {"1": True}
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_convolutions_over_points() -> None:
+    x = torch.rand(3, 2, 4, 5, 5) * 3
+    torch.manual_seed(0)
+    net = nn.Sequential(LIF(), OverTime(nn.Conv2d(4, 6, 1)), LIF(), OverTime(nn.Conv2d(6, 3, 3)))
+    want = step(net, x)
+    products = exact_products(net)
+    assert_near(step(net, x), want)
+    assert ran(products) == {"1.0": False, "3.0": False}
+    assert "1.0: its input is not channels-last in memory" in str(products)
+    assert "3.0: a convolution over more than single points" in str(products)
+    last = x.movedim(2, -1).contiguous().movedim(-1, 2)
+    found = step(net, last)
+    assert_near(found, want)
+    assert ran(products)["1.0"]
+
+
+class Scaled(LIF):
+    """Gives no spikes, whatever its range says."""
+
+    def forward(self, *inputs: Tensor, affine: object = None) -> Tensor:
+        spikes = super().forward(*inputs)
+        assert isinstance(spikes, Tensor)
+        return spikes * 0.3
+
+
+class Own(nn.Linear):
+    """A layer with a forward of its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + 1
+
+
+def claimed(neuron: FlexSN) -> FlexSN:
+    neuron.spike_range = (0, 1)
+    return neuron
+
+
+class Between(nn.Module):
+    """Something between a neuron and a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor], neuron: FlexSN) -> None:
+        super().__init__()
+        self.neuron, self.fc, self.function = neuron, nn.Linear(10, 7), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.function(self.neuron(x)))
+        return y
+
+
+def forty(x: Tensor) -> Tensor:
+    return sum([x] * 39, x)
+
+
+def in_place(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(0.7)
+    return x
+
+
+def by_data(x: Tensor) -> Tensor:
+    x.data.mul_(0.7)
+    return x
+
+
+def noisy(x: Tensor) -> Tensor:
+    return x + torch.linspace(0, 1, x.shape[-1])
+
+
+# What stands between, the neuron, and whether the product is exact.
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] = {
+    "a sum of forty spikes": (forty, LIF, True),
+    "a sum of more than 256": (lambda x: forty(forty(x)), LIF, False),
+    "negative spikes": (lambda x: x, TernaryLIF, True),
+    "counts": (lambda x: x, ILIF, True),
+    "a difference": (lambda x: x - x.roll(1, -1), LIF, True),
+    "a mask": (lambda x: x * x.flip(-1), TernaryLIF, True),
+    "a scale": (lambda x: x * 0.3, LIF, False),
+    "noise": (noisy, LIF, False),
+    "dropout": (nn.Dropout(0.3).eval(), LIF, True),
+    "pooling": (lambda x: nn.functional.max_pool1d(x, 3, 1, 1), LIF, True),
+    "a mean": (lambda x: nn.functional.avg_pool1d(x, 3, 1, 1), LIF, False),
+    "a change in place": (in_place, LIF, False),
+    "a change that autograd does not see": (by_data, LIF, True),
+    "a neuron that scales its output": (lambda x: x, Scaled, False),
+    "a neuron that is said to give spikes": (lambda x: x, lambda: claimed(Scaled()), True),
+}
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool) -> None:
+    function, neuron, exact = CASES[case]
+    torch.manual_seed(0)
+    net = Between(function, neuron())
+    x = data() - 1
+    products: list[ExactProducts] = []
+    results = []
+    for _ in range(2):
+        torch.manual_seed(2)
+        if training:
+            results.append(step(net, x))
+        else:
+            functional.reset_net(net)
+            with torch.no_grad():
+                results.append([net(x)])
+        if not products:
+            products.append(exact_products(net))
+    assert_near(results[1], results[0])
+    if training:
+        assert ran(products[0]) == {"fc": exact}, str(products[0])
+
+
+def test_what_is_never_replaced_is_said() -> None:
+    net = nn.Sequential(LIF(), Own(10, 10), nn.Conv1d(3, 3, 1, padding=1))
+    products = exact_products(net)
+    assert "1: Own has a forward of its own" in str(products)
+    assert "2: a convolution over more than single points" in str(products)
+    assert "forward" not in vars(net[1])
+
+
+def test_float64_passes_gradcheck() -> None:
+    net = nn.Sequential(nn.Linear(3, 4, dtype=torch.float64))
+    exact_products(net, also=["0"])
+    x = (torch.rand(5, 3) < 0.5).double().requires_grad_()
+    assert torch.autograd.gradcheck(net, x)
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def large(seed: int = 0) -> Any:
+    torch.manual_seed(seed)
+    net: Any = nn.Sequential(nn.Linear(700, 512), LIF(), nn.Linear(512, 523), LIF(), nn.Linear(523, 128)).cuda()
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            layer.weight.mul_(4)
+    return net
+
+
+def spikes_of_data() -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.rand(50, 64, 700, generator=generator) < 0.1).float().cuda()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("grid", [False, True], ids=["float32", "grid"])
+def test_a_network_on_a_gpu(grid: bool) -> None:
+    net, x = large(), spikes_of_data()
+    if grid:
+        for layer in (net[0], net[2], net[4]):
+            on_grid(layer)
+    torch.set_float32_matmul_precision("highest")
+    want = step(net, x)
+    products = exact_products(net, also=["0"])
+    found = step(net, x)
+    assert all(ran(products).values()), str(products)
+    if grid:
+        assert torch.equal(found[0], want[0])  # every spike, and every sum of them
+    # Without a grid, spikes may differ where a sum's last bit does: the last layer's gradients are means over many.
+    for one, other in zip(found, want, strict=True):
+        norm = float(other.norm())
+        assert float((one - other).norm()) <= (1e-5 if grid else 2e-2) * norm + 1e-6
+
+
+@pytest.mark.gpu
+def test_a_network_that_is_compiled_or_captured_has_the_bits_of_eager_mode() -> None:
+    net, x = large(), spikes_of_data()
+    exact_products(net, also=["0"])
+    eager = step(net, x)
+    compiled = step(net, x, torch.compile(net))
+    assert torch.equal(eager[0], compiled[0])
+    assert_near(compiled, eager)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step(net, x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(net, x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert_near(captured, eager)

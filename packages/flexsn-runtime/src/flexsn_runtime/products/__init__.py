@@ -1,0 +1,8 @@
+"""Matrix products with spikes: float32 results at the speed of tensor cores."""
+
+from __future__ import annotations
+
+from flexsn_runtime.products._linear import MOST_PARTS, spike_linear
+from flexsn_runtime.products._pays import fewest_multiplications, why_slow_product
+
+__all__ = ["MOST_PARTS", "fewest_multiplications", "spike_linear", "why_slow_product"]

@@ -1,0 +1,175 @@
+"""Launches kernels of products with spikes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.targets.triton import interpreting, launcher
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._recent import Recent
+from flexsn_runtime.launches._launch import on_device
+from flexsn_runtime.products._tiles import Tile, checked_rows, seen_size, shares_of, tile_for
+
+_again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
+# Programs of a kernel that usually finds nothing to do.
+_REPAIRERS = 128
+_REPAIR_TILE = 64
+_SEEN = 1024
+
+
+def split(x: Tensor, parts: int) -> Tensor:
+    """`x [rows, columns]` float32 as the sum of `parts` bfloat16 tensors, `[parts, rows, padded columns]`."""
+    x = _dense_rows(x)
+    rows, columns = x.shape
+    padding = _kernels().PADDING
+    padded = -(-columns // padding)
+    out = torch.empty(parts, rows, padded * padding, dtype=torch.bfloat16, device=x.device)
+    unit = _unit(x)
+    numbers = (rows, columns // unit, x.stride(0) // unit, padded)
+    block_rows, block_columns = (16, 64) if triton_interpreted() else (16, 128)
+    grid = (-(-rows // block_rows), -(-padded * padding // block_columns))
+    _run("split_kernel", grid, (x, out), numbers, (parts, unit, block_rows, block_columns))
+    return out
+
+
+def outputs(
+    s: Tensor, weight: Tensor, bias: Tensor | None, parts: int, tile: Tile | None = None
+) -> tuple[Tensor, Tensor]:
+    """`s W^T + b`, and where `s` is not whole in bfloat16, for `weight_gradient`.
+
+    Args:
+        s: `[M, K]`, float32 or bfloat16.
+        weight: `[N, K]` float32.
+        parts: of the weight.
+    """
+    s, weight = _dense_rows(s), weight.contiguous()
+    (M, K), N = s.shape, weight.shape[0]
+    y = torch.empty(M, N, dtype=torch.float32, device=s.device)
+    if tile is None:
+        tile = tile_for("outputs", M, N, parts, s.dtype.itemsize, s.device)
+    checked = s.dtype == torch.float32  # bfloat16 is whole
+    seen = torch.empty(seen_size(M) if checked else 0, dtype=torch.int32, device=s.device)
+    pieces = split(weight, parts)
+    unit = _unit(s)
+    padded = pieces.shape[2] // _kernels().PADDING
+    numbers = (M, N, K // unit, s.stride(0) // unit, padded)
+    added = y if bias is None else bias.contiguous()
+    together = checked_rows()
+    constants = (parts, unit, bias is not None, together * checked, tile.rows, tile.columns, tile.chunk, 8)
+    grid = (-(-M // tile.rows) * -(-N // tile.columns),)
+    read = (s, pieces, added, y, seen if checked else y)
+    _run("outputs_kernel", grid, read, numbers, constants, tile.num_warps, tile.stages)
+    if checked:
+        programs = min(_REPAIRERS, -(-M // together) * -(-N // _REPAIR_TILE))
+        options = (bias is not None, together, _REPAIR_TILE, 16)
+        tensors = (s, weight, added, y, seen)
+        _run("repair_outputs_kernel", (programs,), tensors, (M, N, K, s.stride(0)), options, stages=2)
+    return y, seen
+
+
+def weight_gradient(
+    grad: Tensor, pieces: Tensor, s: Tensor, seen: Tensor, tile: Tile | None = None
+) -> Tensor:
+    """`g^T s`, `[N, K]`.
+
+    Args:
+        grad: `[M, N]` float32.
+        pieces: of it, from `split`.
+        s, seen: of `outputs`.
+    """
+    grad, s = _dense_rows(grad), _dense_rows(s)
+    (M, N), K = grad.shape, s.shape[1]
+    parts = pieces.shape[0]
+    if tile is None:
+        tile = tile_for("weights", K, N, parts, s.dtype.itemsize, s.device)
+    tiles = -(-K // tile.rows) * -(-N // tile.columns)
+    shares = shares_of(tiles, -(-M // tile.chunk), s.device)
+    out = torch.empty(shares, N, K, dtype=torch.float32, device=s.device)
+    unit = _unit(s)
+    numbers = (M, N, K // unit, s.stride(0) // unit, pieces.shape[2] // _kernels().PADDING)
+    constants = (parts, unit, tile.rows, tile.columns, tile.chunk, shares)
+    _run("weights_kernel", (tiles, shares), (s, pieces, out), numbers, constants, tile.num_warps, tile.stages)
+    total = out[0] if shares == 1 else out.sum(0)
+    if seen.numel():
+        side = _REPAIR_TILE
+        programs = min(_REPAIRERS, -(-N // side) * -(-K // side))
+        sizes = (M, N, K, grad.stride(0), s.stride(0), seen.numel())
+        options = (side, side, 16, _SEEN)
+        _run("repair_weights_kernel", (programs,), (grad, s, total, seen), sizes, options, stages=2)
+    return total
+
+
+def input_gradient(pieces: Tensor, weight: Tensor, parts: int, tile: Tile | None = None) -> Tensor:
+    """`g W`, `[M, K]`.
+
+    Args:
+        pieces: of `g`, from `split`.
+        weight: `[N, K]` float32.
+        parts: of the weight.
+    """
+    (N, K), M = weight.shape, pieces.shape[1]
+    of_weight = split(weight, parts)
+    out = torch.empty(M, K, dtype=torch.float32, device=weight.device)
+    most = max(parts, pieces.shape[0])
+    if tile is None:
+        tile = tile_for("inputs", M, K, most, 0, weight.device)
+    padding = _kernels().PADDING
+    numbers = (M, N, K, pieces.shape[2] // padding, of_weight.shape[2] // padding)
+    constants = (pieces.shape[0], parts, tile.rows, tile.columns, tile.chunk, 8)
+    grid = (-(-M // tile.rows) * -(-K // tile.columns),)
+    _run("inputs_kernel", grid, (pieces, of_weight, out), numbers, constants, tile.num_warps, tile.stages)
+    return out
+
+
+@functools.cache
+def _kernels() -> Any:
+    """The module of kernels, which imports Triton."""
+    from flexsn_codegen.targets.triton.device import _products
+
+    return _products
+
+
+def _dense_rows(x: Tensor) -> Tensor:
+    """`x` with rows without holes."""
+    return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def _unit(x: Tensor) -> int:
+    """Numbers that one load takes, of which each row is a multiple and at which each row begins."""
+    unit = 16 // x.dtype.itemsize
+    aligned = x.data_ptr() % 16 == 0 and x.shape[1] % unit == 0 and x.stride(0) % unit == 0
+    return unit if aligned else 1
+
+
+def _run(
+    name: str,
+    grid: tuple[int, ...],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[int, ...],
+    num_warps: int = 4,
+    stages: int = 1,
+) -> None:
+    """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it."""
+    device = tensors[0].device
+    kernel = getattr(_kernels(), name)
+    if triton_interpreted():
+        with interpreting():
+            kernel[grid](*tensors, *numbers, *constants)
+        return
+    like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    key = (name, device, grid, numbers, constants, num_warps, stages, *like)
+    again = _again.get(key)
+    with on_device(device):
+        if again is not None:
+            again(tensors)
+            return
+        compiled = kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=stages)
+        if compiled is not None:
+            whole = (*grid, 1, 1)[:3]
+            _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)

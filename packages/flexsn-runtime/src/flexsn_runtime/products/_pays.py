@@ -1,0 +1,64 @@
+"""Cards on which products with spikes pay."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+
+import torch
+
+from flexsn_runtime._availability import triton_interpreted, why_unavailable
+
+# A product of this size takes a fraction of a millisecond on any card.
+_ROWS, _FEATURES = 8192, 1024
+# Cards whose bfloat16 is at least eight times their float32, for calls in which nothing can be measured.
+_FAST = frozenset({(8, 0), (9, 0), (10, 0), (10, 3)})
+_FEWEST = 1 << 27
+
+
+def fewest_multiplications() -> int:
+    """The number of multiplications below which launches take longer than the product."""
+    return 0 if triton_interpreted() else _FEWEST
+
+
+def why_slow_product(device: torch.device) -> str | None:
+    """Why products in parts are no faster than float32's on a card, measured once; `None` where they are."""
+    return None if triton_interpreted() else _why_slow(device)
+
+
+@functools.cache
+def _why_slow(device: torch.device) -> str | None:
+    if device.type != "cuda" or why_unavailable(device) is not None:
+        return f"no compiled kernels on {device.type}"
+    if torch.cuda.get_device_capability(device) in _FAST:
+        return None
+    ours, theirs = _measured(device)
+    if ours < theirs:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"on {name}, three bfloat16 products take {ours:.2f} ms and one of float32 {theirs:.2f} ms"
+
+
+def _measured(device: torch.device) -> tuple[float, float]:
+    """Milliseconds of a product in three parts and of torch's."""
+    from flexsn_runtime.products._launch import outputs
+
+    s = torch.ones(_ROWS, _FEATURES, device=device)
+    weight = torch.ones(_FEATURES, _FEATURES, device=device)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        found = []
+        for run in (lambda: outputs(s, weight, None, 3), lambda: s @ weight.t()):
+            times = []
+            for _ in range(6):
+                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                begin.record()
+                run()
+                end.record()
+                end.synchronize()
+                times.append(begin.elapsed_time(end))
+            found.append(statistics.median(times[1:]))
+    finally:
+        torch.set_float32_matmul_precision(before)
+    return found[0], found[1]
