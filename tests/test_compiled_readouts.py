@@ -116,7 +116,7 @@ INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "permuted": lambda x: x.permute(1, 0, 2).contiguous().permute(1, 0, 2),
     "expanded": lambda x: x[:1].expand(5, -1, -1),
     "columns": lambda x: torch.cat([x, x], -1)[..., ::2],
-    "embedded": lambda x: F.embedding(torch.tensor([[0, 1], [2, 0], [1, 3]], device=x.device), x[0].t()[:, :1] * x[1]),
+    "embedded": lambda x: F.embedding(torch.tensor([[0, 1], [2, 0], [1, 3]], device=x.device), x[:4, 0]),
     "one hot": lambda x: F.one_hot(torch.tensor([[0, 1], [2, 0], [1, 3]], device=x.device), WIDTH).float() + x[:3],
 }
 
