@@ -42,7 +42,8 @@ def outcomes(
     if journal is not None and journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            known[entry.pop("seed")] = Outcome(**entry)
+            seed = entry.pop("seed")
+            known[seed] = Outcome(**entry)
     yield from ((seed, known[seed]) for seed in seeds if seed in known)
     run = functools.partial(outcome_of, lowerings=lowerings)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:

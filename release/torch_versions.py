@@ -38,7 +38,8 @@ KERNELS = RESULTS / "offline_kernels.md"
 README = ROOT / "README.md"
 MARKS = ("<!-- what release/torch_versions.py wrote -->", "<!-- until here -->")
 
-# What tells soonest that a version is another: tracing, generated kernels, the operator, compilers, all backends.
+# What tells soonest that a version is another: tracing, generated kernels, the operator, compilers, all backends, usual
+# readouts through Inductor.
 SHORT = (
     "packages/flexsn-graph/tests/test_graph_vjp.py",
     "packages/flexsn-codegen/tests/test_codegen_core.py",
@@ -47,6 +48,8 @@ SHORT = (
     "packages/flexsn-runtime/tests/test_runtime_autograd.py",
     "packages/flexsn-nn/tests/test_nn_export.py",
     "tests/test_compiled_interpreted.py",
+    "tests/test_compiled_readouts.py",
+    "tests/test_compiled_results.py",
     "tests/test_torch_probes.py",
 )
 # What a version of torch does not get along with: the interpreter of Triton 3.6 fails with newer numpy. And a build for

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
-from flexsn_nn.surrogate import atan
+from flexsn_nn.surrogate import ATan
 
 Scan = Callable[..., tuple[Tensor, ...]]
 
 STEPS, BATCH, WIDTH = 11, 2, 4
+SPIKE = ATan()
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Combination:
             x, state = arguments[0], arguments[-1]
             drive = x + nn.functional.linear(state, matrix) if self.has_products else x + 0.5 * state
             potential = torch.tanh(decay * drive)
-            spike = atan(potential - 0.1)
+            spike = SPIKE(potential - 0.1)
             gated = potential * scale
             last = sum(arguments[1:], gated)
             values = [potential, spike, gated, potential - spike, last, *arguments]
@@ -92,6 +93,11 @@ USUAL = [
 ]
 
 
+def _naming(one: Combination) -> Callable[[str], str]:
+    """Adds the combination to a message."""
+    return lambda text: f"{one}\n{text}"
+
+
 def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic: bool = False) -> None:
     """Compile one network of all combinations; compare results and gradients with those of the loop.
 
@@ -126,13 +132,11 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]
     position = 0
     for one, got, wanted, own in zip(combinations, actual, expected, arguments, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=lambda text, one=one: f"{one}\n{text}")
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5, msg=_naming(one))
         assert [r.requires_grad for r in got] == [r.requires_grad for r in wanted], one
         count = len(own) + 3
         for i in range(position, position + count):
             found, gradient = gradients[0][i], gradients[1][i]
             assert (found is None) == (gradient is None), (one, i - position, found, gradient)
-            torch.testing.assert_close(
-                found, gradient, rtol=1e-4, atol=1e-5, msg=lambda text, one=one: f"{one}\n{text}"
-            )
+            torch.testing.assert_close(found, gradient, rtol=1e-4, atol=1e-5, msg=_naming(one))
         position += count

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -465,7 +466,7 @@ def test_modes_see_what_they_see_of_python() -> None:
 def test_nothing_is_kept_for_good(ready: tuple[LIF, Tensor], native_runs: list[NativeScan]) -> None:
     neuron, x = ready
     y = neuron(x)
-    program, scan = neuron.__dict__["_repeats"], weakref.ref(native_runs[-1])
+    program, scan = neuron.__dict__["_repeats"].program, weakref.ref(native_runs[-1])
     watched = [weakref.ref(program), scan]
     del neuron, program, y
     native_runs.clear()
@@ -675,3 +676,16 @@ def test_a_program_without_a_neuron() -> None:
     for _ in range(3):
         torch.stack([t.sum() for t in run(x, v)]).sum().backward()
     assert torch.autograd.gradcheck(run, (x, v))
+
+
+@pytest.mark.parametrize("launcher", ["compiled", "python"])
+def test_a_backward_inside_of_a_fake_mode_is_refused_alike(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_LAUNCHER", launcher)
+    neuron = _lif()
+    for _ in range(3):  # the compiled launcher is in use from the second call on
+        y = neuron.step(_data(5, 3))[0]
+        y.sum().backward()
+    y = neuron.step(_data(5, 3))[0]
+    refusal = pytest.raises(TransformError, match="backward of a compiled scan cannot run inside of FakeTensorMode")
+    with refusal, FakeTensorMode(allow_non_fake_inputs=True):
+        y.backward(torch.ones(5, 3))

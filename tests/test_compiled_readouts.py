@@ -1,4 +1,4 @@
-"""Usual readouts, losses and inputs around neurons, compiled by Inductor, as in eager mode; on each version of torch."""
+"""Usual readouts, losses and inputs around neurons: compiled by Inductor, they equal eager mode."""
 
 from __future__ import annotations
 
@@ -104,7 +104,8 @@ def _delayed(x: Tensor) -> Tensor:
 def _in_channels_last(x: Tensor) -> Tensor:
     """`[T, B, C]` as images of 2 by 2 pixels in channels-last format, `[T, B, C, 2, 2]`."""
     images = x.flatten(0, 1)[:, :, None, None].expand(-1, -1, 2, 2)
-    return images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+    result: Tensor = images.contiguous(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
+    return result
 
 
 INPUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -160,7 +161,8 @@ def compare(
         actual = run(compiled, x, parameters, training=training)
         torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
         moved = expected[-1 - len(parameters)] if training else expected[0]
-        assert moved is not None and moved.abs().sum() > 0
+        assert moved is not None
+        assert moved.abs().sum() > 0
 
 
 def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tuple[Tensor, list[Tensor]]]]:
@@ -260,13 +262,14 @@ def test_all_inputs(neuron: str, dynamic: bool, training: bool, device: str) -> 
 @pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
 def test_images_in_channels_last(training: bool, device: str) -> None:
     torch.manual_seed(0)
-    module = nn.ModuleList([nn.Conv2d(WIDTH, 3, 1), LIF()]).to(device, memory_format=torch.channels_last)
-    convolution, neurons = module
+    convolution, neurons = nn.Conv2d(WIDTH, 3, 1), LIF()
+    module = nn.ModuleList([convolution, neurons]).to(device).to(memory_format=torch.channels_last)
 
     def readouts(x: Tensor) -> list[Tensor]:
         images = _in_channels_last(x)
         currents = convolution(images.flatten(0, 1)).unflatten(0, images.shape[:2])
         y, (state,) = neurons.step(currents)
+        assert isinstance(y, Tensor)
         return [y[-1], y.mean((0, 3, 4)), state]
 
     compare(readouts, module, device=device, training=training, tolerance=1e-4)
@@ -295,6 +298,7 @@ def test_readouts_in_half_precision(dtype: torch.dtype, device: str) -> None:
 
     def readouts(x: Tensor) -> list[Tensor]:
         y, (state,) = neurons.step(x.to(dtype))
+        assert isinstance(y, Tensor)
         return [y[-1], y[2:], state]
 
     compare(readouts, neurons, device=device, tolerance=2e-2)
@@ -305,17 +309,22 @@ def test_readouts_in_half_precision(dtype: torch.dtype, device: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_parts_of_a_network_without_gradients(dynamic: bool, device: str) -> None:
     torch.manual_seed(0)
-    module = nn.ModuleList([LIF(), ALIF(), RLIF(WIDTH), LI(), FlexSN(Gated(), 1, 1, 1)]).to(device)
-    first, second, recurrent, integrator, gated = module
+    first, second, recurrent, integrator, gated = LIF(), ALIF(), RLIF(WIDTH), LI(), FlexSN(Gated(), 1, 1, 1)
+    module = nn.ModuleList([first, second, recurrent, integrator, gated]).to(device)
+
+    def stepped(neurons: FlexSN, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        y, states = neurons.step(x)
+        assert isinstance(y, Tensor)
+        return y, states
 
     def readouts(x: Tensor) -> list[Tensor]:
-        y, _ = first.step(x)
+        y, _ = stepped(first, x)
         with torch.no_grad():
-            teacher, _ = second.step(y + x)
-            _, fixed = recurrent.step(x)
-        z, states = recurrent.step(y.detach() + teacher)
-        h, (last,) = gated.step(z + x.detach())
-        v, (w,) = integrator.step(h * teacher)
+            teacher, _ = stepped(second, y + x)
+            _, fixed = stepped(recurrent, x)
+        z, states = stepped(recurrent, y.detach() + teacher)
+        h, (last,) = stepped(gated, z + x.detach())
+        v, (w,) = stepped(integrator, h * teacher)
         return [v[-1], last, w.detach(), states[0], *(f * y[-1] for f in fixed)]
 
     compare(readouts, module, device=device, dynamic=dynamic)

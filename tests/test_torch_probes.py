@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from flexsn_graph.versions import TESTED, UnsupportedVersionError, lacking, needed, private
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIES = sorted(ROOT.glob("packages/*/src/*/versions.py"))
+COPIES = {name: sorted(ROOT.glob(f"packages/*/src/*/{name}.py")) for name in ("versions", "callers")}
 SOURCES = sorted(path for path in ROOT.glob("packages/*/src/**/*.py") if "_private" not in str(path))
 
 
@@ -55,8 +55,9 @@ def test_the_environment_has_the_newest_that_was_tested() -> None:
 
 
 def test_the_copies_are_equal() -> None:
-    assert len(COPIES) >= 2
-    assert len({path.read_text(encoding="utf-8") for path in COPIES}) == 1
+    for paths in COPIES.values():
+        assert len(paths) >= 2
+        assert len({path.read_text(encoding="utf-8") for path in paths}) == 1
 
 
 def private_uses(source: str) -> list[str]:

@@ -30,7 +30,8 @@ from flexsn_nn import ALIF, LIF, PLIF, FlexSN, OverTime, surrogate
 from flexsn_nn.distributed import FromReset, TimeShards, time_shard
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import fuse_norms
-from flexsn_nn.layer import NormNeuron
+from flexsn_nn.layer import Delay, NormNeuron, SharedDropout, Stateful
+from flexsn_nn.neuron import SlidingPSN
 
 Results = dict[str, Any]
 spike = surrogate.ATan()
@@ -257,6 +258,50 @@ def time_shards(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     return results
 
 
+class Sum(Stateful):
+    """A layer as a user derives it, which returns a pair."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        before = self.states[0] if self.states else torch.zeros_like(x[0])
+        y = before + x.cumsum(0)
+        self.states = [y[-1]]
+        return y, x
+
+
+class Layers(nn.Module):
+    """All kinds of layers that keep a state and are no neurons."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.delay = Delay(torch.tensor(1.5), max_delay=3, learn=True)
+        self.none = Delay(0)
+        self.sum = Sum()
+        self.psn = SlidingPSN(3, surrogate_function=surrogate.Sigmoid())
+        self.linear = nn.Linear(4, 4)
+        self.lif = LIF()
+        self.dropout = SharedDropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, same = self.sum(self.none(self.delay(x)))
+        y = self.lif(self.linear(self.psn(0.1 * y + same)))
+        torch.manual_seed(dist.get_rank() if dist.is_initialized() else 0)  # the first process's mask goes on
+        dropped: Tensor = self.dropout(y + x)
+        return dropped
+
+
+def time_shards_of_layers(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    results = []
+    for bptt in ("exact", "truncated"):
+        net = TimeShards(Layers(), bptt=bptt)
+        part = time_shard(batch(7)).clone().requires_grad_()
+        out = net(part)
+        weights = time_shard(torch.linspace(-1, 1, 7 * 8 * 4).view(7, 8, 4))
+        (out * weights).sum().backward()
+        results.append((out.detach(), part.grad, gradients(net)))
+    return results
+
+
 class Forgetful(nn.Module):
     """Its new state has no gradient to the one before, and its output none to anything."""
 
@@ -318,6 +363,7 @@ SCENARIOS = (
     sharded,
     refused,
     time_shards,
+    time_shards_of_layers,
     time_shards_without_a_way_back,
     pipeline,
 )

@@ -175,6 +175,20 @@ def test_parts_of_the_time_are_one_sequence(results: list[dict[str, Any]]) -> No
     assert not torch.equal(truncated[0][1], exact[0][1])
 
 
+def test_layers_with_a_state_go_on_in_the_next_part(results: list[dict[str, Any]]) -> None:
+    net, x = work.Layers(), work.batch(7).requires_grad_()
+    out = net(x)
+    (out * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum().backward()
+    exact, truncated = zip(*(found["time_shards_of_layers"] for found in results), strict=True)
+    for parts in (exact, truncated):
+        assert_close([torch.cat([part[0] for part in parts])], [out])
+    assert x.grad is not None
+    assert_close([torch.cat([part[1] for part in exact])], [x.grad])
+    assert_close([a + b for a, b in zip(exact[0][2], exact[1][2], strict=True)], work.gradients(net))
+    assert_close([truncated[1][1]], [exact[1][1]])
+    assert not torch.equal(truncated[0][1], exact[0][1])
+
+
 def test_a_state_without_a_way_back_leaves_nobody_waiting(results: list[dict[str, Any]]) -> None:
     assert all(len(found["time_shards_without_a_way_back"]) == 2 for found in results)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
-from flexsn_nn import RLIF, FlexSN, Recurrent, LIF
+from flexsn_nn import LIF, RLIF, FlexSN, Recurrent
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
 
@@ -44,9 +45,10 @@ def train(neuron: RLIF, x: Tensor) -> list[Tensor]:
     (out * torch.linspace(0, 1, 5)).sum().backward()
     assert x.grad is not None
     grads = [p.grad for p in neuron.parameters() if p.grad is not None]
-    return [out.detach(), x.grad, *grads, neuron.recurrent.weight.detach().clone()]
+    return [out.detach(), x.grad, *grads, neuron.V.detach().clone()]
 
 
+@pytest.mark.long(all_but=["pruned"])
 @pytest.mark.parametrize("hook", [pruned, normed])
 def test_training_equals_the_loop_and_the_attribute_is_as_there(hook: Callable[[nn.Module], None]) -> None:
     x = torch.rand(9, 3, 5)
@@ -61,9 +63,9 @@ def test_training_equals_the_loop_and_the_attribute_is_as_there(hook: Callable[[
         torch.testing.assert_close(kernels, loop)
         for optimizer in optimizers:
             optimizer.step()
-    assert type(neurons[1].recurrent.weight) is type(neurons[0].recurrent.weight)
-    assert neurons[1].recurrent.weight.grad_fn is not None
-    repr(neurons[1].recurrent.weight)
+    assert type(neurons[1].V) is type(neurons[0].V)
+    assert neurons[1].V.grad_fn is not None
+    assert "grad_fn" in repr(neurons[1].V)
 
 
 def test_pruning_again_and_again() -> None:
@@ -73,26 +75,30 @@ def test_pruning_again_and_again() -> None:
         for neuron in (loop, kernels):
             prune.l1_unstructured(neuron.recurrent, "weight", amount)
         torch.testing.assert_close(train(kernels, x), train(loop, x))
-        assert torch.equal(kernels.recurrent.weight_mask, loop.recurrent.weight_mask)
+        assert torch.equal(*(dict(n.named_buffers())["recurrent.weight_mask"] for n in (kernels, loop)))
     for neuron in (loop, kernels):
         prune.remove(neuron.recurrent, "weight")
     torch.testing.assert_close(train(kernels, x), train(loop, x))
 
 
 def test_single_steps_and_element_by_element() -> None:
-    neurons = [Recurrent(LIF(), features=5, all_to_all=False, V=0.7, backend=b, step_mode="s") for b in ("torch", "cpp")]
+    options: dict[str, Any] = {"features": 5, "all_to_all": False, "V": 0.7, "step_mode": "s"}
+    neurons = [Recurrent(LIF(), **options, backend=backend) for backend in ("torch", "cpp")]
     for neuron in neurons:
         prune.random_unstructured(neuron.recurrent, "V", 2)
     neurons[1].load_state_dict(neurons[0].state_dict())
     x = torch.rand(4, 5)
     for _ in range(4):
         assert torch.equal(neurons[1](x), neurons[0](x))
-    assert torch.equal(neurons[1].recurrent.V, neurons[0].recurrent.V)
+    assert torch.equal(neurons[1].V, neurons[0].V)
 
 
+@pytest.mark.long(all_but=["True-parametrised"])
 @pytest.mark.parametrize("hook", [spectral, parametrised])
 @pytest.mark.parametrize("used", [False, True])
-def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(hook: Callable[[nn.Module], None], used: bool) -> None:
+def test_spectral_norm_is_the_loop_in_training_and_kernels_in_eval(
+    hook: Callable[[nn.Module], None], used: bool
+) -> None:
     """Its power iteration writes to buffers at each step in training."""
     x = torch.rand(9, 3, 5)
     loop, auto = rlif("torch"), rlif("auto")

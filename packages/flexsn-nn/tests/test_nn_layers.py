@@ -92,6 +92,7 @@ def test_learned_delays_have_gradients() -> None:
     torch.testing.assert_close(parameter.grad, (x[2] - x[3])[0, 0].detach())
 
 
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 def test_learned_delays_stay_in_their_range() -> None:
     layer = Delay(torch.tensor([1.0, 1.0]), max_delay=3, learn=True)
     assert isinstance(layer.delay, nn.Parameter)

@@ -76,6 +76,7 @@ class Counted:
                 saved = getattr(node, name)
                 for one in saved if isinstance(saved, tuple | list) else [saved]:
                     kept = one.data if hasattr(one, "data") else None
+                    kept = getattr(kept, "tensor", kept)  # with its version
                     memory = kept if isinstance(kept, Tensor) else getattr(getattr(kept, "bits", None), "packed", None)
                     if memory is not None:
                         storage = memory.untyped_storage()
@@ -383,3 +384,30 @@ def test_steps_of_few_elements(shape: tuple[int, ...]) -> None:
     assert packing.bytes_by_kernels
     assert 0 < spikes.sum() < spikes.numel()
     assert torch.equal(gradient, spikes)
+
+
+def test_a_change_between_forward_and_backward_is_refused(loops: None) -> None:
+    """With hooks of saved tensors, torch does not look whether they were changed in place."""
+    net = nn.Sequential(nn.Linear(16, 16), LIF(), nn.Linear(16, 16), LIF())
+    x = torch.rand(4, 8, 16)
+
+    def loss() -> tuple[Tensor, Tensor]:
+        functional.reset_net(net)
+        with PackedSpikes(net):
+            spikes = net[:2](x)
+            return spikes, net[2:](spikes).sum()
+
+    spikes, total = loss()
+    total.backward()
+    expected = net[2].weight.grad.clone()
+    spikes, total = loss()
+    with torch.no_grad():
+        spikes.mul_(2)  # the bits of it stay
+    net.zero_grad()
+    total.backward()
+    assert torch.equal(net[2].weight.grad, expected)
+    _, total = loss()
+    with torch.no_grad():
+        net[2].weight.mul_(2)
+    with pytest.raises(RuntimeError, match=r"\[16, 16\].*changed in place"):
+        total.backward()

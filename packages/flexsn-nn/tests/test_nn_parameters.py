@@ -198,6 +198,7 @@ def test_what_does_not_fit_the_input(backend: str) -> None:
         neuron.step(x, cast(Any, [1.0]))
 
 
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_learned_decays_stay_in_range(backend: str) -> None:
     """As in snnTorch, a learned beta that moved out of [0, 1] counts as the nearest end."""
@@ -261,6 +262,7 @@ def test_a_learned_parameter_counts_as_in_its_range(
     torch.testing.assert_close(got, within(x), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize("make", [LIF, LI, ILIF, QIF, EIF, AdEx, Izhikevich, ALIF, KLIF])
 def test_an_optimizer_that_only_wants_less_stops_at_the_end_of_the_range(make: Callable[..., Neuron]) -> None:
     neuron = make(tau=torch.nn.Parameter(torch.tensor(1.5)), backend="torch")

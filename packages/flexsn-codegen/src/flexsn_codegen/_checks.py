@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.autograd import forward_ad
 
 from flexsn_codegen._kernel import Kernel
 from flexsn_codegen._torch_private_modes import is_forward_mode
-from flexsn_codegen._writes import check_apart, check_outs, check_written
+from flexsn_codegen._writes import check_apart, check_outs, check_written, overlap_in_graph, shared_memory
 from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
 from flexsn_codegen.targets.triton import TRITON
 
@@ -19,11 +20,30 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
     """Raises `ArgumentError` for a tensor of which there are no kernels, `DeviceError` where they are on several."""
     device = tensors[0].device if tensors else None
     for i, value in enumerate(tensors):
-        if not TRITON.supports(value.dtype) or value.layout is not torch.strided:
-            raise ArgumentError(f"tensor {i} of {name} is {value.dtype}, {value.layout}; not supported.")
+        remedy = _remedy(value)
+        if remedy is not None:
+            kind = "a nested tensor of " if value.is_nested else ""
+            layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
+            what = f"{kind}{value.dtype}{layout}"
+            raise ArgumentError(f"tensor {i} of {name} is {what}, which no kernel reads. {remedy}")
         if value.device != device:
             devices = sorted({str(t.device) for t in tensors})
             raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
+
+
+def _remedy(tensor: Tensor) -> str | None:
+    """Advice for a tensor that no kernel reads; `None` for others."""
+    if tensor.is_nested:
+        return "Call it on its parts, or on the .values() of a jagged one."
+    if tensor.is_quantized:
+        return "Give its .dequantize(), or its .int_repr()."
+    if tensor.layout is not torch.strided:
+        return "Give its .to_dense(), or its .values()."
+    if tensor.is_complex():
+        return "Give its real and its imaginary part (torch.view_as_real) as two tensors."
+    if not TRITON.supports(tensor.dtype):
+        return "Convert it with .to(), to torch.bfloat16, say."
+    return None
 
 
 def without_tensors(name: str) -> ArgumentError:
@@ -41,12 +61,20 @@ def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
                 check_apart(kernel.name, what, tensors[i], f"tensor {j}", other, may_be_same=False)
 
 
+def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
+    """As `check_writes`, for the tensors of a compiler, as far as their sizes are no symbols."""
+    for i in kernel.written:
+        for j, other in enumerate(tensors):
+            if j != i and overlap_in_graph(tensors[i], other):
+                raise shared_memory(kernel.name, f"tensor {i}", f"tensor {j}")
+
+
 def check_into(
     kernel: Kernel, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], outs: Sequence[Tensor]
 ) -> None:
     """Raises `ArgumentError` or `WriteError` where the kernel's results cannot be written to `outs`."""
     if kernel.written:
-        raise ArgumentError(f"{kernel.name} writes to its arguments already: call it without `into`.")
+        raise into_what_writes(kernel.name)
     check_outs(kernel.name, outs, dtypes, kernel.plan(tensors).shape, tensors[0].device)
     for i, out in enumerate(outs):
         what = f"tensor {i} of out="
@@ -56,6 +84,38 @@ def check_into(
         for j, other in enumerate(outs):
             if j != i:
                 check_apart(kernel.name, what, out, f"tensor {j} of out=", other, may_be_same=False)
+
+
+def outs_of(name: str, out: Any) -> list[Tensor]:
+    """The tensors of ``out=``. Raises `ArgumentError` where something else is among them."""
+    if isinstance(out, Tensor):
+        return [out]
+    outs = list(out) if isinstance(out, list | tuple) else [out]
+    for i, one in enumerate(outs):
+        if not isinstance(one, Tensor):
+            raise ArgumentError(
+                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: give a tensor for each "
+                "result, of its shape and dtype, as torch.empty makes it."
+            )
+    return outs
+
+
+def into_what_writes(name: str) -> ArgumentError:
+    """The error for `into` of a function that writes in place."""
+    return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
+
+
+def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
+    """The error for a call over lists that fails with a list that is no list of tensors; `None`: it has none."""
+    _, positional, named = structure
+    for where, part in [*enumerate(positional), *named]:
+        if part[0] == "list":
+            return ArgumentError(
+                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place "
+                "is called with the whole list, and the function cannot compute with it. For a number of each place, "
+                f"give a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+            )
+    return None
 
 
 def wants_gradients(tensors: Sequence[Tensor]) -> bool:

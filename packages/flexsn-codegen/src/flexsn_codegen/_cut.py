@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen._captured import Captured
 from flexsn_codegen._core import emit_core
 from flexsn_codegen._follow import Conditions, follow, hold, integers
 from flexsn_codegen._host_numbers import Expression, Notes
@@ -24,7 +25,7 @@ from flexsn_codegen._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen._torch_private_modes import hint_of
 from flexsn_codegen.errors import TraceError
 from flexsn_codegen.targets import Target
-from flexsn_graph import CellGraph, CellStep, NothingCutError, Role, cells_gradient_of, trace_cells
+from flexsn_graph import TRACE_LOCK, CellGraph, CellStep, NothingCutError, Role, cells_gradient_of, trace_cells
 
 _MAX_PLANS = 1024
 _MAX_TRACES = 64
@@ -40,6 +41,7 @@ class CutFunction:
         bind: for one trace's numbers, the function from tensors to a tensor or a tuple of tensors.
         name: of its kernels.
         numerics: how they compute.
+        captured: what the user's function reads besides its arguments; its tensors come last among the arguments.
         gradient: whether it is made by `cells_gradient_of`.
         otherwise: raised where it turns out to cut nothing; by default the tracer's own error.
 
@@ -48,8 +50,6 @@ class CutFunction:
         written: nothing, as it is now.
         single: whether it returned a tensor when it was traced last, not a tuple of tensors.
         must_cut: as for `flexsn_graph.trace_cells`.
-        captured: tensors that the user's function reads besides its arguments, which come last; others may take their
-            places in the list.
     """
 
     written: tuple[int, ...] = ()
@@ -59,13 +59,14 @@ class CutFunction:
         bind: Callable[[Notes], Function],
         name: str,
         numerics: Numerics,
+        captured: Captured,
         *,
         gradient: bool = False,
         otherwise: Exception | None = None,
     ) -> None:
         self.name, self.key = name, named(name, self)
         self.single = True
-        self.captured: list[Tensor] = []
+        self.captured = captured
         self._gradient = gradient
         self.must_cut = True
         self._bind = bind
@@ -150,11 +151,15 @@ class CutFunction:
         found = None if has_symbols else self._of_shapes.get((shapes, key))
         if found is None or not found.holds(numbers):
             known = self._traces.setdefault(key, [])
-            found = next((t for t in known if t.holds(numbers) and t.fits(shapes)), None)
+            found = _serving(known, shapes, numbers)
             if found is None:
-                found = self._traced(inputs, numbers, requires_grad, target)
-                known.insert(0, found)
-                del known[_MAX_TRACES:]
+                with TRACE_LOCK:
+                    # Another thread may have made it meanwhile.
+                    found = _serving(known, shapes, numbers)
+                    if found is None:
+                        found = self._traced(inputs, numbers, requires_grad, target)
+                        known.insert(0, found)
+                        del known[_MAX_TRACES:]
             if len(self._of_shapes) >= _MAX_PLANS:
                 self._of_shapes.clear()
             if not has_symbols:
@@ -173,7 +178,13 @@ class CutFunction:
 
         def trace(notes: Notes) -> tuple[CellGraph, list[CoreSource], object]:
             graph = trace_cells(
-                self._bind(notes), inputs, requires_grad, self.name, gradient=self._gradient, must_cut=self.must_cut
+                self._bind(notes),
+                inputs,
+                requires_grad,
+                self.name,
+                gradient=self._gradient,
+                must_cut=self.must_cut,
+                reads=self.captured.reads,
             )
             cores = [
                 emit_core(
@@ -193,7 +204,8 @@ class CutFunction:
         try:
             # A whole number may decide what is cut, and two of them may cut these sizes alike, and not others.
             whole = [i for i, number in enumerate(numbers) if not isinstance(number, float)]
-            graph, cores, conditions, slots = follow(trace, list(numbers), whole)
+            with self.captured.traced():
+                graph, cores, conditions, slots = follow(trace, list(numbers), whole)
         except NothingCutError:
             if self._otherwise is None:
                 raise
@@ -214,7 +226,7 @@ class CutFunction:
             def bind(notes: Notes) -> Function:
                 return cells_gradient_of(self._bind(notes), len(wanted), differentiable, wanted)
 
-            found = CutFunction(bind, f"{self.name}_backward", self._numerics, gradient=True)
+            found = CutFunction(bind, f"{self.name}_backward", self._numerics, self.captured, gradient=True)
             found._batched_by = lambda: self.batched().gradient(wanted, differentiable)
             self._gradients[key] = found
         return self._gradients[key]
@@ -229,7 +241,7 @@ class CutFunction:
         def bind(notes: Notes) -> Function:
             return torch.func.vmap(self._bind(notes))
 
-        batched = CutFunction(bind, f"{self.name}_batched", self._numerics)
+        batched = CutFunction(bind, f"{self.name}_batched", self._numerics, self.captured)
         batched.must_cut = False
         return batched
 
@@ -364,6 +376,10 @@ class _Trace:
 
     def _terms_dtype(self, step: CellStep, result: int) -> torch.dtype:
         return next(d for p, d in zip(step.outputs, step.dtypes, strict=True) if p.tensor == result)
+
+
+def _serving(traces: Sequence[_Trace], shapes: _Shapes, numbers: Sequence[Any]) -> _Trace | None:
+    return next((t for t in traces if t.holds(numbers) and t.fits(shapes)), None)
 
 
 def _size(size: int | torch.SymInt) -> int:

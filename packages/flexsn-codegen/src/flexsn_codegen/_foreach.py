@@ -7,6 +7,7 @@ the launches the addresses if they are others, and launches.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -16,12 +17,20 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._calls import Lists, results_together
-from flexsn_codegen._checks import check_gradients, check_tensors, check_writes, tell_written, wants_gradients
+from flexsn_codegen._checks import (
+    check_gradients,
+    check_tensors,
+    check_writes,
+    list_of_numbers,
+    tell_written,
+    wants_gradients,
+)
 from flexsn_codegen._kernel import Kernel, Planned, Variant
 from flexsn_codegen._kernels import Kernels
 from flexsn_codegen._launch import addresses_of, launch, target_on
 from flexsn_codegen._run import run
 from flexsn_codegen._together import Group, Member, TableKernels
+from flexsn_graph import TorchError
 
 _MAX_STEPS = 16
 _kind = attrgetter("shape", "dtype", "device", "requires_grad")
@@ -171,9 +180,15 @@ class OverLists:
         self._kernels = kernels
         self._tables = TableKernels()
         self._steps: list[Step] = []  # the last one used first
+        # A step's tables are those of one call, from where they are placed to the launch.
+        self._one_call = threading.RLock()
 
     def __call__(self, lists: Lists) -> list[Any]:
         """The function for each place."""
+        with self._one_call:
+            return self._call(lists)
+
+    def _call(self, lists: Lists) -> list[Any]:
         tensors = lists.tensors
         device = tensors[0].device
         stream = 0
@@ -229,12 +244,15 @@ class OverLists:
         for i in range(lists.count):
             positions = lists.positions(i)
             own = [tensors[p] for p in positions]
-            kernel, captured = self._kernels.find(lists.structure, own, numbers)
+            try:
+                kernel, captured = self._kernels.find(lists.structure, own, numbers)
+            except TorchError as error:
+                raise list_of_numbers(name, lists.structure, error) or error from error
             if kernel.key not in where:
                 check_tensors(name, [*own, *captured])
                 where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
                 tensors = [*tensors, *captured]
-                fetches.append(self._kernels.reads_of(kernel).fetch)
+                fetches.append(kernel.captured.fetch)
             found.append((kernel, [*positions, *where[kernel.key]]))
         calls = []
         target = target_on(tensors[0].device, name)

@@ -17,8 +17,9 @@ from flexsn_codegen._kernel import Kernel, kernel_of, named
 from flexsn_codegen._kernels import Kernels, kernels_of
 from flexsn_codegen._launch import target_of
 from flexsn_codegen._pointwise_op import pointwise_in_place_op, pointwise_op
-from flexsn_codegen._recorded import here, samples
+from flexsn_codegen._recorded import follow_reads, here, samples
 from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, constant, is_exporting
+from flexsn_codegen._writes import overlap_in_graph
 from flexsn_codegen.errors import OF_A_CALL
 
 
@@ -71,6 +72,20 @@ class ListsCall:
             r for kernel, own in pairs for r in kernel.empty_results([tensors[i] for i in own], values, target, None)
         ]
 
+    def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
+        """True if a place may write to memory that another place reads or writes; of the tensors of a compiler."""
+        first: dict[int, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            first.setdefault(tensor.untyped_storage()._cdata, []).append(i)
+        return any(
+            overlap_in_graph(tensors[i], tensors[j]) is not False
+            for alike in first.values()
+            for i in alike
+            if i in self.written
+            for j in alike
+            if j != i
+        )
+
     def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
         """The same by an operator for each place."""
         found: list[Tensor] = []
@@ -119,11 +134,13 @@ def _prepared(
     kernels = kernels_of(handle)
     known = (structure, common, count, kinds, device)
     call = kernels.list_calls.get(known)
-    if call is None:
+    if call is None or any(kernel.captured.fetch() is None for kernel in call.kernels):
         call = _call(kernels, structure, common, count, kinds, device)
         if call is None:
             return None
         kernels.list_calls[known] = call
+    for kernel in {id(kernel): kernel for kernel in call.kernels}.values():
+        follow_reads(kernels, kernel)
     results = tuple((kernel.result, _count(kernel.result)) for kernel in call.kernels)
     return call.key, call.written, tuple(map(tuple, call.positions)), results
 
@@ -223,7 +240,9 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     call: ListsCall = kernel_of(key)
     tensors = call.merged(read, written)
     with mode:
-        if is_exporting():  # what runs in other processes holds the source of each kernel
+        # What runs in other processes holds the source of each kernel. And compilers take what an operator writes apart
+        # from what else it has: places that share memory are called one after the other.
+        if is_exporting() or call.has_shared_memory(tensors):
             return call.one_by_one(tensors, numbers)
         results = call.empty_results(tensors, numbers)
         pointwise_foreach_by_values_op(read, [*written, *results], *apart_by_type(numbers), key)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._calls import Structure, put_together, results_apart
+from flexsn_codegen._captured import Captured
 from flexsn_codegen._core import emit_core
 from flexsn_codegen._follow import Conditions, follow, hold, integers
 from flexsn_codegen._host_numbers import Expression, Notes, noting
@@ -26,8 +27,10 @@ from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP
 from flexsn_graph import (
     MAX_DIMENSIONS,
+    TRACE_LOCK,
     ArgumentType,
     Effects,
+    MutationError,
     PointwiseGraph,
     Role,
     Substituted,
@@ -36,6 +39,7 @@ from flexsn_graph import (
     pointwise_effects,
     trace_pointwise,
 )
+from flexsn_graph.callers import warn
 
 _MAX_PLANS = 1024
 # As many kernels are kept that were made for some values of the numbers alone.
@@ -116,7 +120,7 @@ class Kernel:
 
     Args:
         bind: for one trace's numbers, the function of the tensors alone.
-        captured: tensors that the function reads besides its arguments; a list in which others may take their places.
+        captured: what the function reads besides its arguments.
         written: positions of the tensors that the function changes.
         result: the structure of what it returns.
         gradient: whether it is that of another function.
@@ -132,14 +136,14 @@ class Kernel:
         bind: Callable[[Notes], Bound],
         *,
         autograd: bool,
-        captured: list[Tensor] | None = None,
+        captured: Captured,
         written: tuple[int, ...] = (),
         result: Structure = ("other", ""),
         gradient: bool = False,
     ) -> None:
         self.name, self.numerics, self.autograd = name, numerics, autograd
         self.written, self.result = written, result
-        self.captured = [] if captured is None else captured
+        self.captured = captured
         self.key = named(name, self)
         self._bind = bind
         self._gradient = gradient
@@ -157,14 +161,12 @@ class Kernel:
         numbers: Sequence[Any],
         *,
         autograd: bool,
-        reads: Any = None,
     ) -> Kernel:
         """A kernel of a user's function.
 
         Args:
             examples: the tensors of a call, of which shape, dtype and device are looked at.
             numbers: those of a call.
-            reads: records what else the function reads.
         """
 
         def call(tensors: Sequence[Tensor], notes: Notes) -> Any:
@@ -177,34 +179,32 @@ class Kernel:
 
         types, dimensions = _types(examples), _dimensions(examples)
         device = examples[0].device if examples else torch.device("cpu")
-        captured: dict[int, Tensor] = {}
+        captured = Captured(fn, name)
+        met: dict[int, Tensor] = {}
         try:
-            with ExitStack() if reads is None else reads.restored():
-                effects = pointwise_effects(unbound, types, dimensions, device, name, reads, captured)
-                if reads is not None:
-                    with reads.preserved():
-                        pointwise_effects(unbound, types, dimensions, device, name)
-                    reads.settle()
-                    reads.keep(effects.captured)
+            with captured.reads.restored():
+                effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
+                with captured.reads.preserved():
+                    pointwise_effects(unbound, types, dimensions, device, name)
+                captured.keep(effects.captured)
         except TorchError:
-            if not captured:
-                with ExitStack() if reads is None else reads.preserved():
-                    trace_pointwise(unbound, types, dimensions, device, name)  # it may know better what is wrong
+            if not met:
+                # It may know better what is wrong, but for writes, which are fine here.
+                with contextlib.suppress(MutationError), captured.reads.preserved():
+                    trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
         result = results_apart(effects.returned, _known(effects.written, effects.arguments), results)
         _check_result(name, result, effects)
-        count, now = len(examples), list(effects.captured)
+        count = len(examples)
+
         def bind(notes: Notes) -> Bound:
             def function(*tensors: Tensor) -> tuple[Tensor, ...]:
                 passed = list(tensors[:count])
                 for i in effects.written:
                     passed[i] = passed[i].clone()
-                stand_ins = dict(zip(map(id, now), tensors[count:], strict=True))
-                with (
-                    ExitStack() if reads is None else reads.preserved(),
-                    Substituted(stand_ins) if stand_ins else ExitStack(),
-                ):
+                stand_ins = dict(zip(map(id, captured.tensors), tensors[count:], strict=True))
+                with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                     returned = call(passed, notes)
                 found: list[Tensor] = []
                 if results_apart(returned, _known(effects.written, passed), found) != result:
@@ -216,7 +216,8 @@ class Kernel:
 
             return function
 
-        return Kernel(name, numerics, bind, autograd=autograd, captured=now, written=effects.written, result=result)
+        written = effects.written
+        return Kernel(name, numerics, bind, autograd=autograd, captured=captured, written=written, result=result)
 
     # -- traces --------------------------------------------------------------------------------------------
 
@@ -248,13 +249,29 @@ class Kernel:
         for variant in variants:
             if variant.fits(numbers):
                 return variant
+        with TRACE_LOCK:
+            # Another thread may have made it meanwhile.
+            for variant in variants:
+                if variant.fits(numbers):
+                    return variant
+            return self._new_variant(variants, types, dimensions, device, numbers, target)
+
+    def _new_variant(
+        self,
+        variants: list[Variant],
+        types: Sequence[ArgumentType],
+        dimensions: int,
+        device: torch.device,
+        numbers: Sequence[Any],
+        target: Target,
+    ) -> Variant:
         if len(variants) >= _MAX_VARIANTS:
-            warnings.warn(
+            warn(
                 f"{self.name} has been compiled {_MAX_VARIANTS} times for other numbers: it decides by their values, "
                 "or gives them to functions that cannot be followed (int(x), float(x), range(x)). Compute what changes "
                 "from call to call with Python's operators and the functions of `math`, or pass it as a tensor without "
                 "dimensions.",
-                stacklevel=2,
+                otherwise=self.captured.where,
             )
             variants.clear()
         variant = self._traced(types, dimensions, device, list(numbers), target)
@@ -266,7 +283,9 @@ class Kernel:
     ) -> Variant:
         def trace(notes: Notes) -> tuple[PointwiseGraph, list[CoreSource], object]:
             bound = self._bind(notes)
-            traced = trace_pointwise(bound, types, dimensions, device, self.name, gradient=self._gradient)
+            traced = trace_pointwise(
+                bound, types, dimensions, device, self.name, gradient=self._gradient, reads=self.captured.reads
+            )
             source = emit_core(
                 traced.step,
                 self.name,
@@ -278,7 +297,8 @@ class Kernel:
             )
             return traced, [source], None
 
-        traced, sources, conditions, slots = follow(trace, numbers)
+        with self.captured.traced():
+            traced, sources, conditions, slots = follow(trace, numbers)
         return Variant(traced, sources[0], conditions, slots[0])
 
     def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
@@ -418,7 +438,12 @@ class Kernel:
                 return gradient_of(self._bind(notes), len(wanted), differentiable, wanted)
 
             found = self._gradients[key] = Kernel(
-                f"{self.name}_backward", self.numerics, bind, autograd=self.autograd, gradient=True
+                f"{self.name}_backward",
+                self.numerics,
+                bind,
+                autograd=self.autograd,
+                captured=self.captured,
+                gradient=True,
             )
         return found
 

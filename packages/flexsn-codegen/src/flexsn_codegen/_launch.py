@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ from flexsn_codegen._numerics import compile_options
 from flexsn_codegen.errors import ArgumentError, DeviceError
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
-from flexsn_codegen.targets.triton import TRITON, launcher
+from flexsn_codegen.targets.triton import TRITON, interpreting, launcher
 
 BLOCK = 1024
 # The interpreter's time goes with the number of programs; numpy does the rest.
@@ -111,7 +109,7 @@ def launch(
         return None
     if interpreted():
         block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
-        with _quiet():
+        with interpreting():
             kernel[(-(-numel // block),)](*tensors, *numbers, BLOCK=block)
         return None
     options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
@@ -172,11 +170,3 @@ def _grid(numel: int) -> tuple[int]:
 @functools.cache
 def _single_device() -> bool:
     return torch.cuda.device_count() == 1
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without numpy's warnings: the interpreter computes with it, and overflow is nothing special."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        yield

@@ -9,7 +9,6 @@ import contextlib
 import functools
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,31 +16,27 @@ from torch import Tensor
 
 from flexsn_codegen._autograd import WithGradients
 from flexsn_codegen._calls import Parts, Structure, put_together
+from flexsn_codegen._captured import Captured
 from flexsn_codegen._checks import check_gradients, check_tensors, is_followed, wants_gradients
 from flexsn_codegen._cut import CutFunction, Function
 from flexsn_codegen._host_numbers import Notes, noting
 from flexsn_codegen._kernels import Kernels
-from flexsn_codegen.errors import ArgumentError
-from flexsn_graph import MutationError, NothingCutError, StatefulCoreError, Substituted, TorchError, cells_effects
+from flexsn_codegen.errors import ArgumentError, TraceError
+from flexsn_graph import (
+    DataDependentError,
+    MutationError,
+    NothingCutError,
+    StatefulCoreError,
+    Substituted,
+    TorchError,
+    cells_effects,
+)
 from flexsn_graph.reads import Reads
 
 # Functions that cut are kept for as many kinds of calls.
 _MAX_CUTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A function as one that cuts.
-
-    Attributes:
-        function: of the arguments' tensors, and then the captured ones.
-        reads: what it reads besides its arguments.
-        captured: the tensors among that, as they were when it was made.
-    """
-
-    function: CutFunction
-    reads: Reads
-    captured: tuple[Tensor, ...]
+# Sizes that are cut into a few equal pieces, or into pieces of an even size.
+_CUT_SIZES = (2, 3, 4, 6, 8, 12, 24, 64)
 
 
 class Pieces:
@@ -49,22 +44,13 @@ class Pieces:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._known: dict[tuple[Any, ...], Cut] = {}
+        self._known: dict[tuple[Any, ...], CutFunction] = {}
 
     def known(self, structure: Structure, parts: Parts) -> tuple[CutFunction, tuple[Tensor, ...]] | None:
         """The function for a call, if it is known to cut there, and the captured tensors as they are now."""
-        if not self._known:
-            return None
-        kind = _kind(structure, parts)
-        found = self._known.get(kind)
-        if found is None:
-            return None
-        captured = found.reads.fetch()
-        if captured is None:  # it reads something else now
-            del self._known[kind]
-            return None
-        found.function.captured[:] = captured  # a trace for other shapes meets those of now
-        return found.function, captured
+        found = self._known.get(_kind(structure, parts)) if self._known else None
+        captured = None if found is None else found.captured.fetch()
+        return None if found is None or captured is None else (found, captured)
 
     def made(
         self, structure: Structure, parts: Parts, error: Exception
@@ -80,21 +66,27 @@ class Pieces:
         grad = torch.is_grad_enabled()
         try:
             cut = cut_of(self._kernels, structure, parts.tensors, parts.numbers)
-            tensors = [*parts.tensors, *cut.captured]
+            captured = tuple(cut.captured.tensors)
+            tensors = [*parts.tensors, *captured]
+            check_tensors(self._kernels.name, tensors)
             # What torch refuses for the tracer's shapes may be fine for the arguments' own.
             wanted = tuple(grad and t.requires_grad for t in tensors)
-            cut.function.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
+            cut.trace(tensors, parts.numbers, wanted, must_cut=not isinstance(error, TorchError))
         except NothingCutError:
             raise error from None
         except (TorchError, MutationError) as second:
             if isinstance(error, ArgumentError) or isinstance(second, MutationError):
                 raise error from second
             raise second from None  # it speaks of the arguments' own shapes
+        except TraceError:
+            if isinstance(error, DataDependentError):  # a captured tensor, which is no constant either
+                raise error from None
+            raise
         if len(self._known) >= _MAX_CUTS:
             self._known.clear()
         self._known[_kind(structure, parts)] = cut
-        self._kernels.captured_by_cuts[structure] = cut.captured
-        return cut.function, cut.captured
+        self._kernels.known_cuts[structure] = cut
+        return cut, captured
 
     def run(self, cut: CutFunction, captured: Sequence[Tensor], parts: Parts) -> Any:
         """Calls it.
@@ -114,98 +106,107 @@ class Pieces:
         return results[0] if cut.single else tuple(results)
 
 
-def cut_of(kernels: Kernels, structure: Structure, examples: Sequence[Tensor], numbers: Sequence[Any]) -> Cut:
+def cut_of(kernels: Kernels, structure: Structure, examples: Sequence[Tensor], numbers: Sequence[Any]) -> CutFunction:
     """A function, called in such a structure, as one that cuts.
 
     Args:
         examples: the tensors of a call; shapes, dtypes and devices are looked at.
         numbers: those of a call.
     """
-    reads = Reads(kernels.fn)
+    captured = Captured(kernels.fn, kernels.name)
 
     def run(*values: Tensor) -> Any:
         return _called(kernels, structure, values, Notes(numbers))
 
-    captured: tuple[Tensor, ...] = ()
-    with reads.restored():
+    tensors: tuple[Tensor, ...] = ()
+    with captured.reads.restored():
         try:
-            captured = cells_effects(run, examples, reads).captured
-            with reads.preserved():
+            tensors = cells_effects(run, examples, captured.reads).captured
+            with captured.reads.preserved():
                 cells_effects(run, examples)
         except StatefulCoreError:
             raise
         except Exception:
             pass  # its trace says why
-        reads.settle()
-        reads.keep(captured)
-    return Cut(cut_function(kernels, structure, captured, reads=reads), reads, captured)
+        captured.keep(tensors)
+    return _cut_function(kernels, structure, captured)
 
 
-def cut_function(
+def cut_for_graphs(
     kernels: Kernels,
     structure: Structure,
-    captured: Sequence[Tensor],
-    otherwise: Exception | None = None,
-    *,
-    reads: Reads | None = None,
+    kinds: Sequence[tuple[torch.dtype, int]],
+    numbers: Sequence[Any],
+    otherwise: Exception,
 ) -> CutFunction:
-    """A function, called in such a structure, of the arguments' tensors and then those that it captures.
+    """A function, called in such a structure, as one that cuts arguments of which no sizes are known.
 
     Args:
         otherwise: raised where it cuts nothing.
-        reads: of the function, whose objects are as they were after each trace.
     """
-    now = list(captured)
+    known = kernels.known_cuts.get(structure)
+    if known is not None and known.captured.fetch() is not None:
+        captured = known.captured
+    else:
+        captured = Captured(kernels.fn, kernels.name)
+        captured.keep(_captured_at_some_size(kernels, structure, kinds, numbers, captured.reads))
+    return _cut_function(kernels, structure, captured, otherwise)
+
+
+def _cut_function(
+    kernels: Kernels, structure: Structure, captured: Captured, otherwise: Exception | None = None
+) -> CutFunction:
+    now = captured.tensors
+    has_captured = bool(now)
 
     def bind(notes: Notes) -> Function:
         def function(*values: Tensor) -> Any:
             count = len(values) - len(now)
             stand_ins = dict(zip(map(id, now), values[count:], strict=True))
-            with (
-                ExitStack() if reads is None else reads.preserved(),
-                Substituted(stand_ins) if stand_ins else ExitStack(),
-            ):
+            with captured.reads.preserved(), Substituted(stand_ins) if stand_ins else ExitStack():
                 return _called(kernels, structure, values[:count], notes)
 
         # What is called as it is keeps its own name and lines.
         plain_call = not notes.numbers and structure == ("call", (("tensor",),) * len(structure[1]), ())
-        if not plain_call or captured:
+        if not plain_call or has_captured:
             return function
-        if reads is None:
-            return kernels.fn
 
         @functools.wraps(kernels.fn, updated=())
         def plain(*values: Tensor) -> Any:
-            with reads.preserved():
+            with captured.reads.preserved():
                 return kernels.fn(*values)
 
         return plain
 
-    cut = CutFunction(bind, kernels.name, kernels.numerics, otherwise=otherwise)
+    cut = CutFunction(bind, kernels.name, kernels.numerics, captured, otherwise=otherwise)
     cut.must_cut = not isinstance(otherwise, TorchError)
-    cut.captured = now
     return cut
 
 
-def captured_for_graphs(
-    kernels: Kernels, structure: Structure, kinds: Sequence[tuple[torch.dtype, int]], numbers: Sequence[Any]
+def _captured_at_some_size(
+    kernels: Kernels,
+    structure: Structure,
+    kinds: Sequence[tuple[torch.dtype, int]],
+    numbers: Sequence[Any],
+    reads: Reads,
 ) -> tuple[Tensor, ...]:
-    """The tensors that a function captures in calls of which no sizes are known."""
-    known = kernels.captured_by_cuts.get(structure)
-    if known is not None:
-        return known
+    """The tensors that a function captures, found by running it at sizes that it may cut.
+
+    Args:
+        reads: records what else it reads, as far as it comes; its trace records the rest.
+    """
     found: dict[int, Tensor] = {}
 
     def run(*values: Tensor) -> Any:
         return _called(kernels, structure, values, Notes(numbers))
 
-    sizes = [1]
+    sizes = [1, *_CUT_SIZES]
     for size in sizes:
         examples = [torch.empty((size,) * dims, dtype=dtype, device="meta") for dtype, dims in kinds]
         before = len(found)
         with contextlib.suppress(Exception):
-            return cells_effects(run, examples, None, found).captured
-        if len(found) > before or len(sizes) == 1:
+            return cells_effects(run, examples, reads, found).captured
+        if len(found) > before:
             # Sizes that may fit to what it captures, whole or cut into a few pieces.
             own = sorted({n for tensor in found.values() for n in tensor.shape})
             sizes += [many * n for n in own for many in (1, 2, 3, 4) if many * n not in sizes][:64]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._calls import take_apart, take_lists_apart
-from flexsn_codegen._checks import check_tensors, without_tensors
+from flexsn_codegen._checks import check_tensors, outs_of, without_tensors
 from flexsn_codegen._foreach import OverLists
 from flexsn_codegen._foreach_op import lists_by_operator
 from flexsn_codegen._kernel import Kernel
@@ -133,12 +133,18 @@ class Pointwise(Generic[P, R]):
         Args:
             out: a tensor for each result, of its shape and dtype; of any strides. One may be an argument, too.
 
+        In compiled code, the results are copied there.
+
         Raises:
-            ArgumentError: they are not as the results.
+            ArgumentError: they are no tensors, or not as the results.
             WriteError: one of them overlaps with itself, or with an argument that it is not.
             AutogradError: one of them, or of the arguments, requires a gradient, outside of `torch.no_grad()`.
         """
-        return cast(R, self._call(args, kwargs, [out] if isinstance(out, Tensor) else list(out)))
+        outs = outs_of(self._name, out)
+        if not torch.compiler.is_dynamo_compiling():
+            return cast(R, self._call(args, kwargs, outs))
+        structure, parts = take_apart(self._name, args, kwargs)
+        return cast(R, by_operator(self._kernels, structure, parts, outs))
 
     def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
         """Does what `into` does, and returns what does it again, by a shorter road.
@@ -155,9 +161,11 @@ class Pointwise(Generic[P, R]):
         """
 
         def by_into(out: Sequence[Tensor], args: Sequence[Tensor]) -> None:
-            self._call(tuple(args), {}, list(out))
+            cast(Any, self).into(out, *args)
 
         by_into(out, args)
+        if torch.compiler.is_dynamo_compiling():
+            return by_into
         structure, parts = take_apart(self._name, args, {})
         return self._prepared.repeated(structure, parts.tensors, list(out)) or by_into
 
@@ -213,7 +221,7 @@ class Pointwise(Generic[P, R]):
             wanted: for each, whether its gradient is.
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
-        flags = [*wanted, *(t.requires_grad for t in kernel.captured)]
+        flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
         traced = kernel.variant(tensors, numbers, flags, TRITON).traced
         if not any(traced.differentiable):
             raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
@@ -225,7 +233,11 @@ class Pointwise(Generic[P, R]):
         structure, parts = take_apart(self._name, args, kwargs)
         plain = is_plain(parts.tensors if outs is None else [*parts.tensors, *outs])
         if plain:
-            found = self._prepared.call(structure, parts, outs)
+            try:
+                found = self._prepared.call(structure, parts, outs)
+            except RuntimeError:
+                check_tensors(self._name, parts.tensors)  # without sizes: nested
+                raise
             if found is not NOT_PREPARED:
                 return found
         check_tensors(self._name, parts.tensors)

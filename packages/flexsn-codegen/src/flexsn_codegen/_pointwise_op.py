@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import wrap_triton
 
 from flexsn_codegen._by_values import by_values, has_symbols, like
+from flexsn_codegen._checks import check_writes_in_graph
 from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._forward_mode import tangents_of
 from flexsn_codegen._kernel import Kernel, Launch, kernel_of
@@ -102,6 +103,7 @@ def pointwise_in_place_op(
 def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], kernel: str) -> list[Tensor]:
     found = kernel_of(kernel)
     tensors = found.merged(read, written)
+    check_writes_in_graph(found, tensors)
     results: list[Tensor] = found.empty_results(tensors, like(numbers), target_of(tensors[0].device), None)
     return results
 
@@ -303,6 +305,7 @@ def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
     read, written, numbers, key = args
     kernel = kernel_of(key)
     tensors = kernel.merged(read, written)
+    check_writes_in_graph(kernel, tensors)
     if has_symbols(numbers) or not _is_direct(tensors[0].device):
         # Also for constants: compilers make nothing of operators that both write and return lists.
         with mode:

@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from flexsn_codegen._calls import Parts, Structure, results_together
-from flexsn_codegen._checks import check_gradients, wants_gradients, without_tensors, written_forward
-from flexsn_codegen._kernel import kernel_of
+from flexsn_codegen._checks import (
+    check_gradients,
+    into_what_writes,
+    wants_gradients,
+    without_tensors,
+    written_forward,
+)
+from flexsn_codegen._cut import CutFunction
+from flexsn_codegen._kernel import Kernel, kernel_of
 from flexsn_codegen._kernels import Kernels, kernels_of
-from flexsn_codegen._pieces import captured_for_graphs, cut_function
+from flexsn_codegen._launch import target_of
+from flexsn_codegen._pieces import cut_for_graphs
 from flexsn_codegen._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
+from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
 from flexsn_codegen._torch_private_modes import constant, is_forward_mode
-from flexsn_codegen.errors import OF_A_CALL
+from flexsn_codegen._writes import check_outs
+from flexsn_codegen.errors import OF_A_CALL, ArgumentError
 
 
-def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
-    """Calls a function where a compiler or a transform sees it."""
+def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
+    """Calls a function where a compiler or a transform sees it.
+
+    Args:
+        outs: what the results are copied to; `None`: they are new memory.
+    """
     tensors = parts.tensors
     dims = 0
     for tensor in tensors:
@@ -29,14 +45,26 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts) -> Any:
         tensors = [*tensors, *kernels.captured[key]]
     if not tensors:
         raise without_tensors(kernels.name)
-    if wants_gradients(tensors):
-        check_gradients(kernels.name, writes=bool(written), autograd=kernels.autograd)
+    if wants_gradients(tensors if outs is None else [*tensors, *outs]):
+        check_gradients(kernels.name, writes=bool(written) or outs is not None, autograd=kernels.autograd)
+    if outs is not None and written:
+        raise into_what_writes(kernels.name)
     if not written:
         scalars = [t.dim() == 0 for t in tensors]
         if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
             results = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
         else:
             results = pointwise_op(tensors, parts.numbers, scalars, key)
+        if outs is not None:
+            if cuts:
+                raise ArgumentError(
+                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without "
+                    "`into`."
+                )
+            check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
+            for out, one in zip(outs, results, strict=True):
+                out.copy_(one)
+            return results_together(result, outs, ())
         if cuts:
             # It was traced with the arguments' own shapes just now.
             return results[0] if _is_single(key) else tuple(results)
@@ -63,21 +91,53 @@ def _prepared(
     pairs = zip(shapes, dtypes, strict=True)
     examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
     cut = kernels.cuts.get((structure, kinds))
-    if cut is None:
+    if cut is None or cut.captured.fetch() is None:
+        numbers = samples(structure)
         try:
-            kernel, captured = kernels.find(structure, examples, samples(structure))
+            kernel, captured = kernels.find(structure, examples, numbers)
+            tensors = [*examples, *captured]
+            if tensors:  # also its trace may show that it cuts
+                kernel.variant(tensors, numbers, [False] * len(tensors), target_of(tensors[0].device))
         except OF_A_CALL:
             raise
         except Exception as error:
             if not kinds:
                 raise
-            captured = captured_for_graphs(kernels, structure, kinds, samples(structure))
-            cut = kernels.cuts[structure, kinds] = cut_function(kernels, structure, captured, error)
-            kernels.captured[cut.key] = captured
+            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, numbers, error)
         else:
-            kernels.captured[kernel.key] = captured
-            return kernel.key, len(captured), kernel.written, kernel.result, False
-    return cut.key, len(kernels.captured[cut.key]), (), (), True
+            num_captured = follow_reads(kernels, kernel)
+            return kernel.key, num_captured, kernel.written, kernel.result, False
+    return cut.key, follow_reads(kernels, cut), (), (), True
+
+
+def follow_reads(kernels: Kernels, kernel: Kernel | CutFunction) -> int:
+    """Makes a graph with a kernel see what its function reads besides its arguments; the number of captured tensors.
+
+    Another call of the graph gets other tensors; where anything else has changed, Dynamo records another graph.
+    """
+    captured, key = kernel.captured, kernel.key
+    if key not in kernels.captured:
+        weakref.finalize(kernel, kernels.captured.pop, key, None)
+    kernels.captured[key] = tuple(captured.tensors)
+    if not records_a_graph():
+        return len(captured.tensors)
+
+    def holds(kernel: object = kernel) -> bool:  # the graph names the kernel, which lives as long as the graph
+        found = captured.fetch()
+        if found is None:
+            return False
+        kernels.captured[key] = found
+        return True
+
+    names = written_before(captured.reads.places())
+    if names:
+        leave_graph(
+            f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
+            f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
+            "outside of the compiled function."
+        )
+    recompile_unless(holds, f"what {kernels.name} reads besides its arguments is as when the graph was made")
+    return len(captured.tensors)
 
 
 @constant

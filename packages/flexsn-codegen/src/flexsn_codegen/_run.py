@@ -62,7 +62,7 @@ def run(
             check_into(kernel, tensors, dtypes, outs)
         results = kernel.run(tensors, numbers, [False] * len(tensors), outs or ())[0]
         if prepared is not None:
-            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernels.reads_of(kernel), target, outs)
+            prepared.add(structure, parts.tensors, captured, numbers, kernel, kernel.captured.reads, target, outs)
     if kernel.written or outs:
         tell_written([*[tensors[i] for i in kernel.written], *(outs or ())])
     return results_together(kernel.result, results, tensors)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen._captured import Captured
 from flexsn_codegen._cut import CutFunction
 from flexsn_codegen._numerics import Numerics
 from flexsn_codegen._pointwise import Gradient, Pointwise
@@ -50,7 +51,8 @@ def kernels(
     try:
         shown = [_of_whole(whole, inputs, target)]
     except Exception as error:
-        return _of_pieces(CutFunction(lambda notes: fn, name, numerics), inputs, target, error, gradient=gradient)
+        cut = CutFunction(lambda notes: fn, name, numerics, Captured(fn, name))
+        return _of_pieces(cut, inputs, target, error, gradient=gradient)
     if not gradient:
         return shown, []
     built = whole.traced(*inputs)

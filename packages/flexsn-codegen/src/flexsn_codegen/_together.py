@@ -13,7 +13,7 @@ from flexsn_codegen._kernel import PREFIX, Planned, Variant
 from flexsn_codegen._launch import BLOCK, interpreted
 from flexsn_codegen._numerics import compile_options
 from flexsn_codegen._source import KernelSource
-from flexsn_codegen.targets.triton import TRITON
+from flexsn_codegen.targets.triton import TRITON, interpreting
 from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
 
 
@@ -50,7 +50,8 @@ class Group:
         """Launches with these numbers."""
         grid = (self.table.shape[0],)
         if interpreted():
-            self.kernel[grid](self.table, *words, BLOCK=BLOCK)
+            with interpreting():
+                self.kernel[grid](self.table, *words, BLOCK=BLOCK)
             return
         options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self.fast_math)
         with torch.cuda.device(self.table.device):

@@ -42,18 +42,38 @@ def check_apart(name: str, what: str, written: Tensor, other: str, read: Tensor,
     same = written.data_ptr() == read.data_ptr() and written.shape == read.shape and written.stride() == read.stride()
     if same and may_be_same:
         return
-    raise WriteError(
+    raise shared_memory(name, what, other)
+
+
+def shared_memory(name: str, what: str, other: str) -> WriteError:
+    """The error for a written tensor that has memory in common with another one."""
+    return WriteError(
         f"{what} of {name} is written to, and is memory that {other} has, too: what is read of it would depend on the "
         "order in which elements are computed. Pass a .clone() of one of the two."
     )
+
+
+def overlap_in_graph(a: Tensor, b: Tensor) -> bool | None:
+    """True if two tensors of a compiler, which have no data, have memory in common; `None`: their sizes are symbols."""
+    if a.untyped_storage()._cdata != b.untyped_storage()._cdata:
+        return False
+    if any(type(n) is not int for t in (a, b) for n in (*t.shape, *t.stride(), t.storage_offset())):
+        return None
+    if a.numel() == 0 or b.numel() == 0:
+        return False
+    first_a, first_b = (int(t.storage_offset()) * t.element_size() for t in (a, b))
+    return _reach_the_same(a, first_a, b, first_b)
 
 
 def _overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors may have memory in common."""
     if a.numel() == 0 or b.numel() == 0 or a.untyped_storage().data_ptr() != b.untyped_storage().data_ptr():
         return False
-    first_a, last_a = _extent(a)
-    first_b, last_b = _extent(b)
+    return _reach_the_same(a, a.data_ptr(), b, b.data_ptr())
+
+
+def _reach_the_same(a: Tensor, first_a: int, b: Tensor, first_b: int) -> bool:
+    last_a, last_b = first_a + _extent(a), first_b + _extent(b)
     if last_a <= first_b or last_b <= first_a:
         return False
     # Columns of one matrix lie between each other and have nothing in common.
@@ -80,11 +100,10 @@ def _steps(tensor: Tensor) -> list[tuple[int, int]]:
     return [(int(stride), int(size)) for stride, size in every if size != 1]
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Its first byte, and that behind its last one."""
-    first = tensor.data_ptr()
+def _extent(tensor: Tensor) -> int:
+    """The number of bytes from its first element to the end of its last one."""
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    return first, first + (reach + 1) * tensor.element_size()
+    return (reach + 1) * tensor.element_size()
 
 
 def check_outs(

@@ -25,6 +25,7 @@ from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, Term, V
 from flexsn_graph._step import CoreTrace, StepTrace, StepValue, trace_step
 from flexsn_graph._step_graph import StepGraph
 from flexsn_graph._substitute import Converted, Effects, Substituted
+from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph._zero_one import not_zero_one
 from flexsn_graph.cells import Axis, CellResult, Cells, Part
 from flexsn_graph.errors import (
@@ -54,6 +55,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "MAX_DIMENSIONS",
+    "TRACE_LOCK",
     "ArgumentType",
     "Axis",
     "CaptureError",

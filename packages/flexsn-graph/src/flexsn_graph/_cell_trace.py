@@ -81,6 +81,7 @@ def trace_cells(
     *,
     gradient: bool = False,
     must_cut: bool = True,
+    reads: Reads | None = None,
 ) -> CellGraph:
     """`fn` for arguments of these shapes, of which it may cut dimensions into pieces of one size and join them again.
 
@@ -92,6 +93,7 @@ def trace_cells(
         gradient: whether `fn` is made by `cells_gradient_of`.
         must_cut: refuses a function that cuts nothing, and of which the arguments broadcast: `trace_pointwise` is for
             these.
+        reads: records what `fn` reads besides its arguments, in this trace.
 
     Raises:
         NothingCutError: see `must_cut`.
@@ -100,7 +102,7 @@ def trace_cells(
     """
     fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
     with undisturbed():
-        graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut)
+        graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
         # Other sizes of what it does not cut, to see whether something else depends on them.
         mode = FakeTensorMode()
         with mode:
@@ -113,7 +115,7 @@ def trace_cells(
                 for t, free in zip(arguments, graph.free, strict=True)
             ]
         try:
-            other = _trace(fn, others, requires_grad, name, gradient, must_cut)
+            other = _trace(fn, others, requires_grad, name, gradient, must_cut, None)
             same = _described_graph(graph) == _described_graph(other)
         except Exception:
             same = False
@@ -164,6 +166,7 @@ def _trace(
     name: str,
     gradient: bool,
     must_cut: bool,
+    reads: Reads | None,
 ) -> CellGraph:
     single = False
 
@@ -175,7 +178,8 @@ def _trace(
             raise TraceError(f"{name} returned {_described(returned)}, not a tensor or a tuple of tensors.")
         return results
 
-    tracer = Tracer(fn, arguments, as_results, list(requires_grad), captures=partial(_NoCaptures, name))
+    captures = partial(_NoCaptures, name)
+    tracer = Tracer(fn, arguments, as_results, list(requires_grad), captures=captures, reads=reads)
     table = {op: rule for op, rule in TO_PRIMS.items() if op not in CUTTING_OPS}
     lowered = lower(tracer.record_forward(), tracer.mode, table)
     broadcast = broadcast_shapes([t.shape for t in arguments]) is not None

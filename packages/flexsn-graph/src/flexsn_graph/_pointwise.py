@@ -74,6 +74,7 @@ def trace_pointwise(
     name: str,
     *,
     gradient: bool = False,
+    reads: Reads | None = None,
 ) -> PointwiseGraph:
     """`fn` for one kind of arguments.
 
@@ -82,6 +83,7 @@ def trace_pointwise(
         dimensions: of the arguments that are no scalars, at most `MAX_DIMENSIONS`.
         name: of the function, for messages.
         gradient: whether `fn` is made by `gradient_of`.
+        reads: records what `fn` reads besides its arguments, in this trace.
 
     Raises:
         TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
@@ -91,7 +93,7 @@ def trace_pointwise(
     fn = unwrap_compiled(fn)
     with undisturbed():
         try:
-            first, second = (_trace(fn, arguments, sizes[:dimensions], device, name, gradient) for sizes in _SIZES)
+            first, second = (_trace(fn, arguments, s[:dimensions], device, name, gradient, reads) for s in _SIZES)
         except TorchError as error:
             raise _of_traced_shape(name, dimensions, error) from error
     if str(first.step.graph) != str(second.step.graph):
@@ -210,6 +212,7 @@ def _trace(
     device: torch.device,
     name: str,
     gradient: bool,
+    reads: Reads | None,
 ) -> PointwiseGraph:
     single = False
 
@@ -227,7 +230,7 @@ def _trace(
 
     examples = _examples(arguments, sizes, device)
     requires_grad = [a.requires_grad for a in arguments]
-    tracer = Tracer(fn, examples, as_results, requires_grad, captures=partial(_NoCaptures, name))
+    tracer = Tracer(fn, examples, as_results, requires_grad, captures=partial(_NoCaptures, name), reads=reads)
     lowered, _ = tracer.lower(tracer.record_forward(), sizes, sums_allowed=gradient)
     inputs = ports(Role.INPUT, len(arguments))
     graph = normalize(lowered, [port.name for port in inputs])

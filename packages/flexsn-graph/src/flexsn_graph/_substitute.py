@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._origins import Following, Origins
-from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, undisturbed
+from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, is_stand_in, undisturbed
 from flexsn_graph.reads import Reads
 
 
@@ -51,7 +51,7 @@ class Substituted(Converted):
         if not isinstance(value, Tensor):
             return value
         stand_in = self._stand_ins.get(id(value))
-        if stand_in is None and self._make is not None and not isinstance(value, FakeTensor):
+        if stand_in is None and self._make is not None and not is_stand_in(value):
             return self._make(value)
         return value if stand_in is None else stand_in
 
@@ -111,8 +111,8 @@ def effects_of(
             else:
                 origins = Origins(arguments)
                 origin = origins.origin(lambda t: isinstance(t, FakeTensor), lambda t: id(t) in captured)
-                with reads.restored(), reads.recording(), reads.run(origin):
-                    with Following(origins), Substituted(stand_ins, make):
-                        returned = fn(*arguments)
+                kept = reads.restored(), reads.recording(), reads.run(origin)
+                with kept[0], kept[1], kept[2], Following(origins), Substituted(stand_ins, make):
+                    returned = fn(*arguments)
     written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
     return Effects(tuple(captured.values()), written, returned, arguments)

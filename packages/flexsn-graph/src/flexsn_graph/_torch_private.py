@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -15,9 +14,11 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
+from flexsn_graph._trace_lock import TRACE_LOCK
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [
+    "DataDependentOutputException",
     "FakeTensor",
     "FakeTensorMode",
     "TorchDispatchMode",
@@ -30,6 +31,7 @@ __all__ = [
     "fake_like",
     "forget_fake_results",
     "gradients",
+    "is_stand_in",
     "min_cut_partitioner",
     "nodes_behind",
     "noting_nodes",
@@ -50,9 +52,12 @@ _NO_VJP = "gradients cannot be traced: kernels infer, but do not train"
 _NO_SPLIT = "`generate_forward_and_backward_graph` cannot split a joint graph"
 
 if TYPE_CHECKING:
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
+    DataDependentOutputException = private(
+        "torch._subclasses.fake_tensor", "DataDependentOutputException", _NO_TRACE
+    )
     FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_TRACE)
     FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_TRACE)
     TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
@@ -61,6 +66,7 @@ disable_proxy_modes_tracing = private("torch.fx.experimental.proxy_tensor", "dis
 _disable_current_modes = private("torch.utils._python_dispatch", "_disable_current_modes", _NO_TRACE)
 _without_torch_functions = private("torch._C", "DisableTorchFunction", _NO_TRACE)
 _current_autograd_node = private("torch._C", "_current_autograd_node", _NO_TRACE)
+_is_wrapped = private("torch._C", "_functorch.is_functorch_wrapped_tensor", _NO_TRACE)
 _next_sequence_nr = private("torch._C", "_autograd._get_sequence_nr", _NO_TRACE)
 _preserve_node_meta = private("torch.fx.traceback", "preserve_node_meta", _NO_TRACE)
 _fx_set_stack_trace = private("torch.fx.traceback", "set_stack_trace", _NO_TRACE)
@@ -114,7 +120,6 @@ Table = Mapping[Any, Callable[..., Any]]
 
 _MOST_FAKE_RESULTS = 10_000
 _AUTOCAST_DEVICES = ("cpu", "cuda")
-_ONE_AT_A_TIME = threading.RLock()
 # The autograd nodes in whose backward formulas a trace has been begun, the innermost last.
 _around: list[Any] = []
 
@@ -123,6 +128,11 @@ def forget_fake_results() -> None:
     """Bounds what torch remembers of calls with fake tensors: with each new number an entry, for ever."""
     if len(_fake_results) > _MOST_FAKE_RESULTS:
         _fake_results.clear()
+
+
+def is_stand_in(tensor: Tensor) -> bool:
+    """True for a fake tensor, and for one that a transform of `torch.func` has wrapped while a function runs."""
+    return isinstance(tensor, FakeTensor) or bool(_is_wrapped(tensor))
 
 
 def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
@@ -186,7 +196,7 @@ def undisturbed() -> Iterator[None]:
     ones run as written; backward in this thread, where the dispatch modes are. One trace at a time: FX patches Python
     globals while it traces.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with TRACE_LOCK, ExitStack() as stack:
         # Inside of an operator's implementation, dispatch keys are off that a trace needs.
         stack.enter_context(_force_keys(_INCLUDED, _EXCLUDED))
         stack.enter_context(_unsaved())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -31,6 +31,16 @@ DEFAULTS: dict[str, Callable[[], Any]] = {
         (lambda: _device.CURRENT_DEVICE) if _HAS_CURRENT else torch.get_default_device
     ),
 }
+
+
+def without_fx_wrapper(entry: Any) -> Any:
+    """The entry of a class that torch.fx has wrapped, as it wraps methods of `nn.Module` while it traces."""
+    while isinstance(entry, FunctionType) and entry.__globals__.get("__name__", "").startswith("torch.fx."):
+        wrapped = getattr(entry, "__wrapped__", None)
+        if wrapped is None:
+            break
+        entry = wrapped
+    return entry
 
 
 def hooks_of_all_modules() -> dict[str, dict[Any, Any]]:

@@ -21,7 +21,9 @@ from flexsn_graph._location import raised_at, told_by_torch
 from flexsn_graph._lowering import lower
 from flexsn_graph._positions import check_positions
 from flexsn_graph._prologue import Hoists, Prologue
+from flexsn_graph._refusals import reads_value
 from flexsn_graph._torch_private import (
+    DataDependentOutputException,
     FakeTensor,
     FakeTensorMode,
     fake_like,
@@ -478,5 +480,7 @@ def explained() -> Iterator[None]:
         if not told_by_torch(error):
             raise
         where = raised_at(error)
+        if isinstance(error, DataDependentOutputException):
+            raise reads_value(str(error), where) from error
         at = "" if where is None else f"\n  at {where}"
         raise TorchError(f"torch cannot trace the core: {error}{at}") from error

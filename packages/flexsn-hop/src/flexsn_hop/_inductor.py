@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from ._lowering import (
 from ._opaque import encode_program, run_scan
 from ._padding import without_padding
 from ._torch_private import InductorCall
+from .callers import warn
 from .errors import LoweringError
 
 __all__ = ["lower"]
@@ -50,7 +50,7 @@ def lower(
             f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
         )
     if found.lowerings and not _attributes(call):
-        warnings.warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}", stacklevel=2)
+        warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
     elif found.asked == "auto":
         _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
     return _lower_to_loop(call, layout)
@@ -120,10 +120,9 @@ def _attributes(call: InductorCall) -> list[Any]:
 
 def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
     if call.is_ahead_of_time:
-        warnings.warn(
+        warn(
             "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
             "have imported flexsn_hop, and nowhere else",
-            stacklevel=2,
         )
     sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]
     tensors = [value for index, value in enumerate(call.args) if index not in sizes]

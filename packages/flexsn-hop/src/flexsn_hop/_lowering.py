@@ -7,7 +7,6 @@ import functools
 import importlib
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from ._layout import BackwardLayout, ScanLayout
+from .callers import warn
 from .errors import LoweringError
 
 __all__ = [
@@ -40,7 +40,7 @@ KERNELS = "flexsn_runtime"
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
-CODE_VERSION = 6
+CODE_VERSION = 7
 """Raised whenever the code that this package makes of a scan, or of its gradient, changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
@@ -125,10 +125,9 @@ def _installed_kernels() -> ScanLowering | None:
     try:
         kernels: ScanLowering = importlib.import_module(KERNELS).KernelLowering()
     except Exception as error:
-        warnings.warn(
+        warn(
             f"compiled scans run as loops, since {KERNELS} is installed and cannot be imported: "
-            f"{type(error).__name__}: {error}",
-            stacklevel=2,
+            f"{type(error).__name__}: {error}"
         )
         return None
     return kernels

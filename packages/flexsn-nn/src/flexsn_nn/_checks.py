@@ -8,19 +8,23 @@ from collections.abc import Iterable
 from typing import TypedDict, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from flexsn_nn.errors import ParameterError, UnknownNameError
+from flexsn_nn.errors import InputShapeError, ParameterError, UnknownNameError
 
 
 class Range(TypedDict, total=False):
-    """Bounds of a number, and what to do when it is beyond them, a sentence."""
+    """Bounds of a number, and what to do when it is beyond them, a sentence.
+
+    `finite`: formulas with the number have finite derivatives also next to `above`. By default, a pole is there.
+    """
 
     at_least: float
     above: float
     at_most: float
     below: float
     hint: str
+    finite: bool
 
 
 def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> None:
@@ -57,13 +61,50 @@ def check_number(name: str, value: float | Tensor, **limits: Unpack[Range]) -> N
             raise ParameterError(f"{name} is {found}; it must be {bound}. {limits.get('hint', '')}".rstrip())
 
 
-def check_function(name: str, function: object) -> None:
+def check_function(name: str, function: object, example: str = "surrogate.Sigmoid()") -> None:
     """Raises `ParameterError` unless `function` can be called with a tensor: a class, or a name, cannot."""
     if isinstance(function, type):
         raise ParameterError(f"{name} is the class {function.__name__}; give an instance: {function.__name__}().")
     if not callable(function):
         raise ParameterError(
-            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, as surrogate.Sigmoid()."
+            f"{name} is {function!r}, a {type(function).__name__}; give a function of tensors, as {example}."
+        )
+
+
+def check_module(name: str, module: object) -> None:
+    """Raises `TypeError` unless `module` is an `nn.Module`: a class, or a list of modules, is none."""
+    if isinstance(module, nn.Module):
+        return
+    if isinstance(module, type):
+        raise TypeError(f"{name} is the class {module.__name__}; give an instance: {module.__name__}(...).")
+    remedy = ": nn.ModuleList(...) makes one of several" if isinstance(module, list | tuple) else ""
+    raise TypeError(f"{name} is a {type(module).__name__}; give an nn.Module{remedy}.")
+
+
+def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
+    """Raises unless `value` is a tensor.
+
+    Args:
+        name: the argument's, for the message.
+        dims: the fewest dimensions that it needs.
+
+    Raises:
+        TypeError: no tensor.
+        InputShapeError: fewer dimensions.
+    """
+    if not isinstance(value, Tensor):
+        remedy = ": torch.stack(...) makes one of several" if isinstance(value, list | tuple) else ""
+        raise TypeError(f"{name} is a {type(value).__name__}; give a tensor{remedy}.")
+    if value.dim() < dims:
+        raise InputShapeError(f"{name} has shape {list(value.shape)}; it needs at least {dims} dimension(s).")
+
+
+def check_device(name: str, own: Tensor, x: Tensor) -> None:
+    """Raises `ParameterError` if a tensor of a module is on another device than an input. (One number may be.)"""
+    if own.dim() and own.device != x.device:
+        raise ParameterError(
+            f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
+            "the input."
         )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn._affine import Absorbed, Behind, Producer, behind
@@ -17,30 +18,42 @@ from flexsn_nn._backends import (
     COMPILED,
     KERNEL_BACKENDS,
     Backend,
-    Choice,
     StepMode,
     check_backend,
     check_step_mode,
     choose,
+    choose_for_onnx,
     takes_step_mode,
     written_in,
 )
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
+from flexsn_nn._decisions import Decisions
+from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
+from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
+from flexsn_nn._inputs import check_input
+from flexsn_nn._leaf import Leaf, refuse_proxies
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
-from flexsn_nn._refusals import Refusals
+from flexsn_nn._refusals import Refusals, kinds_of
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
-from flexsn_nn._state_shapes import check_states, step_shape
-from flexsn_nn._stateful import is_own_forward
-from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
+from flexsn_nn._state_shapes import check_states, plain_states, step_shape
+from flexsn_nn._stateful import check_first_run, is_own, is_own_forward
+from flexsn_nn._torch_private import (
+    between_graphs,
+    constant,
+    is_exporting,
+    is_jit_tracing,
+    is_onnx_exporting,
+    recomputation,
+)
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExampleError, ExportError, InputCountError, StateError
+from flexsn_nn.errors import ExampleError, ExportError, InputCountError, InputShapeError, StateError
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
@@ -53,9 +66,23 @@ from flexsn_runtime import (
 
 _PLAIN = frozenset({Tensor, nn.Parameter})
 _Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
+_Asked = tuple[str, bool, bool, bool]
 
 
-class FlexSN(nn.Module):
+class _Repeats(NamedTuple):
+    """An earlier call that others may repeat.
+
+    Attributes:
+        program: runs them.
+        asked: what such a call returns and leaves behind: `FlexSN._asked`. A call that differs in it takes the long
+            way.
+    """
+
+    program: ScanProgram
+    asked: _Asked
+
+
+class FlexSN(Leaf):
     """A spiking neuron, or any recurrence that works element by element, from one time step of it.
 
     The state lives on the module from call to call until `reset()`; or, with `step`, in the caller's hands.
@@ -138,12 +165,11 @@ class FlexSN(nn.Module):
         self._programs = Programs(num_inputs, num_states, num_outputs, residuals)
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
-        # By the device's type, and whether a compiler traces the call.
-        self._choices: dict[tuple[str, bool], Choice] = {}
+        self._decisions = Decisions()
         self._refusals = Refusals()
         # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
         self._ready_made: bool | None = None
-        self._repeats: ScanProgram | None = None
+        self._repeats: _Repeats | None = None
         self.states: list[Tensor] = []
         self.state_seqs: list[Tensor] = []
         self.count_spikes = False
@@ -151,6 +177,7 @@ class FlexSN(nn.Module):
         self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for: tuple[torch.Size, list[torch.Size]] | None = None
+        self._graph: GraphOfCall | None = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
@@ -165,7 +192,7 @@ class FlexSN(nn.Module):
     @backend.setter
     def backend(self, backend: str) -> None:
         self._backend = check_backend(backend, self._step_mode)
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def step_mode(self) -> str:
@@ -177,7 +204,7 @@ class FlexSN(nn.Module):
         mode = check_step_mode(step_mode)
         check_backend(self._backend, mode)
         self._step_mode = mode
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
@@ -223,11 +250,25 @@ class FlexSN(nn.Module):
         super().__setattr__(name, kept)
         if not torch.compiler.is_compiling():
             self.__dict__.update(_ready_made=None, _repeats=None)
+            if name == "states":
+                self.__dict__.update(_graph=None, _reset_in=recomputation())
+            if name == "core":
+                self._forget_decisions()
+
+    def _forget_decisions(self) -> None:
+        """Begins the account of what runs again: another core, or another way to run it."""
+        if "_decisions" in self.__dict__:  # not in the constructor
+            self._decisions.clear()
+            self._refusals = Refusals()
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
         if isinstance(states, Tensor):
             raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
+        if states is not None and not isinstance(states, Iterable):
+            raise TypeError(
+                f"states is a {type(states).__name__}; give a list of num_states={self.num_states} tensors."
+            )
         return [] if states is None else list(states)
 
     def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor | list[Tensor]:
@@ -252,16 +293,16 @@ class FlexSN(nn.Module):
                 `torch.jit.trace`.
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
         packing = False
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         if not compiling:
-            if recomputation() not in (None, self._reset_in):
-                raise StateError(
-                    "activation checkpointing runs the neuron a second time, and it would not begin at the state that "
-                    "the first run began at. Checkpoint neuron.step, or a function that calls reset() first."
-                )
+            check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
+            if any(state.is_inference() for state in self.states):
+                self.__dict__["states"] = _for_autograd(self.states)
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
@@ -274,6 +315,9 @@ class FlexSN(nn.Module):
                 repeated = self._repeat(inputs, packing, absorbed)
             if repeated is not None:
                 return repeated
+            graph: GraphOfCall | None = self.__dict__.get("_graph")
+            if graph is not None and torch.is_grad_enabled():
+                graph.watch(self.states)
         exporting = compiling and is_exporting()
         if exporting and self.states:
             raise ExportError(
@@ -282,8 +326,8 @@ class FlexSN(nn.Module):
             )
         if not compiling and is_jit_tracing():
             raise ExportError(
-                "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
-                "or torch.compile."
+                "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
+                "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
@@ -297,9 +341,16 @@ class FlexSN(nn.Module):
             counts = per_channel(outputs[0], lead=1 if self._step_mode == "m" else 0)
         if compiling and not exporting:
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
-        elif not compiling:  # not through nn.Module's __setattr__, which takes half as long as launching a kernel
-            self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
+        elif not compiling:
+            self._hold_results(states, state_seqs, counts)
+            # Kernels' own backwards say it by themselves.
+            self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
+
+    def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
+        """Everything that a call leaves on the module, whichever way it ran."""
+        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
 
     def step(
         self,
@@ -330,6 +381,12 @@ class FlexSN(nn.Module):
             >>> output
             tensor([[4., 4.]])
         """
+        if isinstance(inputs, Proxy):
+            raise refuse_proxies(type(self).__name__)
+        if not isinstance(inputs, Iterable):
+            raise TypeError(
+                f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
+            )
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         if self._handover is not None:
             given, affine = self._handover.take(given, affine)
@@ -349,14 +406,17 @@ class FlexSN(nn.Module):
         Args:
             inside: the `recomputation()` that this is in.
         """
-        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _reset_in=inside)
+        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
-        self.states = [state.detach() for state in self.states]
-        self.state_seqs = [state.detach() for state in self.state_seqs]
-        if self.spike_counts is not None:
-            self.spike_counts = self.spike_counts.detach()
+        states = [state.detach() for state in self.states]
+        state_seqs = [state.detach() for state in self.state_seqs]
+        counts = None if self.spike_counts is None else self.spike_counts.detach()
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
+        else:  # no assignment from outside, which would begin a second run of checkpointing
+            self._hold_results(states, state_seqs, counts)
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
         """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
@@ -385,13 +445,10 @@ class FlexSN(nn.Module):
                 layout costs.
             affine: as for `forward`.
         """
-        lines = []
-        for (_, compiling), choice in self._choices.items():
-            lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
-            lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
-        ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
-        here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(self.modules())]
+        kinds = kinds_of(self.modules())
+        lines = self._decisions.lines(kinds)
+        if not self._decisions.has_kernels:
+            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -400,7 +457,7 @@ class FlexSN(nn.Module):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        launched = any(choice.backend in COMPILED for (_, inside), choice in self._choices.items() if not inside)
+        launched = self._decisions.has_launched(kinds)
         counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
@@ -437,7 +494,36 @@ class FlexSN(nn.Module):
         affine: Producer | None = None,
         count: bool = False,
         pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    ) -> _Ran:
+        """As `_run_unexplained`, and an error of the core's operations names the argument that is the cause."""
+        if torch.compiler.is_compiling():
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        try:
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        except (RuntimeError, ValueError) as error:
+            if inputs and all(isinstance(x, Tensor) for x in inputs):
+                self._explain_error(inputs, states, error)
+            raise
+
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        """Raises a clearer error than `error`, by checks too slow for a call that succeeds.
+
+        Args:
+            inputs, states: of the call that failed.
+        """
+        explain_devices(inputs, self, self.core, error)
+        explain_dtypes(inputs, error)
+
+    def _run_unexplained(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        affine: Producer | None = None,
+        count: bool = False,
+        pack: bool = False,
+    ) -> _Ran:
         """Outputs, final states, and the state sequences if they are to be kept.
 
         Args:
@@ -462,9 +548,12 @@ class FlexSN(nn.Module):
                     if compiling:
                         raise
                     self._refusals.forget()  # the core may have changed since
+                    self._decisions.forget((inputs[0].device.type, False))
                     if self._kernels_take(inputs, states):
                         raise
             backend = "torch"
+        if self._is_empty(inputs) and affine is None and self._specs_beforehand(inputs) is not None:
+            backend = "torch" if backend in COMPILED else backend  # nothing to launch, and no trace of the core
         return self._run_on(backend, inputs, states, keep, affine, count, pack)
 
     def _run_on(
@@ -510,7 +599,7 @@ class FlexSN(nn.Module):
                     results = run(program, (*inputs, *states), keep, absorbed)
                 else:
                     results = run_again(program, inputs, states, absorbed)
-                    self._remember(program, count)
+                    self._remember(program, count=count, pack=False)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -521,6 +610,11 @@ class FlexSN(nn.Module):
         if inputs[0].shape[0] > 0:
             return outputs, [sequence[-1] for sequence in carried], carried
         return outputs, [state.clone() for state in states or self._initial(inputs)], carried
+
+    def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
+        """True of a sequence without steps, outside of compilers, where the number of steps is a number."""
+        empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
+        return bool(empty)
 
     def _packs(self) -> bool:
         """Whether kernels may write the bits of the first output."""
@@ -543,26 +637,34 @@ class FlexSN(nn.Module):
                 *results, bits = run_kernels(program, (*inputs, *states), True, affine)
             else:
                 *results, bits = run_again(program, inputs, states, affine)
-                self._remember(program, count)
+                self._remember(program, count=count, pack=True)
         except SpikeBitsError as error:
             self._bits.refuse(self.core, str(error))
             return None
         self._bits.note(results[0], bits)
         return tuple(results)
 
-    def _remember(self, program: ScanProgram, count: bool) -> None:
-        """Lets `_repeat` make calls of this program, if it can."""
+    def _asked(self, packing: bool) -> _Asked:
+        """What a call of `forward` returns and leaves behind, by the attributes as they are now."""
+        own = self.__dict__  # a module's attributes take five times as long
+        mode = own["_step_mode"]
+        return mode, own["store_state_seqs"] and mode == "m", own["count_spikes"], packing
+
+    def _remember(self, program: ScanProgram, *, count: bool, pack: bool) -> None:
+        """Lets `_repeat` make calls of this program, if it can: those that keep no sequences and count nothing."""
         if not count and self._widening is None:
-            self.__dict__["_repeats"] = program
+            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, False, pack))
 
     def _has_absorbed(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether the call before took into its step what it was given for it, and would again with these inputs."""
         own = self.__dict__
-        program: ScanProgram | None = own["_repeats"]
-        if program is None or own["count_spikes"]:
+        repeats: _Repeats | None = own["_repeats"]
+        if repeats is None:
             return False
         fits = len(inputs) == own["num_inputs"] and type(inputs[0]) is Tensor and own["_step_mode"] == "m"
-        return fits and isinstance(program.core, Behind) and transform_at_work() is None
+        if not fits or not isinstance(repeats.program.core, Behind) or transform_at_work() is not None:
+            return False
+        return repeats.asked == self._asked(bool(repeats.program.bits))
 
     def _repeat(
         self, inputs: tuple[Tensor, ...], packing: bool, affine: Absorbed | None = None
@@ -573,12 +675,11 @@ class FlexSN(nn.Module):
             packing: whether kernels are to write the bits of the first output.
             affine: of the first input, in the step.
         """
-        own = self.__dict__  # a module's attributes take five times as long
-        program: ScanProgram | None = own["_repeats"]
-        if program is None or own["count_spikes"]:
+        own = self.__dict__
+        repeats: _Repeats | None = own["_repeats"]
+        if repeats is None or repeats.asked != self._asked(packing):
             return None
-        if packing is not bool(program.bits):
-            return None
+        program = repeats.program
         core, instead = program.core, None
         if affine is not None:
             if not isinstance(core, Behind) or core.kind != affine.kind:
@@ -601,7 +702,7 @@ class FlexSN(nn.Module):
         if packing:
             *results, bits = results
             self._bits.note(results[0], bits)
-        own["states"], own["state_seqs"] = list(results[end:]), []
+        self._hold_results(list(results[end:]), [], None)
         return results[0] if end == 1 else list(results[:end])
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
@@ -635,8 +736,11 @@ class FlexSN(nn.Module):
         """
         assert affine is None or affine.completion is None, "kernels complete gradients"
         sequences, finals = _SCANS[backend]
-        known = torch.compiler.is_compiling() or primals[0].shape[:1] != (0,)
-        specs = self._output_specs if known else self._empty_specs(primals)
+        specs: Sequence[Spec] | None = self._output_specs
+        if self._is_empty(primals):
+            specs = self._empty_specs(primals)
+        elif specs is None and torch.compiler.is_compiling() and primals[0].dim() > 0 and primals[0].shape[0] == 0:
+            specs = self._specs_beforehand(primals[: self.num_inputs])
         options: dict[str, object] = {}
         if backend == "hop" and at_zero:
             options["zero_states"] = (True,) * self.num_states
@@ -653,19 +757,37 @@ class FlexSN(nn.Module):
             **options,
         )
 
+    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+        """Shapes and dtypes of one step's outputs, where they are known without the core; `None`: they are not."""
+        if not self.num_outputs:
+            return []
+        step = step_shape(inputs, self._step_mode)
+        given = self._output_specs
+        return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
+
     def _empty_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
-        """What the outputs of one step look like where there is no step."""
+        """Shapes and dtypes of one step's outputs for a sequence without steps.
+
+        Examples of another shape than the step's are compared with a trace of the core, if it can be traced.
+        """
+        known = self._specs_beforehand(primals[: self.num_inputs])
+        if known is not None:
+            return known
         if self._output_specs is None:
-            raise ExampleError(
-                "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
-                "FlexSN example_outputs=(...), one step's outputs."
-            )
+            return self._traced_specs(primals)
         try:
             step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
         except Exception:  # the core may raise anything on tensors without data
             return self._output_specs
         compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
         return self._output_specs
+
+    def _traced_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
+        """Where no example says it."""
+        raise ExampleError(
+            "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+            "FlexSN example_outputs=(...), one step's outputs."
+        )
 
     def _asks_kernels(self, backend: str) -> bool:
         """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
@@ -675,19 +797,33 @@ class FlexSN(nn.Module):
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
-        """Whether kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
-        if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
-            return False
+        """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
+        why = self._why_loop(inputs, states)
+        if not torch.compiler.is_compiling():
+            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
+        return why is None
+
+    def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
+        """Why the loop runs a call for which kernels are chosen; `None`: they run it."""
+        if not _PLAIN.issuperset(map(type, (*inputs, *states))):
+            other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in _PLAIN)
+            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+        transform = transform_at_work()
+        if transform is not None:
+            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
-            return False  # without steps, nobody asks what a step is
+            return "the loop, in calls without steps (T == 0)"
         ready = self._ready_made
         if ready is None:
             ready = self.__dict__["_ready_made"] = self._is_ready_made()
         if ready:
-            return True
+            return None
         given = (*inputs, *states)
         training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
-        return self._refusal(inputs, states, training=training) is None
+        why = self._refusal(inputs, states, training=training)
+        if why is None:
+            return None
+        return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
     def _ask_for_portability(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
@@ -724,8 +860,8 @@ class FlexSN(nn.Module):
         if backend in COMPILED and affine is None:
             program = self._get_program()
             results = (run_step_between_graphs if compiling else single_step)(program, inputs, states)
-            if not compiling and self._widening is None:
-                self.__dict__["_repeats"] = program
+            if not compiling:
+                self._remember(program, count=False, pack=False)
             return results[: self.num_outputs], results[self.num_outputs :]
         primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:
@@ -742,8 +878,12 @@ class FlexSN(nn.Module):
         return tuple(t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True))
 
     def _starts_at_zero(self) -> bool:
-        """Whether `init_states` makes zeros, so that nobody has to call it."""
-        return type(self).init_states is FlexSN.init_states
+        """True if `init_states` makes zeros, so that no call of it is needed."""
+        return self._starts_by(FlexSN)
+
+    def _starts_by(self, kind: type[FlexSN]) -> bool:
+        """True if `init_states` is that of a class: neither a subclass nor an assignment to the object changed it."""
+        return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
@@ -767,7 +907,7 @@ class FlexSN(nn.Module):
     def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
         """The shapes that the states have for these inputs: those of the initial ones."""
         shape = torch.Size(step_shape(inputs, self._step_mode))
-        if type(self).init_states is FlexSN.init_states:
+        if self._starts_by(FlexSN):
             return [shape] * self.num_states
         if torch.compiler.is_compiling():
             return [state.shape for state in self._initial(inputs)]
@@ -780,31 +920,41 @@ class FlexSN(nn.Module):
         """The states, or an error if they are not for these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            states = plain_states(states)
         shape, device = step_shape(inputs, self._step_mode), inputs[0].device
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
+        if not torch.compiler.is_compiling():
+            states = _for_autograd(states)
         # A module that was moved to half precision has moved its states, too.
         return states if self._widening is None else [widened(state) for state in states]
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
         for i, value in enumerate(inputs):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"input {i} is a {type(value).__name__}; a neuron takes tensors.")
+            check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
             raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
+        if self._step_mode == "m" and not all(x.dim() for x in inputs):
+            raise InputShapeError(
+                "an input has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, set "
+                "step_mode='s'."
+            )
         return inputs
 
     # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """What runs; decided once for each type of device, inside and outside of compilers."""
+        if compiling and is_onnx_exporting():
+            return choose_for_onnx(backend)
         situation = (device.type, compiling)
-        choice = self._choices.get(situation)
+        choice = self._decisions.choice(situation)
         if choice is None:
             choice = choose(backend, step_mode, device, compiling)
-            if not self._choices:
+            if not self._decisions:
                 warn_of_unregistered(self.core)
-            self._choices[situation] = choice
+            self._decisions.choose(situation, choice)
         return choice.backend
 
     def _get_program(
@@ -819,8 +969,8 @@ class FlexSN(nn.Module):
         return not self._starts_by_input() and _PLAIN.issuperset(map(type, inputs))
 
     def _starts_by_input(self) -> bool:
-        """Whether `init_states` may look at more of the inputs than shape, dtype and format: a user's may."""
-        return not type(self).init_states.__module__.startswith("flexsn_nn.")
+        """True if `init_states` may read more of the inputs than shape, dtype and format: a user's may."""
+        return not is_own(self.init_states)
 
     def _step_function(self) -> Callable[..., Any]:
         """The core as it runs; another one may have been assigned."""
@@ -836,7 +986,7 @@ class FlexSN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = None
+        attributes["_repeats"] = attributes["_graph"] = None
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
@@ -855,6 +1005,13 @@ _SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[T
     "torch": (eager_scan, eager_scan_final_state),
     "hop": (flex_sn_scan, flex_sn_scan_final_state),
 }
+
+
+def _for_autograd(states: list[Tensor]) -> list[Tensor]:
+    """States of `torch.inference_mode` as copies that autograd may save, outside of it."""
+    if torch.is_inference_mode_enabled():
+        return states
+    return [state.clone() if state.is_inference() else state for state in states]
 
 
 def _are_sharded(inputs: Sequence[Tensor]) -> bool:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
-import warnings
 from typing import Literal, cast
 
+from flexsn_hop.callers import warn
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import PortabilityError, PortabilityWarning
 
@@ -53,21 +52,13 @@ def portability() -> Portability:
 def report(refusal: str) -> None:
     """Warns of what compiled kernels will refuse, or raises it."""
     message = (
-        "backend='auto' ran this core as a loop, because compiled kernels cannot run here. On a GPU it chooses them, "
+        "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"
         "Change the core, or ask for backend='torch', which is the loop on every device."
     )
     if _reaction == "error":
         raise PortabilityError(message)
-    warnings.warn(message, PortabilityWarning, stacklevel=level_of_the_caller())
-
-
-def level_of_the_caller() -> int:
-    """How far up the call of the neuron is, behind this package and what torch puts between."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("flexsn_nn", "torch.nn.")):
-        level, frame = level + 1, frame.f_back
-    return level
+    warn(message, PortabilityWarning)
 
 
 def _checked(reaction: str, what: str = "portability") -> Portability:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
+from flexsn_hop.callers import warn
 from flexsn_nn._checks import Range, check_number
-from flexsn_nn._portability import level_of_the_caller
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work
 
+_LED_BACK = "Its gradient is that of this number, and leads it back when the loss asks for that."
+_POLE = "Below, its gradient is 0: set it back, and take a smaller learning rate, or learn its logarithm."
 # On a GPU, a look at a parameter costs some launches: one of so many changes of it is followed by a look.
 _CHANGES = 16
 
@@ -83,12 +84,15 @@ class Ranges:
             check_number(name, value, **allowed)
         except ParameterError as error:
             self._warned.add(name)
-            warnings.warn(
+            warn(
                 f"a learned parameter of {type(module).__name__} has left its range, and counts as the nearest number "
-                f"in it: {error} Its gradient is that of this number, and leads it back when the loss asks for that.",
+                f"in it: {error} {_POLE if _has_pole(allowed) else _LED_BACK}",
                 RangeWarning,
-                stacklevel=level_of_the_caller(),
             )
+
+
+def _has_pole(allowed: Range) -> bool:
+    return "above" in allowed and not allowed.get("finite")
 
 
 def _is_outside(value: Tensor, allowed: Range) -> Tensor:

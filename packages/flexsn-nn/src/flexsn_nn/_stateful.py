@@ -2,34 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
+from flexsn_nn._checks import check_tensor
+from flexsn_nn._leaf import Leaf
+from flexsn_nn._torch_private import is_exporting, recomputation
+from flexsn_nn.errors import ExportError, InputDtypeError, StateError
+
+
+def is_own(function: object) -> bool:
+    """True if a function or method is this package's."""
+    module: str = getattr(function, "__module__", "")
+    return module.startswith("flexsn_nn.")
 
 
 def is_own_forward(module: nn.Module) -> bool:
-    """Whether calls return what this package's class computes: its `forward` was not overridden."""
-    module_of: str = getattr(module.forward, "__module__", "")
-    return module_of.startswith("flexsn_nn.")
+    """True if calls return what this package's class computes: its `forward` was not overridden."""
+    return is_own(module.forward)
 
 
-class Stateful(nn.Module):
-    """What `functional.reset_net`, `detach_net`, `get_states`, `set_states` and `set_step_mode` work on beside neurons.
+def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) -> None:
+    """Raises `StateError` in the second run of activation checkpointing, unless the state began in that run.
+
+    Args:
+        what: the module, for the message.
+        reset_in: the `recomputation()` in which the state was reset or set last.
+        remedy: what to checkpoint instead.
+    """
+    if recomputation() not in (None, reset_in):
+        raise StateError(
+            f"activation checkpointing runs {what} a second time, and it would not begin at the state that the first "
+            f"run began at. Checkpoint {remedy}."
+        )
+
+
+class Stateful(Leaf):
+    """Base of layers with a state: `functional.reset_net`, `detach_net`, `get_states`, `set_states` and
+    `set_step_mode` work on them as on neurons.
+
+    A layer of your own derives from it, reads `self.states` in its `forward`, and assigns the new ones. Reading them
+    where a state of the past would give wrong results raises an error.
 
     Args:
         step_mode: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
 
     Attributes:
         states: tensors, or empty before the first call and after `reset()`; no part of `state_dict()`.
+
+    Raises:
+        StateError: when `states` is read in the second run of `torch.utils.checkpoint`, and neither `reset()` nor an
+            assignment in that run set it.
+        ExportError: when `states` is read inside of `torch.export`, and holds what calls before the export left.
+
+    Example:
+        >>> class Sum(Stateful):
+        ...     def forward(self, x: Tensor) -> Tensor:
+        ...         before = self.states[0] if self.states else torch.zeros_like(x[0])
+        ...         y = before + x.cumsum(0)
+        ...         self.states = [y[-1]]
+        ...         return y
+        >>> layer = Sum()
+        >>> layer(torch.ones(2, 1)).flatten().tolist(), layer(torch.ones(2, 1)).flatten().tolist()
+        ([1.0, 2.0], [3.0, 4.0])
     """
 
     def __init__(self, step_mode: str = "m") -> None:
         super().__init__()
         self._step_mode: StepMode = check_step_mode(step_mode)
-        self.states: list[Tensor] = []
+        self._states: list[Tensor] = []
+        self._reset_in = recomputation()
+        self._set_in_export = False
 
     @property
     def step_mode(self) -> str:
@@ -40,19 +87,67 @@ class Stateful(nn.Module):
     def step_mode(self, step_mode: str) -> None:
         self._step_mode = check_step_mode(step_mode)
 
+    @property
+    def states(self) -> list[Tensor]:
+        """The tensors that the next call begins with."""
+        if not torch.compiler.is_compiling():
+            check_first_run(
+                f"the layer {type(self).__name__}", self._reset_in, "a function that calls its reset() first"
+            )
+        elif self._states and not self._set_in_export and is_exporting():
+            raise ExportError(
+                f"the layer {type(self).__name__} has a state, which an exported program cannot keep. Call reset() "
+                "before exporting."
+            )
+        return self._states
+
+    @states.setter
+    def states(self, states: list[Tensor] | None) -> None:
+        if isinstance(states, Tensor):
+            raise TypeError("states is a tensor; give a list of tensors.")
+        if states is not None and not isinstance(states, Iterable):
+            raise TypeError(f"states is a {type(states).__name__}; give a list of tensors.")
+        self._states = [] if states is None else list(states)
+        if torch.compiler.is_compiling():
+            self._set_in_export = is_exporting()
+        else:
+            self._reset_in, self._set_in_export = recomputation(), False
+
     def reset(self) -> None:
         """Forgets the state."""
         self.states = []
 
     def detach(self) -> None:
         """Cuts the state off from the graph that led to it."""
-        self.states = [state.detach() for state in self.states]
+        self._states = [state.detach() for state in self._states]
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: the state is cut off from its graph."""
-        return {**self.__dict__, "states": [state.detach() for state in self.states]}
+        return {**self.__dict__, "_states": [state.detach() for state in self._states]}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Stateful:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.states = [fn(state) for state in self.states]
+        self._states = [fn(state) for state in self._states]
         return self
+
+
+def check_kept(name: str, kept: Tensor, shape: torch.Size, like: Tensor) -> None:
+    """Raises `StateError` unless a state fits the step of a call.
+
+    Args:
+        name: of what is kept, for the message.
+        kept: the state.
+        shape: the shape that it has for this call.
+        like: the input: dtype and device.
+    """
+    found = f"{list(kept.shape)} {kept.dtype} on {kept.device}"
+    wanted = f"{list(shape)} {like.dtype} on {like.device}"
+    if kept.shape != shape or kept.dtype != like.dtype or kept.device != like.device:
+        raise StateError(f"{name} is {found}; for this input it is {wanted}. Call reset() between batches.")
+
+
+def check_floating(what: str, x: Tensor) -> None:
+    """Raises `InputDtypeError`, or `TypeError`, unless an input is a floating-point tensor."""
+    check_tensor("the input", x)
+    if not x.is_floating_point():
+        raise InputDtypeError(f"the input is {x.dtype}; {what} needs floating-point input: x.float().")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import inspect
 import types
-import warnings
 from collections.abc import Iterator
 from functools import partial
 from itertools import islice
@@ -13,6 +12,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from flexsn_hop.callers import warn
 
 # A container of more is data.
 _MOST_ENTRIES = 1000
@@ -26,11 +27,10 @@ def warn_of_unregistered(core: object) -> None:
     """
     names = unregistered(core)
     if names:
-        warnings.warn(
+        warn(
             f"the core captures parameters that no module and no optimizer has: {', '.join(names)}. They get "
             "gradients, but nobody updates them. Make the core an nn.Module that owns them, register them "
-            "(neuron.register_parameter), or give them to the optimizer.",
-            stacklevel=3,
+            "(neuron.register_parameter), or give them to the optimizer."
         )
 
 
@@ -41,6 +41,11 @@ def unregistered(core: object) -> list[str]:
         return []
     known = {id(parameter) for parameter in _all_registered()}
     return [name for number, name in captured.items() if number not in known]
+
+
+def captured_by(core: object) -> Iterator[tuple[str, Any]]:
+    """`(name, value)` of everything that a core reads besides its arguments. Modules are not entered."""
+    return _captured(core, set())
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:

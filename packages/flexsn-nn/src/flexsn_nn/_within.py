@@ -13,16 +13,20 @@ from flexsn_nn._checks import Range
 def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
     """`value` where it is within the limits; elsewhere, the nearest number of its dtype that is.
 
-    The gradient is the one of the result, everywhere, at the limits and beyond them: a number that an optimizer has
-    moved out of its range is led back as soon as the loss asks for it. (`clamp` has a gradient of 0 beyond its limits,
-    and from torch 2.15 on, at them.) A gradient that points further outside passes, too. It does not change the result,
-    and a sum over steps and elements is the same whether it is formed before or after this function, so that compiled
-    kernels give the gradients of the loop.
+    The gradient is the one of the result, at the limits and beyond them, too: a number that an optimizer has moved out
+    of its range is led back when the loss asks for it. (`clamp` has a gradient of 0 beyond its limits, and from torch
+    2.15 on, at them.) A gradient that points further outside passes, too, and changes no result; to keep the number
+    near its range, follow `optimizer.step()` by `number.clamp_(0, 1)` under `torch.no_grad()`. Sums over steps and
+    elements are the same before and after this function, so that compiled kernels give the gradients of the loop.
+
+    The exception is `above`: next to it, most formulas have a pole (`x / tau`, `log(beta)`), and a gradient that is
+    infinite. At `above` and beyond, the gradient is 0 unless `finite`.
 
     Args:
         value: floating point, any shape.
         limits: `at_least`, `above`, `at_most`, `below`, each a number or absent. The nearest number above 0 is the
-            smallest normal one; below 1, the one next to it.
+            smallest normal one; below 1, the one next to it. `finite=True`: formulas with the result have finite
+            derivatives next to `above`.
 
     Returns:
         A tensor of the shape and dtype of `value`.
@@ -42,7 +46,10 @@ def within(value: Tensor, **limits: Unpack[Range]) -> Tensor:
         high = limits["below"] - numbers.eps / 2
     if low is None and high is None:
         return value
-    nearest: Tensor = _Nearest.apply(value, low, high)
+    pole = None if limits.get("finite") else limits.get("above")
+    # Dynamo takes no function with a `jvp`.
+    function = _Nearest if torch.compiler.is_compiling() else _NearestBothWays
+    nearest: Tensor = function.apply(value, low, high, pole)
     return nearest
 
 
@@ -50,17 +57,29 @@ class _Nearest(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(value: Tensor, low: float | None, high: float | None) -> Tensor:
+    def forward(value: Tensor, low: float | None, high: float | None, pole: float | None) -> Tensor:
         return value.clamp(low, high)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, float | None, float | None], output: Tensor) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        value, _, _, ctx.pole = inputs
+        if ctx.pole is not None:
+            ctx.save_for_backward(value)
+            ctx.save_for_forward(value)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return grads[0], None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        return _passed(ctx, grads[0]), None, None, None
 
+
+class _NearestBothWays(_Nearest):
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: None) -> Tensor:
-        return tangent.clone()
+        return _passed(ctx, tangent.clone())
+
+
+def _passed(ctx: Any, grad: Tensor) -> Tensor:
+    if ctx.pole is None:
+        return grad
+    (value,) = ctx.saved_tensors
+    return torch.where(value > ctx.pole, grad, 0.0)

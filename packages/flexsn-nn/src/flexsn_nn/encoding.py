@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from flexsn_nn._checks import check_count, check_name
+from flexsn_nn._checks import check_count, check_name, check_tensor
 from flexsn_nn.errors import InputDtypeError
 
 __all__ = ["direct", "latency", "rate"]
@@ -89,6 +89,7 @@ def direct(x: Tensor, num_steps: int) -> Tensor:
 
 def _check(x: Tensor, num_steps: int) -> None:
     check_count("num_steps", num_steps)
+    check_tensor("x", x)
     if not x.is_floating_point():
         raise InputDtypeError(
             f"x is {x.dtype}; encoders take floating-point values in [0, 1]: x.float() / 255 for an image of "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._backends import check_backend, check_step_mode
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
@@ -24,13 +24,14 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
     A neuron inside of another's step, as in a `Recurrent`, is part of that one, and is not named.
     """
-    for name, module in _with_state(net):
+    for name, module in with_state(net):
         if isinstance(module, FlexSN):
             yield name, module
 
 
-def _with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
+def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
     """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    check_module("net", net)
     inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
     for name, module in net.named_modules():
         if inside is not None and name.startswith(inside):
@@ -54,9 +55,10 @@ def reset_net(net: nn.Module) -> None:
         []
     """
     if torch.compiler.is_compiling():  # Dynamo knows named_modules, and no other way through a network
-        for _, module in _with_state(net):
+        for _, module in with_state(net):
             module.reset()
     else:
+        check_module("net", net)
         inside = recomputation()  # asked once, which takes as long as the rest of a reset
         for module in _all_with_state(net):
             if type(module).reset is FlexSN.reset:
@@ -66,7 +68,7 @@ def reset_net(net: nn.Module) -> None:
 
 
 def _all_with_state(net: nn.Module) -> list[Any]:
-    """The modules of `_with_state(net)`, without their names, which take most of the time to make."""
+    """The modules of `with_state(net)`, without their names, which take most of the time to make."""
     found: list[Any] = []  # a cast is a call, too
     kinds: dict[type, bool] = {}
     seen, waiting = {net}, [net]
@@ -89,7 +91,7 @@ def detach_net(net: nn.Module) -> None:
 
     For truncated backpropagation through time: call it between the chunks of one sequence, after `backward`.
     """
-    for _, module in _with_state(net):
+    for _, module in with_state(net):
         module.detach()
 
 
@@ -100,7 +102,7 @@ def set_step_mode(net: nn.Module, step_mode: str) -> None:
         UnknownNameError: another step mode.
         StepModeError: a neuron's backend cannot run in it. No neuron was changed then.
     """
-    found = [module for _, module in _with_state(net)]
+    found = [module for _, module in with_state(net)]
     mode = check_step_mode(step_mode)
     for module in found:
         if isinstance(module, FlexSN):
@@ -124,6 +126,9 @@ def set_backend(
         UnknownNameError: another backend.
         StepModeError: it cannot run in a neuron's step mode. No neuron was changed then.
     """
+    for kind in instance if isinstance(instance, tuple) else (instance,):
+        if not isinstance(kind, type):
+            raise TypeError(f"instance is {kind!r}; give a class of neurons, as LIF, or a tuple of classes.")
     found = [neuron for _, neuron in neurons(net) if isinstance(neuron, instance)]
     for neuron in found:
         check_backend(backend, neuron.step_mode)
@@ -139,7 +144,7 @@ def get_states(net: nn.Module) -> dict[str, list[Tensor]]:
     The tensors are the neurons' own, with their graph. Use it with `set_states` to leave a sequence and come
     back to it.
     """
-    return {name: list(module.states) for name, module in _with_state(net)}
+    return {name: list(module.states) for name, module in with_state(net)}
 
 
 def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
@@ -148,7 +153,9 @@ def set_states(net: nn.Module, states: Mapping[str, Sequence[Tensor]]) -> None:
     Raises:
         UnknownNameError: a neuron that `net` does not have.
     """
-    found = dict(_with_state(net))
+    found = dict(with_state(net))
+    if not isinstance(states, Mapping):
+        raise TypeError(f"states is a {type(states).__name__}; give what get_states returned: a dict of lists by name.")
     for name in states:
         check_name("neuron", name, found)
     for name, values in states.items():

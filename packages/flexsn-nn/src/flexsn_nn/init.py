@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
+from flexsn_nn._checks import check_number, check_tensor
 from flexsn_nn.errors import ParameterError
 
 __all__ = ["spectral_radius", "spectral_radius_"]
@@ -34,6 +34,7 @@ def spectral_radius(weight: Tensor) -> float:
         >>> spectral_radius(torch.tensor([[0.0, 2.0], [0.5, 0.0]]))
         1.0
     """
+    check_tensor("weight", weight)
     if weight.dim() not in (1, 2) or weight.shape[0] != weight.shape[-1]:
         raise ParameterError(f"weight has shape {list(weight.shape)}; a spectral radius is of a square matrix [N, N].")
     values = weight.detach().double().cpu()

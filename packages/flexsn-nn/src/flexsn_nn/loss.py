@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
-from flexsn_nn._checks import check_number
+from flexsn_nn._checks import check_number, check_tensor
 from flexsn_nn.errors import ParameterError
 
 __all__ = [
@@ -121,6 +121,8 @@ def mse_membrane_loss(
         >>> mse_membrane_loss(v, torch.tensor([0])).item()
         0.0625
     """
+    check_tensor("v", v)
+    check_tensor("targets", targets)
     if targets.shape == v.shape:
         return mse_loss(v, targets)
     _check(v, targets)
@@ -141,6 +143,7 @@ def l1_rate_sparsity(spikes: Tensor, Lambda: float = 1e-5) -> Tensor:
         >>> l1_rate_sparsity(torch.ones(2, 3), Lambda=0.5).item()
         3.0
     """
+    check_tensor("spikes", spikes)
     check_number("Lambda", Lambda, at_least=0)
     return Lambda * spikes.sum()
 
@@ -151,6 +154,8 @@ def _levels(like: Tensor, targets: Tensor, on: float, off: float) -> Tensor:
 
 
 def _check(sequence: Tensor, targets: Tensor) -> None:
+    check_tensor("the sequence", sequence)
+    check_tensor("targets", targets)
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_count
+from flexsn_nn._checks import check_count, check_tensor
 from flexsn_nn.errors import ParameterError
 
 __all__ = ["accuracy", "first_spike_accuracy", "time_to_first_spike"]
@@ -53,6 +53,7 @@ def time_to_first_spike(spikes: Tensor) -> Tensor:
         >>> time_to_first_spike(torch.tensor([[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])).tolist()
         [1, 0, 2]
     """
+    check_tensor("spikes", spikes)
     if spikes.dim() < 1 or len(spikes) == 0:
         raise ParameterError(f"got a sequence of shape {list(spikes.shape)}; wanted [T, *step] with T >= 1.")
     steps = torch.arange(len(spikes), device=spikes.device).view(-1, *[1] * (spikes.dim() - 1))
@@ -92,6 +93,8 @@ def _first(chosen: Tensor) -> Tensor:
 
 
 def _check(sequence: Tensor, targets: Tensor) -> None:
+    check_tensor("spikes", sequence)
+    check_tensor("targets", targets)
     if sequence.dim() != 3 or targets.shape != sequence.shape[1:2] or not sequence.numel():
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and targets of shape {list(targets.shape)}; wanted "

@@ -55,6 +55,19 @@ class CapturedTensorError(RuntimeError):
     """A tensor captured by the step function was replaced between forward and backward."""
 
 
+class FreedGraphError(RuntimeError):
+    """A backward reached a scan of an earlier graph, which has been freed: a state was neither reset nor detached."""
+
+    def __init__(self) -> None:
+        super().__init__(  # `native/launcher.cpp` has the same words
+            "backward a second time through a scan whose graph an earlier backward has freed. If this is the next "
+            "training step, a state that the scan returned still belongs to the graph of an earlier step: reset it "
+            "between sequences (functional.reset_net(net), neuron.reset()), or cut it off between parts of one "
+            "sequence (functional.detach_net(net), neuron.detach()). To go through one graph twice, give the first "
+            "backward retain_graph=True."
+        )
+
+
 class StepGoneError(RuntimeError):
     """A backward needs its step, which has been dropped with its neuron, or for many others."""
 

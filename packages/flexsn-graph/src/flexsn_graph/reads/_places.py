@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from flexsn_graph._torch_private_modules import without_fx_wrapper
 from flexsn_graph.reads._values import MISSING, same
 
 # Gives the name that an object has in the generated check.
@@ -56,6 +57,11 @@ class Place:
     @property
     def key(self) -> Hashable:
         """Equal for the same place."""
+        raise NotImplementedError
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        """The object that holds the place, and the name or key in it; `None`: anything in it."""
         raise NotImplementedError
 
     def get(self) -> Any:
@@ -118,6 +124,10 @@ class Entry(Place):
     def key(self) -> Hashable:
         return "entry", id(self._mapping), self._key
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._mapping, self._key
+
     def counterpart(self, twins: Counterparts) -> Place:
         return Entry(self.name, twins.counterpart(self._mapping), twins.counterpart(self._key))
 
@@ -146,6 +156,13 @@ class ClassEntry(Entry):
     def key(self) -> Hashable:
         return "class", self._cls, self._key
 
+    def get(self) -> Any:
+        return without_fx_wrapper(super().get())
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cls, self._key
+
     def counterpart(self, twins: Counterparts) -> Place:
         return ClassEntry(self.name, self._cls, self._key)
 
@@ -168,6 +185,10 @@ class ClassKeys(Place):
     @property
     def key(self) -> Hashable:
         return "keys", self._cls
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cls, None
 
     def counterpart(self, twins: Counterparts) -> Place:
         return ClassKeys(self._cls, set(self._relevant))
@@ -203,6 +224,10 @@ class Cell(Place):
     def key(self) -> Hashable:
         return "cell", id(self._cell)
 
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cell, "cell_contents"
+
     def counterpart(self, twins: Counterparts) -> Place:
         return Cell(self.name, twins.counterpart(self._cell))
 
@@ -226,6 +251,10 @@ class Attribute(Place):
     @property
     def key(self) -> Hashable:
         return "attribute", id(self._owner), self._attribute
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._owner, self._attribute
 
     def counterpart(self, twins: Counterparts) -> Place:
         return Attribute(self.name, twins.counterpart(self._owner), self._attribute)
@@ -255,6 +284,10 @@ class Result(Place):
     def counterpart(self, twins: Counterparts) -> Place:
         arguments = map(twins.counterpart, self._arguments)
         return type(self)(self.name, self.kind, twins.function(self._function), *arguments)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._arguments[0] if self._arguments else self._function, self.kind
 
     def get(self) -> Any:
         return self._function(*self._arguments)
@@ -293,6 +326,10 @@ class Content(Place):
     @property
     def key(self) -> Hashable:
         return "content", id(self._container)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._container, None
 
     def counterpart(self, twins: Counterparts) -> Place:
         return type(self)(self.name, twins.counterpart(self._container))
@@ -358,6 +395,10 @@ class Cached(Place):
     @property
     def key(self) -> Hashable:
         return "cached", id(self._cache)
+
+    @property
+    def owner(self) -> tuple[Any, Any]:
+        return self._cache, None
 
     def counterpart(self, twins: Counterparts) -> Place:
         return Cached(self.name, twins.counterpart(self._cache))

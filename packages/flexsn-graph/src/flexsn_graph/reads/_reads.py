@@ -150,6 +150,7 @@ class Reads:
         self._tensors, self._is_kept = tuple(tensors), True
         number = {id(t): i for i, t in enumerate(tensors)}
         by_memory = {_memory(t): i for i, t in enumerate(tensors)}
+        known = {place.key for place in self._values}
         self._places = [[] for _ in tensors]
         beside: list[Place] = []
         for place, value in self._values.items():
@@ -159,11 +160,19 @@ class Reads:
                 self._places[number[id(value)]].append(place)
                 continue
             # Of one that no operation met, or under another name, the core may have read what it is.
-            beside.append(Equal(place.name, _NOTE, _described, value))
+            description = Equal(place.name, _NOTE, _described, value)
+            if description.key not in known:
+                known.add(description.key)
+                beside.append(description)
             if _memory(value) in by_memory:
                 self._places[by_memory[_memory(value)]].append(place)
         self._values |= {place: place.read() for place in beside}
         self._arm()
+
+    def keep_more(self) -> None:
+        """Compares also what another trace has read, but for what the core changes itself. Call it after the trace."""
+        self.settle()
+        self.keep(self._tensors)
 
     def _arm(self) -> None:
         self._guard = Guard(self._values)
@@ -203,6 +212,10 @@ class Reads:
     def changed(self) -> dict[Place, Any]:
         """What is there now, in the places where it is not what was read."""
         return self._guard.changed()
+
+    def places(self) -> list[Place]:
+        """What is compared."""
+        return list(self._values)
 
     def has_other_numbers(self) -> bool:
         """Whether anything has changed that numbers may come from: anything but flags, texts and tensors."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_count, check_name
+from flexsn_nn._checks import check_count, check_name, check_tensor
 from flexsn_nn.errors import ParameterError
 
 __all__ = ["length_mask", "mask_padding", "readout"]
@@ -32,6 +32,7 @@ def length_mask(lengths: Tensor, num_steps: int) -> Tensor:
         [[True, True, True], [True, False, False]]
     """
     check_count("num_steps", num_steps)
+    check_tensor("lengths", lengths)
     if lengths.dim() != 1 or lengths.is_floating_point() or lengths.is_complex() or lengths.dtype is torch.bool:
         raise ParameterError(
             f"lengths have the shape {list(lengths.shape)} and {lengths.dtype}; wanted [B], whole numbers."
@@ -64,6 +65,7 @@ def mask_padding(sequence: Tensor, lengths: Tensor, value: float = 0.0) -> Tenso
         >>> mask_padding(torch.ones(3, 2), torch.tensor([3, 1])).T.tolist()
         [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
+    check_tensor("sequence", sequence)
     return sequence.masked_fill(~_mask(sequence, lengths), value)
 
 
@@ -91,6 +93,7 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
         [0.5, 1.0]
     """
     check_name("reduction", reduction, REDUCTIONS)
+    check_tensor("sequence", sequence)
     if not sequence.is_floating_point():
         raise ParameterError(f"the sequence is {sequence.dtype}; wanted floating-point numbers: sequence.float().")
     mask = _mask(sequence, lengths)
@@ -109,6 +112,8 @@ def readout(sequence: Tensor, lengths: Tensor, reduction: str = "mean") -> Tenso
 
 def _mask(sequence: Tensor, lengths: Tensor) -> Tensor:
     """`[T, B, 1, ...]`: broadcasts to the sequence."""
+    check_tensor("sequence", sequence)
+    check_tensor("lengths", lengths)
     if sequence.dim() < 2 or lengths.shape != sequence.shape[1:2] or len(sequence) == 0:
         raise ParameterError(
             f"got a sequence of shape {list(sequence.shape)} and lengths of shape {list(lengths.shape)}; "

@@ -10,10 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._leaf import Leaf
+from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import StateError
-from flexsn_nn.functional import neurons, reset_net
+from flexsn_nn.functional import reset_net, with_state
 
 _BPTT = ("exact", "truncated")
 
@@ -37,17 +39,18 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     return sequence.tensor_split(count)[dist.get_rank(group)]
 
 
-class TimeShards(nn.Module):
+class TimeShards(Leaf):
     """Runs a network over a sequence that lies on several processes, each with a part of its time.
 
-    Each neuron waits for its states from the process before, runs over the steps that are here, and sends its states
-    to the process behind. While that one works at a layer, this one is at the next: with many layers, all are busy.
+    Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),
+    waits for its states from the process before, runs over the steps that are here, and sends its states to the process
+    behind. While that one works at a layer, this one is at the next: with many layers, all are busy.
     Every process has the whole network; share its parameters' gradients, as of any data-parallel network
     (`DistributedDataParallel(TimeShards(net))` does, and divides by the number of processes).
 
     Args:
-        net: a network of layers that treat every step alike, and neurons. Its neurons are called once per call, in the
-            same order on all processes. Every call begins at the initial states.
+        net: a network of layers that treat every step alike, and of neurons and layers with a state, which are called
+            once per call, in the same order on all processes. Every call begins at the initial states.
         group: the processes, in the order of time; `None`: all of them.
         bptt: `"exact"`: gradients flow back through the states to the processes before, as if the sequence were in one
             place; every process has to call `backward` then, on a loss that its own outputs are part of.
@@ -55,13 +58,14 @@ class TimeShards(nn.Module):
 
     Raises:
         UnknownNameError: another `bptt`.
-        StateError: a neuron was called twice in one call.
+        StateError: a neuron, or a layer with a state, was called twice in one call.
 
     Example: see docs/distributed.md.
     """
 
     def __init__(self, net: nn.Module, group: dist.ProcessGroup | None = None, bptt: str = "exact") -> None:
         super().__init__()
+        check_module("net", net)
         check_name("bptt", bptt, _BPTT)
         self.net = net
         self.group = group
@@ -76,9 +80,9 @@ class TimeShards(nn.Module):
         reset_net(self.net)
         chain = _Chain(self.group, exact=self.bptt == "exact")
         handles = []
-        for name, neuron in neurons(self.net):
-            handles.append(neuron.register_forward_pre_hook(partial(chain.receive, name)))
-            handles.append(neuron.register_forward_hook(partial(chain.send, name)))
+        for name, layer in with_state(self.net):
+            handles.append(layer.register_forward_pre_hook(partial(chain.receive, name), with_kwargs=True))
+            handles.append(layer.register_forward_hook(partial(chain.send, name)))
         try:
             return self.net(*args, **kwargs)
         finally:
@@ -98,43 +102,54 @@ class _Chain:
         self._behind = None if rank == count - 1 else _peer(group, rank + 1)
         self._received: dict[str, list[Tensor]] = {}
 
-    def receive(self, name: str, neuron: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Before a neuron runs: gives it the states that it has after the steps before."""
-        assert isinstance(neuron, FlexSN)
+    def receive(self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a layer runs: gives it the states that it has after the steps before."""
+        assert isinstance(layer, FlexSN | Stateful)
         if name in self._received:
             raise StateError(
-                f"the neuron {name} is called twice in one call: its state would go through the sequence twice. Give "
-                "each place in the network a neuron of its own."
+                f"the layer {name} ({type(layer).__name__}) is called twice in one call: its state would go through "
+                "the sequence twice. Give each place in the network a layer of its own."
             )
         self._received[name] = []
         if self._before is None:
             return
-        like = [s.detach() for s in neuron.init_states(neuron.num_states, neuron.step_mode, *inputs)]
+        x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        if isinstance(layer, FlexSN):
+            like = [s.detach() for s in layer.init_states(layer.num_states, layer.step_mode, *args)]
+        else:  # the states' shapes are the layer's own affair
+            like = _described(_receive(_description([], x.device), self._before, self._group))
+        if not like:
+            return
         if self._exact:
-            received = _Receive.apply(self._before, self._group, _anchor(inputs[0]), *like)
-            neuron.states = self._received[name] = list(received)
+            received = _Receive.apply(self._before, self._group, _anchor(x), *like)
+            self._received[name] = list(received)
+            layer.states = list(received)
         else:
-            neuron.states = [_receive(state, self._before, self._group) for state in like]
+            layer.states = [_receive(state, self._before, self._group) for state in like]
 
-    def send(self, name: str, neuron: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        """After a neuron ran: hands its states on. Their gradients come back when those of the outputs do."""
-        assert isinstance(neuron, FlexSN)
+    def send(self, name: str, layer: nn.Module, args: tuple[Any, ...], outputs: Any) -> Any:
+        """After a layer ran: hands its states on. Their gradients come back when those of the outputs do."""
+        assert isinstance(layer, FlexSN | Stateful)
+        outgoing = list(layer.states)
+        several = isinstance(outputs, list | tuple)
+        given = list(outputs) if several else [outputs]
+        if self._behind is not None and not isinstance(layer, FlexSN):
+            _send([_description(outgoing, given[0].device)], self._behind, self._group)
         if not self._exact:
             if self._behind is not None:
-                _send(neuron.states, self._behind, self._group)
+                _send(outgoing, self._behind, self._group)
             return outputs
-        given = outputs if isinstance(outputs, list) else [outputs]
         passed = _HandOver.apply(
             self._behind,
             self._group,
             len(given),
-            len(neuron.states),
+            len(outgoing),
             _anchor(given[0]),
             *given,
-            *neuron.states,
+            *outgoing,
             *self._received[name],
         )
-        return list(passed) if isinstance(outputs, list) else passed[0]
+        return type(outputs)(passed) if several else passed[0]
 
 
 class _Receive(torch.autograd.Function):
@@ -189,6 +204,45 @@ class _HandOver(torch.autograd.Function):
             like = torch.empty(shape, dtype=dtype, device=device) if flows else None
             gradients.append(None if like is None else _receive(like, ctx.peer, ctx.group))
         return (None, None, None, None, None, *grads, *gradients, *(None,) * ctx.num_received)
+
+
+_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+# Numbers in a message that describes states: enough for 14 states of 7 dimensions.
+_DESCRIPTION = 128
+
+
+def _description(states: Sequence[Tensor], device: torch.device) -> Tensor:
+    """How many states there are, and dtype and shape of each: integers `[128]`, the message that precedes them."""
+    numbers = [len(states)]
+    for state in states:
+        numbers += [_DTYPES.index(state.dtype), state.dim(), *state.shape]
+    if len(numbers) > _DESCRIPTION:
+        raise StateError(f"a layer has {len(states)} states, too many to be handed from process to process.")
+    return torch.tensor(numbers + [0] * (_DESCRIPTION - len(numbers)), dtype=torch.int64, device=device)
+
+
+def _described(description: Tensor) -> list[Tensor]:
+    """Tensors of the dtypes and shapes that a description has."""
+    count, *numbers = description.tolist()
+    found = []
+    for _ in range(count):
+        dtype, dims, *numbers = numbers
+        shape, numbers = numbers[:dims], numbers[dims:]
+        found.append(torch.empty(shape, dtype=_DTYPES[dtype], device=description.device))
+    return found
 
 
 def _anchor(like: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from torch import nn
 
 from flexsn_nn._batch_affine import is_batch_norm
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._handover import Handover
 from flexsn_nn._over_time import OverTime, split_norm
@@ -45,6 +45,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
         as they were:
           2.0: its output goes to what the module returns, which is no neuron
     """
+    check_module("net", net)
     modules = dict(net.named_modules())
     for name in skip:
         check_name("layer", name, modules)
@@ -78,6 +79,7 @@ def fuse_norms(net: nn.Module, *, skip: Collection[str] = ()) -> Fusion:
 
 def unfuse_norms(net: nn.Module) -> None:
     """Gives the norms that `fuse_norms` fused back to their layers."""
+    check_module("net", net)
     for module in net.modules():
         if isinstance(module, OverTime | FlexSN):
             module._handover = None

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_name
+from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._over_time import OverTime
+from flexsn_nn.errors import ParameterError
 
 Connect = Callable[[Tensor, Tensor], Tensor]
 
@@ -28,6 +29,7 @@ class SEWBlock(nn.Module):
 
     Raises:
         UnknownNameError: another way to connect.
+        ParameterError: `neuron` does not make neurons, or sizes below 1.
 
     Source: Fang et al., "Deep residual learning in spiking neural networks", NeurIPS 2021.
     """
@@ -49,12 +51,15 @@ class SEWBlock(nn.Module):
         super().__init__()
         check_name("connect", connect, self.CONNECT)
         self.connect = connect
+        makes_shortcut = stride != 1 or in_channels != out_channels
+        _check_sizes(in_channels, out_channels, stride)
+        first, second, *third = _made(neuron, 3 if makes_shortcut else 2)
         self.branch = nn.Sequential(
-            _conv(in_channels, out_channels, 3, stride), neuron(), _conv(out_channels, out_channels, 3), neuron()
+            _conv(in_channels, out_channels, 3, stride), first, _conv(out_channels, out_channels, 3), second
         )
         self.shortcut = (
-            nn.Sequential(_conv(in_channels, out_channels, 1, stride), neuron())
-            if stride != 1 or in_channels != out_channels
+            nn.Sequential(_conv(in_channels, out_channels, 1, stride), *third)
+            if makes_shortcut
             else nn.Identity()
         )
 
@@ -84,8 +89,10 @@ class MSBlock(nn.Module):
         self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1
     ) -> None:
         super().__init__()
+        _check_sizes(in_channels, out_channels, stride)
+        first, second = _made(neuron, 2)
         self.branch = nn.Sequential(
-            neuron(), _conv(in_channels, out_channels, 3, stride), neuron(), _conv(out_channels, out_channels, 3)
+            first, _conv(in_channels, out_channels, 3, stride), second, _conv(out_channels, out_channels, 3)
         )
         self.shortcut = (
             _conv(in_channels, out_channels, 1, stride)
@@ -98,6 +105,34 @@ class MSBlock(nn.Module):
         shortcut: Tensor = self.shortcut(x)
         branch: Tensor = self.branch(x)
         return branch + shortcut
+
+
+def _check_sizes(in_channels: int, out_channels: int, stride: int) -> None:
+    for name, value in {"in_channels": in_channels, "out_channels": out_channels, "stride": stride}.items():
+        check_count(name, value)
+
+
+def _made(neuron: Callable[[], nn.Module], count: int) -> list[nn.Module]:
+    """Neurons of a block, each of its own.
+
+    Raises:
+        ParameterError: `neuron` makes none, or one for all.
+    """
+    if isinstance(neuron, nn.Module) or not callable(neuron):
+        found = f"an instance of {type(neuron).__name__}" if isinstance(neuron, nn.Module) else repr(neuron)
+        raise ParameterError(
+            f"neuron is {found}; the block needs several neurons: give what makes one, LIF or lambda: LIF(tau=2.0)."
+        )
+    made = [neuron() for _ in range(count)]
+    for module in made:
+        if not isinstance(module, nn.Module):
+            raise ParameterError(f"neuron() returned {module!r}, a {type(module).__name__}; it must return a module.")
+    if len(set(map(id, made))) < count:
+        raise ParameterError(
+            "neuron() returned one instance twice, whose state two places would share: make a new one in each call, "
+            "lambda: LIF()."
+        )
+    return made
 
 
 def _conv(in_channels: int, out_channels: int, size: int, stride: int = 1) -> OverTime:

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import Range, check_count, check_number
+from flexsn_nn._checks import Range, check_count, check_device, check_number, check_tensor
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
-from flexsn_nn._stateful import Stateful
+from flexsn_nn._stateful import Stateful, check_kept
 from flexsn_nn._within import within
-from flexsn_nn.errors import ParameterError, StateError
+from flexsn_nn.errors import ParameterError
 
 
 class Delay(Stateful):
@@ -28,7 +28,8 @@ class Delay(Stateful):
         delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
             per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
         max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, count
-            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up, and twice that, at least 1, if it is learned.
+            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up,
+            and twice that, at least 1, if it is learned.
         learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
         step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
 
@@ -92,6 +93,9 @@ class Delay(Stateful):
         Raises:
             StateError: kept inputs of another shape or dtype.
         """
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
+        if isinstance(self.delay, Tensor):
+            check_device("delay", self.delay, x)
         if not torch.compiler.is_compiling():
             self._ranges.look(self, {"delay": self._limits})
         new = x if self.step_mode == "m" else x.unsqueeze(0)
@@ -106,18 +110,11 @@ class Delay(Stateful):
 
     def _history(self, new: Tensor) -> Tensor:
         """The last `max_delay` inputs, zeros at first."""
-        if not self.states:
-            return new.new_zeros(self.max_delay, *new.shape[1:])
+        shape = torch.Size((self.max_delay, *new.shape[1:]))
+        if not self.max_delay or not self.states:
+            return new.new_zeros(shape)
         (history,) = self.states
-        if history.dtype != new.dtype:
-            raise StateError(
-                f"kept inputs are {history.dtype}; this input is {new.dtype}. Call reset() between batches."
-            )
-        if history.shape[1:] != new.shape[1:]:
-            raise StateError(
-                f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
-                "reset() between batches."
-            )
+        check_kept("what the delay keeps of earlier inputs", history, shape, new)
         return history
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from flexsn_nn._checks import check_number
-from flexsn_nn._stateful import Stateful
+from flexsn_nn._checks import check_number, check_tensor
+from flexsn_nn._stateful import Stateful, check_floating
 from flexsn_nn.errors import StateError
 
 
@@ -36,20 +36,24 @@ class SharedDropout(Stateful):
 
         Raises:
             StateError: a mask of another shape.
+            InputDtypeError: an integer or boolean input, in training.
         """
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
         if not self.training:
             return x
+        check_floating("SharedDropout", x)
         step = x
         if self.step_mode == "m":
             step = x[0] if len(x) else x.new_empty(x.shape[1:])
-        if not self.states:
+        states = self.states
+        if not states:
             drop = functional.dropout2d if self.channels else functional.dropout
-            self.states = [drop(torch.ones_like(step), self.p, training=True)]
-        (mask,) = self.states
-        if mask.shape != step.shape:
+            self.states = states = [drop(torch.ones_like(step), self.p, training=True)]
+        (mask,) = states
+        if mask.shape != step.shape or mask.device != step.device:
             raise StateError(
-                f"the mask has shape {list(mask.shape)}; this input's step has {list(step.shape)}. Call reset() "
-                "between batches."
+                f"the mask has shape {list(mask.shape)} on {mask.device}; this input's step has {list(step.shape)} on "
+                f"{step.device}. Call reset() between batches."
             )
         return x * mask.to(x.dtype)
 

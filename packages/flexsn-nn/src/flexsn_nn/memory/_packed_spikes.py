@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from flexsn_nn._checks import check_module
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.memory._bits import Bits, bits_for
@@ -79,6 +80,7 @@ class PackedSpikes:
     """
 
     def __init__(self, net: nn.Module, *, by_kernels: bool = True) -> None:
+        check_module("net", net)
         self._by_kernels = by_kernels
         self.bytes_whole = 0
         self.bytes_packed = 0
@@ -132,23 +134,26 @@ class PackedSpikes:
             if self._by_kernels and isinstance(neuron, FlexSN):
                 neuron._bits.asked += more
 
-    def _pack(self, tensor: Tensor) -> Tensor | _Packed:
+    def _pack(self, tensor: Tensor) -> _Whole | _Packed:
+        return self._packed(tensor) or _Whole(tensor, None if tensor.is_inference() else tensor._version)
+
+    def _packed(self, tensor: Tensor) -> _Packed | None:
         # Most of what is saved is no node's output: parameters, statistics, what kernels keep.
         is_made = tensor.grad_fn is not None and type(tensor) is Tensor
         if not is_made or tensor.nbytes < _FEWEST_BYTES or not tensor.is_floating_point():
-            return tensor
+            return None
         found = range_of(tensor)
         if isinstance(found, Unknown):
             if found.reason:
                 self._keep_whole(tensor, found.reason)
-            return tensor
+            return None
         bits = bits_for(*found)
         if bits is None or bits >= 8 * tensor.element_size():
             self._keep_whole(tensor, f"whole numbers from {found.low} to {found.high} take too many bits")
-            return tensor
+            return None
         if not _is_dense(tensor.shape, tensor.stride()):
             self._keep_whole(tensor, "it has holes in memory, or elements more than once")
-            return tensor
+            return None
         return _Packed(self._bits(tensor, found, bits), tensor.shape, tensor.stride(), tensor.dtype)
 
     def _keep_whole(self, tensor: Tensor, reason: str) -> None:
@@ -189,9 +194,28 @@ class _Packed:
     dtype: torch.dtype
 
 
-def _unpack(kept: Tensor | _Packed) -> Tensor:
-    if isinstance(kept, Tensor):
-        return kept
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """A tensor that autograd keeps as it is.
+
+    Attributes:
+        version: the tensor's when it was saved, which autograd does not compare where there are hooks; `None` of an
+            inference tensor, which has none.
+    """
+
+    tensor: Tensor
+    version: int | None
+
+
+def _unpack(kept: _Whole | _Packed) -> Tensor:
+    if isinstance(kept, _Whole):
+        if kept.version is not None and kept.tensor._version != kept.version:
+            raise RuntimeError(
+                f"a tensor of shape {list(kept.tensor.shape)} that the backward needs was changed in place since the "
+                f"forward (version {kept.tensor._version} instead of {kept.version}), as by an optimizer's step. Call "
+                "backward() before that, or change a copy."
+            )
+        return kept.tensor
     return kept.bits.numbers(kept.dtype).as_strided(kept.shape, kept.strides)
 
 

@@ -27,10 +27,10 @@ class Watcher(ABC):
     """
 
     def __init__(self, found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> None:
-        names = list(found if layers is None else layers)
+        names = _names(found, layers)
         for name in names:
             check_name("layer", name, found)
-        self._hooks = [found[name].register_forward_hook(self._hook(name)) for name in names]
+        self._hooks = [found[name].register_forward_hook(self._hook(name), with_kwargs=True) for name in names]
 
     @abstractmethod
     def clear(self) -> None:
@@ -55,10 +55,17 @@ class Watcher(ABC):
         self.remove()
 
     def _hook(self, name: str) -> Any:
-        def hook(layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-            self._look(name, layer, inputs, output)
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            # By position or by keyword, the input comes first.
+            self._look(name, layer, (*args, *kwargs.values()), output)
 
         return hook
+
+
+def _names(found: Mapping[str, nn.Module], layers: Iterable[str] | None) -> list[str]:
+    if isinstance(layers, str):
+        raise TypeError(f"layers is the string {layers!r}; give a list of names: [{layers!r}].")
+    return list(found if layers is None else layers)
 
 
 class Monitor(Watcher):
@@ -80,7 +87,7 @@ class Monitor(Watcher):
         found = dict(neurons(net))
         if not found:
             raise ParameterError(f"{type(net).__name__} has no FlexSN neuron to monitor.")
-        names = list(found if layers is None else layers)
+        names = _names(found, layers)
         super().__init__(found, names)
         self.layers: dict[str, FlexSN] = {name: found[name] for name in names}
 

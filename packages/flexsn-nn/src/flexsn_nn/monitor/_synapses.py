@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flexsn_nn._checks import check_module
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.functional import neurons
 from flexsn_nn.monitor._base import Watcher
@@ -77,6 +78,7 @@ class SynapseMonitor(Watcher):
     """
 
     def __init__(self, net: nn.Module, layers: Iterable[str] | None = None) -> None:
+        check_module("net", net)
         kinds = tuple(SYNAPTIC)
         found: dict[str, nn.Module] = {}
         # What is inside of a neuron's step is called when the step is traced, and not once for each step.

@@ -11,12 +11,22 @@ from torch import Tensor, nn
 
 from flexsn_nn._affine import Producer
 from flexsn_nn._checks import Range, check_name, check_number
+from flexsn_nn._example_outputs import Spec
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn._inputs import check_real
+from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
+from flexsn_nn._state_shapes import step_shape
 from flexsn_nn._within import within
-from flexsn_nn.errors import InputDtypeError, ParameterError, StateError, UnknownAttributeError, UnknownParameterError
+from flexsn_nn.errors import (
+    ExampleError,
+    ParameterError,
+    StateError,
+    UnknownAttributeError,
+    UnknownParameterError,
+)
 
 
 class RunOptions(TypedDict, total=False):
@@ -156,8 +166,12 @@ class Neuron(FlexSN):
             states, too.
 
         Raises:
-            InputDtypeError: an integer or boolean input (a `TypeError`).
+            InputDtypeError: an integer, boolean, complex or float8 input (a `TypeError`).
+            InputLayoutError: a nested, sparse or quantised input, or one with named dimensions (a `TypeError`).
+            InputShapeError: a sequence without dimensions (a `ValueError`).
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
         output = super().forward(*inputs, affine=affine)
@@ -213,26 +227,9 @@ class Neuron(FlexSN):
         fit_checkpoint(state_dict, prefix, self._parameters, self._held)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _run(
-        self,
-        inputs: tuple[Tensor, ...],
-        states: list[Tensor],
-        *,
-        keep: bool,
-        affine: Producer | None = None,
-        count: bool = False,
-        pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        try:
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        except (RuntimeError, ValueError) as error:
-            self._explain_error(inputs[0], states, error)
-            raise
-
-    def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
-        """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        super()._explain_error(inputs, states, error)
+        x = inputs[0]
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
         for name in self._held:
             value = getattr(self, name)
@@ -250,11 +247,8 @@ class Neuron(FlexSN):
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         inputs = super()._checked(inputs)
-        for x in inputs:
-            if not x.is_floating_point():
-                raise InputDtypeError(
-                    f"the input is {x.dtype}; a membrane needs floating-point input: x.float()."
-                )
+        for i, x in enumerate(inputs):
+            check_real("the input" if len(inputs) == 1 else f"input {i}", x)
         return inputs
 
     def _is_ready_made(self) -> bool:
@@ -263,6 +257,21 @@ class Neuron(FlexSN):
         return _is_own(self) and all(
             value is None or isinstance(value, bool | int | float | str | Tensor) or _is_own(value) for value in held
         )
+
+    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+        """A ready-made neuron's output is shaped like the step, in the dtype of the first input."""
+        return [(step_shape(inputs, self.step_mode), inputs[0].dtype)] if _is_own(self) else None
+
+    def _traced_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
+        """Of `dynamics` that a user wrote: what a trace of it returns."""
+        try:
+            step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
+        except Exception as error:  # `dynamics` may raise anything on tensors without data
+            raise ExampleError(
+                f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
+                "of an output is unknown: leave out sequences without steps."
+            ) from error
+        return [(value.shape, value.dtype) for value in step.trace.outputs]
 
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)

@@ -112,7 +112,7 @@ def connection(
         ParameterError: arguments that do not go together.
     """
     if init is not None:
-        check_function("init", init)
+        check_function("init", init, "torch.nn.init.orthogonal_")
     if features is not None:
         check_count("features", features)
     made: AllToAll | OneToOne

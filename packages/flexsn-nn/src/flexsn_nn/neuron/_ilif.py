@@ -54,12 +54,19 @@ class ILIF(Neuron):
         """One step: `(spike count, v)`."""
         threshold = self.bounded("v_threshold", self.v_threshold, v)
         h = v - v / self.bounded("tau", self.tau, v) + x
-        spikes: Tensor = _Rounded.apply(h / threshold, self.D)
+        spikes: Tensor = _rounded(h / threshold, self.D)
         subtracted = spikes.detach() if self.detach_reset else spikes
         return spikes, h - subtracted * threshold
 
     def _own_spike_range(self) -> tuple[int, int] | None:
         return (0, self.D) if type(self).dynamics is ILIF.dynamics else None
+
+
+def _rounded(x: Tensor, most: int) -> Tensor:
+    # Dynamo takes no function with a `jvp`.
+    function = _Rounded if torch.compiler.is_compiling() else _RoundedBothWays
+    rounded: Tensor = function.apply(x, most)
+    return rounded
 
 
 class _Rounded(torch.autograd.Function):
@@ -75,8 +82,16 @@ class _Rounded(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
         x, ctx.most = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return torch.where((x >= 0) & (x <= ctx.most), grads[0], 0.0), None
+
+
+class _RoundedBothWays(_Rounded):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, most: None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return torch.where((x >= 0) & (x <= ctx.most), tangent, 0.0)

@@ -68,7 +68,7 @@ class Lapicque(DelayedReset):
         self.hold_number("beta", beta, learn=learn_beta, above=0, below=1)
         if R is None:
             R = 1.0 if C is None else time_step / (-_log(beta) * C)
-        self.hold_number("R", R, above=0)
+        self.hold_number("R", R, above=0, finite=True)
 
     def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""

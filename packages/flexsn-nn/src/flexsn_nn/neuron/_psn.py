@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn._checks import check_count, check_number
+from flexsn_nn._checks import check_count, check_device, check_number, check_tensor
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._numbers import fit_checkpoint, learned
-from flexsn_nn._stateful import Stateful, is_own_forward
-from flexsn_nn.errors import ParameterError, StateError
+from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
+from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
-class PSN(nn.Module):
+class PSN(Leaf):
     """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step sees all of them, also later ones.
 
     No scan: one matrix product over time.
@@ -54,7 +55,10 @@ class PSN(nn.Module):
 
         Raises:
             ParameterError: another number of steps.
+            InputDtypeError: an integer or boolean input.
         """
+        check_floating(type(self).__name__, x)
+        check_device("weight", self.weight, x)
         if x.dim() < 1 or x.shape[0] != self.T:
             raise ParameterError(f"the input has shape {list(x.shape)}; the neuron was made for T={self.T} steps.")
         h = torch.addmm(self.bias, self.weights(), x.flatten(1))
@@ -151,8 +155,12 @@ class SlidingPSN(Stateful):
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]`, spikes.
 
         Raises:
-            StateError: kept inputs of another shape.
+            StateError: kept inputs of another shape or dtype.
+            InputDtypeError: an integer or boolean input.
         """
+        check_floating("SlidingPSN", x)
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
+        check_device("weight", self.weight, x)
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = self._with_history(new)
         back = len(seen) - len(new)
@@ -174,14 +182,11 @@ class SlidingPSN(Stateful):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _with_history(self, new: Tensor) -> Tensor:
-        if not self.states:
+        if self.k == 1 or not self.states:
             return new
         (history,) = self.states
-        if history.shape[1:] != new.shape[1:]:
-            raise StateError(
-                f"kept inputs have shape {list(history.shape[1:])}; this input's step has {list(new.shape[1:])}. Call "
-                "reset() between batches."
-            )
+        shape = torch.Size((min(len(history), self.k - 1), *new.shape[1:]))
+        check_kept("what the window keeps of earlier inputs", history, shape, new)
         return torch.cat([history, new])
 
     def _matrix(self, steps: int, back: int) -> Tensor:

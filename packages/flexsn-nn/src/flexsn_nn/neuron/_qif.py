@@ -44,7 +44,7 @@ class QIF(ImmediateReset):
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, **options)
         self.hold_number("tau", tau, above=0)
         self.hold_number("v_c", v_c)
-        self.hold_number("a0", a0, above=0)
+        self.hold_number("a0", a0, above=0, finite=True)
         self.hold_number("v_rest", v_rest)
 
     def current(self, x: Tensor, v: Tensor) -> Tensor:

@@ -187,7 +187,7 @@ class Recurrent(Feedback):
             yield from self.neuron._strays()
 
     def _starts_at_zero(self) -> bool:
-        return type(self).init_states is Recurrent.init_states and self.neuron._starts_at_zero()
+        return self._starts_by(Recurrent) and self.neuron._starts_at_zero()
 
     def _starts_by_input(self) -> bool:
         return super()._starts_by_input() or self.neuron._starts_by_input()

@@ -76,5 +76,6 @@ class RefractoryLIF(LIF):
             threshold = threshold + self.bounded("rise", self.rise, v) * (r / relative)
         spike = ready * self.fire(h, threshold)
         fired = (spike.detach() > 0).to(r.dtype)
-        counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)  # its gradient at 0 is 0 in all versions of torch
+        # The gradient of `relu` at 0 is 0 in all versions of torch, that of `clamp` is not.
+        counted = fired * (absolute + relative) + (1 - fired) * torch.relu(r - 1)
         return spike, self.after(h, spike, threshold), counted

@@ -110,7 +110,7 @@ class ImmediateReset(Neuron):
         return states
 
     def _starts_at_zero(self) -> bool:
-        return type(self).init_states is ImmediateReset.init_states and self._start() == 0
+        return self._starts_by(ImmediateReset) and self._start() == 0
 
     # torch.compile(dynamic=True) would make a symbol of the number, which the core, compiled on its own, cannot
     # take from outside. Inside the core, the number is guarded.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -53,11 +53,15 @@ class StochasticLIF(ImmediateReset):
         **options: Unpack[SpikeOptions],
     ) -> None:
         super().__init__(v_threshold, v_reset, surrogate_function, detach_reset, 2, **options)
-        check_name("noise", noise, NOISES)
         self.hold("noise", noise)
         self.hold_number("scale", scale, at_least=0)
         self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("decay_input", decay_input)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "noise":
+            check_name("noise", value, NOISES)
+        super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
         """Noise of variance as above, in the shape, dtype and device of `like`."""

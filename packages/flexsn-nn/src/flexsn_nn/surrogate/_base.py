@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
+
+from flexsn_nn._checks import Range, check_number
+from flexsn_nn.errors import ParameterError
 
 
 @dataclass(frozen=True)
@@ -17,8 +20,13 @@ class Surrogate(ABC):
     Surrogates are values: immutable, equal when their parameters are, usable in any step function on every
     backend. To write one, derive a frozen dataclass and define `gradient` from plain tensor ops.
 
+    Its parameters are numbers; a tensor is refused, since the derivative used backward has no gradient of its own.
+
     Args:
-        strict: whether a spike needs `x > 0` instead of `x >= 0`.
+        strict: a spike needs `x > 0` instead of `x >= 0`.
+
+    Raises:
+        ParameterError: a parameter that is a tensor.
 
     Example:
         >>> from dataclasses import dataclass
@@ -36,13 +44,19 @@ class Surrogate(ABC):
 
     strict: bool = field(default=False, kw_only=True)
 
+    def __post_init__(self) -> None:
+        for name in () if torch.compiler.is_compiling() else type(self).__dataclass_fields__:
+            _refuse_tensor(name, getattr(self, name))
+
     def __call__(self, x: Tensor) -> Tensor:
         """Spikes: 1 where `x >= 0` (`x > 0` if `strict`), else 0, in the shape and dtype of `x`.
 
         Args:
             x: membrane minus threshold, any shape, floating point.
         """
-        spikes: Tensor = _Step.apply(x, self)
+        # Dynamo takes no function with a `jvp`.
+        step = _Step if torch.compiler.is_compiling() else _StepBothWays
+        spikes: Tensor = step.apply(x, self)
         return spikes
 
     @abstractmethod
@@ -69,8 +83,37 @@ class _Step(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, Surrogate], output: Tensor) -> None:
         x, ctx.surrogate = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         return ctx.surrogate.backward(x, grads[0]), None
+
+
+class _StepBothWays(_Step):
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, surrogate: None) -> Tensor:
+        (x,) = ctx.saved_tensors
+        spikes: Tensor = ctx.surrogate.backward(x, tangent)  # elementwise: the same in both directions
+        return spikes
+
+
+def check_parameter(name: str, value: float, **limits: Unpack[Range]) -> None:
+    """Raises `ParameterError` unless a surrogate's parameter is a number in its range.
+
+    Args:
+        name, limits: as for `check_number`.
+        value: as given.
+    """
+    _refuse_tensor(name, value)
+    check_number(name, value, **limits)
+
+
+def _refuse_tensor(name: str, value: object) -> None:
+    if isinstance(value, Tensor):
+        raise ParameterError(
+            f"{name} of a surrogate is a tensor of shape {list(value.shape)}, which would get no gradient: give a "
+            f"number, as float({name}). To learn it, write the spikes as hard.detach() + (soft - soft.detach()): see "
+            '"A parameter that is learned" in docs/surrogates.md.'
+        )

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Sigmoid(Surrogate):
     alpha: float = 4.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         soft = torch.sigmoid(self.alpha * x)
@@ -33,7 +32,7 @@ class ATan(Surrogate):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         scaled = (math.pi / 2 * self.alpha) * x
@@ -47,7 +46,7 @@ class Erf(Surrogate):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         scaled = self.alpha * x
@@ -61,7 +60,7 @@ class Tanh(Surrogate):
     k: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("k", self.k, above=0)
+        check_parameter("k", self.k, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         soft = torch.tanh(self.k * x)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_count, check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn._checks import check_count
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class SquarewaveFourierSeries(Surrogate):
 
     def __post_init__(self) -> None:
         check_count("n", self.n)
-        check_number("T", self.T, above=0)
+        check_parameter("T", self.T, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         phase = (2 * math.pi / self.T) * x

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class PiecewiseExp(Surrogate):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return (self.alpha / 2) * torch.exp(-self.alpha * x.abs())
@@ -32,8 +31,8 @@ class SpikeRateEscape(Surrogate):
     slope: float = 25.0
 
     def __post_init__(self) -> None:
-        check_number("beta", self.beta, above=0)
-        check_number("slope", self.slope, above=0)
+        check_parameter("beta", self.beta, above=0)
+        check_parameter("slope", self.slope, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.slope * torch.exp(-self.beta * (x - 1).abs())

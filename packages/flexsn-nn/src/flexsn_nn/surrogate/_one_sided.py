@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -19,8 +18,8 @@ class S2NN(Surrogate):
     beta: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
-        check_number("beta", self.beta, above=0)
+        check_parameter("alpha", self.alpha, above=0)
+        check_parameter("beta", self.beta, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         soft = torch.sigmoid(self.alpha * x)
@@ -35,8 +34,8 @@ class LeakyKReLU(Surrogate):
     k: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("leak", self.leak, at_least=0)
-        check_number("k", self.k, at_least=0)
+        check_parameter("leak", self.leak, at_least=0)
+        check_parameter("k", self.k, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         # `full_like`: `where` of two numbers would round them to the default dtype.
@@ -50,7 +49,7 @@ class LogTailedReLU(Surrogate):
     alpha: float = 0.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, at_least=0)
+        check_parameter("alpha", self.alpha, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return torch.where(x <= 0, self.alpha, 1 / x.clamp(min=1))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,7 @@ class SoftSign(Surrogate):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         distance = 1 / self.alpha + x.abs()
@@ -31,7 +30,7 @@ class SuperSpike(Surrogate):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         distance = 1 + x.abs()
@@ -45,7 +44,7 @@ class FastSigmoid(Surrogate):
     slope: float = 25.0
 
     def __post_init__(self) -> None:
-        check_number("slope", self.slope, above=0)
+        check_parameter("slope", self.slope, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         distance = 1 + self.slope * x.abs()
@@ -64,8 +63,8 @@ class SparseFastSigmoid(Surrogate):
     B: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("slope", self.slope, above=0)
-        check_number("B", self.B)
+        check_parameter("slope", self.slope, above=0)
+        check_parameter("B", self.B)
 
     def gradient(self, x: Tensor) -> Tensor:
         distance = 1 + self.slope * x.abs()
@@ -79,7 +78,7 @@ class NonzeroSignLogAbs(Surrogate):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return 1 / (1 / self.alpha + x.abs())
@@ -92,7 +91,7 @@ class QPseudoSpike(Surrogate):
     alpha: float = 2.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=1)
+        check_parameter("alpha", self.alpha, above=1)
 
     def gradient(self, x: Tensor) -> Tensor:
         return (1 + (2 / (self.alpha - 1)) * x.abs()) ** (-self.alpha)
@@ -105,7 +104,7 @@ class FakeNumericalGradient(Surrogate):
     alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         # sign(x) / x is 1 / abs(x), and that is inf, not nan, at 0.

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flexsn_nn._checks import check_number
-from flexsn_nn.surrogate._base import Surrogate
+from flexsn_nn.surrogate._base import Surrogate, check_parameter
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class PiecewiseQuadratic(Surrogate):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return (self.alpha - self.alpha**2 * x.abs()).clamp(min=0)
@@ -37,7 +36,7 @@ class Tent(Surrogate):
     height: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("height", self.height)
+        check_parameter("height", self.height)
 
     def gradient(self, x: Tensor) -> Tensor:
         return torch.where(x < 0, self.height, torch.full_like(x, -self.height))
@@ -50,7 +49,7 @@ class Rect(Surrogate):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("alpha", self.alpha, above=0)
+        check_parameter("alpha", self.alpha, above=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         return self.alpha * (x.abs() < 0.5 / self.alpha).to(x.dtype)
@@ -64,8 +63,8 @@ class PiecewiseLeakyReLU(Surrogate):
     c: float = 0.01
 
     def __post_init__(self) -> None:
-        check_number("w", self.w, above=0)
-        check_number("c", self.c, at_least=0)
+        check_parameter("w", self.w, above=0)
+        check_parameter("c", self.c, at_least=0)
 
     def gradient(self, x: Tensor) -> Tensor:
         # `full_like`: `where` of two numbers would round them to the default dtype.

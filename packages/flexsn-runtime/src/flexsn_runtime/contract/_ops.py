@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import StepValue
+from flexsn_runtime._saved import saved_of
 from flexsn_runtime.contract._handles import (
     get_flexsn_kernel_handle,
     release_active_flexsn_kernel_handle,
@@ -233,7 +234,7 @@ def _setup(ctx: Any, inputs: tuple[int, list[Tensor]], output: list[Tensor], *, 
 def _backward(ctx: Any, grads: Sequence[Tensor | None], *, state_seqs: bool) -> tuple[None, list[Any]]:
     ctx.step.check_unchanged()
     wanted = [want and may for want, may in zip(ctx.needs_input_grad[1], ctx.allowed, strict=True)]
-    tensors = [*grads[: ctx.num_results], *ctx.saved_tensors]
+    tensors = [*grads[: ctx.num_results], *saved_of(ctx)]
     with torch.no_grad():
         gradients = flexsn_inductor_backward(ctx.handle, tensors, wanted, state_seqs)
     if torch.is_grad_enabled():  # `create_graph`

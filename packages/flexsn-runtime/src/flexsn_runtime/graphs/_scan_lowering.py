@@ -10,7 +10,6 @@ import contextlib
 import functools
 import hashlib
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ import flexsn_codegen
 import flexsn_graph
 import flexsn_runtime
 from flexsn_graph import NonPointwiseError, StepValue, TraceError
+from flexsn_graph.callers import warn
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint
@@ -173,10 +173,9 @@ class KernelLowering:
             args[i] = args[i].new_zeros(args[i].shape)  # nobody has written it
         graph.check(args)
         if "torch._inductor" in sys.modules and is_ahead_of_time():
-            warnings.warn(
+            warn(
                 "a program that is compiled ahead of time calls a step with matrix products through Python: it runs in "
                 "processes that have imported flexsn_runtime, and nowhere else",
-                stacklevel=2,
             )
         return graph([*args, *rest])
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.kernels._trained import TrainedScan, differentiable_results, trained_scan
@@ -53,7 +54,7 @@ class _Scan(SingleLevelFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         scan: TrainedScan = ctx.scan
-        tensors = (*ctx.saved_tensors, *grads[: scan.first_bits])
+        tensors = (*saved_of(ctx), *grads[: scan.first_bits])
         return None, *scan.gradients(tensors, ctx.needs_input_grad[1:])
 
 

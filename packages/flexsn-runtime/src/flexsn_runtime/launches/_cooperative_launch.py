@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import launcher
+from flexsn_codegen.targets.triton import interpreting, launcher
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
-from flexsn_runtime.launches._launch import INTERPRETER, on_device
+from flexsn_runtime.launches._launch import on_device
 from flexsn_runtime.step._specialization import CompiledKernel
 
 # Shared memory that each program takes beside what it asks for, in bytes.
@@ -95,9 +94,7 @@ class CooperativeLaunch:
     def __call__(self, tensors: Sequence[Tensor], programs: int) -> None:
         """Launches so many programs; if they wait for each other, at most as many as there is room for."""
         if triton_interpreted():
-            with INTERPRETER, warnings.catch_warnings():
-                # What is outside of the step is computed with, and not stored.
-                warnings.simplefilter("ignore", RuntimeWarning)
+            with interpreting():
                 self._function[(programs, 1, 1)](*tensors, *self._numbers)
             return
         again = self._again.get(programs)

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import functools
-import threading
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import entry, launcher
+from flexsn_codegen.targets.triton import entry, interpreting, launcher
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._entry import Entry
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.step._specialization import CompiledKernel
-
-# Triton's interpreter keeps the number of the running program in a global.
-INTERPRETER = threading.Lock()
 
 _HERE: AbstractContextManager[object] = nullcontext()
 
@@ -82,9 +77,7 @@ class Launch:
                 with on_device(self._device):
                     self._again(tensors)
         elif triton_interpreted():
-            with INTERPRETER, warnings.catch_warnings():
-                # Lanes beyond the end of the step compute with zeros, and are not stored.
-                warnings.simplefilter("ignore", RuntimeWarning)
+            with interpreting():
                 self._function[self._grid](*tensors, *self._numbers, BLOCK=self._block)
         else:
             with on_device(self._device):

@@ -19,6 +19,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -349,7 +350,18 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
 
   static variable_list backward(AutogradContext* context, variable_list gradients) {
     const auto scan = c10::static_intrusive_pointer_cast<Scan>(context->saved_data["scan"].toCapsule());
-    auto given = context->get_saved_variables();
+    variable_list given;
+    try {
+      given = context->get_saved_variables();
+    } catch (const c10::Error& error) {
+      TORCH_CHECK(std::string(error.what_without_backtrace()).find("second time") == std::string::npos,
+                  "backward a second time through a scan whose graph an earlier backward has freed. If this is the "
+                  "next training step, a state that the scan returned still belongs to the graph of an earlier "
+                  "step: reset it between sequences (functional.reset_net(net), neuron.reset()), or cut it off "
+                  "between parts of one sequence (functional.detach_net(net), neuron.detach()). To go through one "
+                  "graph twice, give the first backward retain_graph=True.");
+      throw;
+    }
     const auto kept = scan->forward.written.size() - scan->forward.first_kept;
     const auto count = given.size() - kept;
     std::vector<bool> needed;
@@ -358,7 +370,9 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
     gradients.resize(scan->forward.first_bits);
     for (auto& gradient : gradients)
       given.push_back(std::move(gradient));
-    const auto told = at::GradMode::is_enabled() ? nullptr : scan->backward(given, needed);
+    // Python refuses in its own words what no kernel may read.
+    const bool refused = c10::impl::TorchDispatchModeTLS::any_modes_set() || has_unreadable(given);
+    const auto told = at::GradMode::is_enabled() || refused ? nullptr : scan->backward(given, needed);
     variable_list found{at::Tensor()}; // of what is no tensor
     if (told != nullptr && (!told->asks || reads_hold(*scan)))
       append(found, launched(*told, given));
@@ -371,6 +385,12 @@ struct ScanBackward : torch::autograd::Function<ScanBackward> {
   static void append(variable_list& all, variable_list more) {
     for (auto& one : more)
       all.push_back(std::move(one));
+  }
+
+  static bool has_unreadable(const variable_list& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+      return tensor.defined() && tensor.numel() != 0 && (!tensor.has_storage() || tensor.data_ptr() == nullptr);
+    });
   }
 
   static bool reads_hold(const Scan& scan) {

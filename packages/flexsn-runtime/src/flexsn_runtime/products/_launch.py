@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import launcher
+from flexsn_codegen.targets.triton import interpreting, launcher
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._launch import INTERPRETER, on_device
+from flexsn_runtime.launches._launch import on_device
 from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile, seen_size, shares_of, tile_for
 
 _again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
@@ -179,8 +178,7 @@ def _run(
     device = tensors[0].device
     kernel = getattr(_kernels(), name)
     if triton_interpreted():
-        with INTERPRETER, warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # of infinite numbers, which the interpreter computes with
+        with interpreting():
             kernel[grid](*tensors, *numbers, *constants)
         return
     like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import transform_at_work, untraced
 from flexsn_runtime.kernels._scan import forward_scan
 from flexsn_runtime.launches._by_address import ByAddress
@@ -138,7 +139,7 @@ class _Joined(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        x, *tensors = ctx.saved_tensors
+        x, *tensors = saved_of(ctx)
         gradient, *of_others = gradients
         _, _, _, needs_x, *_ = ctx.needs_input_grad
         completed = completed_gradient(ctx.formula, gradient, x, tensors, of_others, ctx.reduced) if needs_x else None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
@@ -73,7 +74,7 @@ class _StagedScan(SingleLevelFunction):
         step.check_backward()
         if any(map(is_batched, grads)):
             raise several_at_once()
-        trace, saved = step.trace, ctx.saved_tensors
+        trace, saved = step.trace, saved_of(ctx)
         check_readable(trace, (*saved, *grads))
         count = trace.num_inputs + trace.num_states + len(trace.lifted_values)
         arguments = Arguments.of(saved[:count], trace.num_inputs, trace.num_states, len(trace.lifted_values))

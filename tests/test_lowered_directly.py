@@ -1,4 +1,4 @@
-"""Kernels for checkpoints at any distance: a chunk is no longer than one of a plan, and nothing is different."""
+"""The lowering to kernels, called without a compiler: checkpoints at any distance, gradients that are zero."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def decay(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     return h, h
 
 
+@pytest.mark.long(all_but=["66-70", "1048576-21"])
 @pytest.mark.parametrize("steps", [21, 70])
 @pytest.mark.parametrize("interval", [1, 4, 12, 66, 2**20])
 def test_gradients_with_checkpoints_at_any_distance(
@@ -48,8 +49,8 @@ def test_gradients_with_checkpoints_at_any_distance(
         ScanLayout(1, 1, 1, final_state=True), (True,) * 3, (True,), (True,), (True,), saved_interval=interval
     )
     one_step = [arguments[0][0], *arguments[1:]]
-    core = make_fx(decay)(*one_step)
-    vjp = make_fx(step_vjp(core, backward))(*one_step, *(torch.ones(3, 5) for _ in range(2)))
+    core = make_fx(lambda *values: decay(*values))(*one_step)
+    vjp = make_fx(step_vjp(decay, backward))(*one_step, *(torch.ones(3, 5) for _ in range(2)))
     lowering = KernelLowering()
     *results, rows = lowering.forward(core, layout, arguments)
     torch.testing.assert_close(results, [r.detach() for r in expected])
@@ -62,3 +63,27 @@ def test_gradients_with_checkpoints_at_any_distance(
     found = lowering.backward(core, vjp, backward, [*arguments, rows, *cotangents])
     torch.testing.assert_close(found, list(gradients))
     assert max(chunks) <= 8 or max(chunks) == interval == 12
+
+
+def test_a_zero_gradient_beside_products() -> None:
+    def step(x: Tensor, v: Tensor, matrix: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        z = torch.tanh(v @ matrix + x)
+        return z, z + (z * w).detach()
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(7, 2, 4), (2, 4), (4, 4), (4,)]
+    leaves = [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+    expected = eager_scan_final_state(step, 1, 1, 1, *leaves)
+    cotangents = [torch.randn(r.shape, generator=generator) for r in expected]
+    gradients = torch.autograd.grad(expected, leaves, cotangents, materialize_grads=True, allow_unused=True)
+
+    arguments = [leaf.detach() for leaf in leaves]
+    one_step = [arguments[0][0], *arguments[1:]]
+    layout = BackwardLayout(
+        ScanLayout(1, 1, 1, final_state=True), (True,) * 4, (True,), (True,), (True,), saved_interval=2**20
+    )
+    core = make_fx(lambda *values: step(*values))(*one_step)
+    vjp = make_fx(step_vjp(step, layout))(*one_step, *(torch.ones(2, 4) for _ in range(2)))
+    saved = torch.empty(0, 2, 4)
+    found = KernelLowering().backward(core, vjp, layout, [*arguments, saved, *cotangents])
+    torch.testing.assert_close(found, list(gradients))

@@ -1,0 +1,128 @@
+"""Random lives of small networks: as a loop and compiled, compared after each act. A table.
+
+    python benchmarks/random_lives.py [--runs 2000] [--rules 50] [-n PROCESSES] [--device cpu] [--output FILE]
+        [--journal FILE]
+
+The networks and acts of `tests/lives`. On the CPU in C++, launched by Python and by the compiled launcher, and in
+Triton's interpreter; on a GPU in Triton, launched by both. A difference is shrunk and printed as a Python program; run
+it with `PYTHONPATH=tests`. Ends with status 1 if there is one. With a journal, the results of each piece of the run are
+written there at once, and a run that is started again goes on with the pieces that are missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import multiprocessing
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if DEVICE == "cpu":
+    # Before triton is imported.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
+
+from lives.machine import Backends, machine, run  # noqa: E402
+from lives.twins import DifferenceError, Twins  # noqa: E402
+from measure import publish, table, where  # noqa: E402
+
+# Lives of one piece. They share a backend and a seed.
+PIECE = 10
+BACKENDS: dict[str, Backends] = {
+    "cpu": (("auto", "auto"), ("cpp", "compiled"), ("cpp", "auto"), ("triton", "auto")),
+    "cuda": (("auto", "auto"), ("triton", "compiled"), ("triton", "python")),
+}
+Piece = dict[str, Any]
+
+
+def lives_of(number: int, rules: int, device: str) -> Piece:
+    """One piece: its counts, and the program of a difference."""
+    torch.set_num_threads(1)
+    pair = BACKENDS[device][number % len(BACKENDS[device])]
+    Twins.counts.clear()
+    different = None
+    try:
+        run(machine((pair,), device), PIECE, rules, seed=number)
+    except DifferenceError as error:
+        different = str(error)
+    return {"piece": number, "backend": pair, "counts": dict(Twins.counts), "different": different}
+
+
+def pieces(numbers: range, rules: int, device: str, processes: int, journal: Path | None) -> Iterator[Piece]:
+    """All pieces; first those in the journal."""
+    known: dict[int, Piece] = {}
+    if journal is not None and journal.exists():
+        entries = map(json.loads, journal.read_text(encoding="utf-8").splitlines())
+        known = {entry["piece"]: entry for entry in entries}
+    yield from (known[number] for number in numbers if number in known)
+    live = functools.partial(lives_of, rules=rules, device=device)
+    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=5) as pool:
+        for piece in pool.imap_unordered(live, [number for number in numbers if number not in known]):
+            if journal is not None:
+                with journal.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(piece) + "\n")
+            yield piece
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=2000, help=f"lives, in pieces of {PIECE}")
+    parser.add_argument("--rules", type=int, default=50, help="acts of a life")
+    parser.add_argument("-n", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--device", default=DEVICE)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "results" / "random_lives.md")
+    parser.add_argument("--journal", type=Path, help="to go on where a run ended")
+    options = parser.parse_args()
+    counts: Counter[str] = Counter()
+    lives: Counter[str] = Counter()
+    different: list[str] = []
+    numbers = range(-(-options.runs // PIECE))
+    for piece in pieces(numbers, options.rules, options.device, options.n, options.journal):
+        counts.update(piece["counts"])
+        lives[", ".join(piece["backend"])] += piece["counts"].get("lives", 0)
+        if piece["different"] is not None:
+            different.append(piece["different"])
+            print(f"piece {piece['piece']}: {piece['different']}\n", flush=True)
+    total = counts.pop("lives", 0)
+    names = sorted({name.split(":")[0] for name in counts})
+    rows = [
+        (name, counts[name], counts[f"{name}: raised"] or "", counts[f"{name}: refused"] or "") for name in names
+    ]
+    publish(
+        [
+            "# Random lives of networks",
+            "",
+            f"`python benchmarks/random_lives.py --runs {options.runs} --rules {options.rules}"
+            f" --device {options.device}`, on",
+            where(torch.device(options.device)),
+            "",
+            f"{total} lives of networks of two or three layers, of at most {options.rules} acts each: as a loop",
+            "and compiled. After each act, all that can be seen is compared: outputs, states, sequences, counts,",
+            "records, parameters and their gradients, in values, dtypes and strides, and what the modules hold.",
+            "Gradients are equal up to the order of sums; all else is equal to the bit. Some acts raise in both",
+            "twins, as a call with a state for another batch. Some are refused by the compiled twin by name, as a",
+            "double backward; then both go on from the loop's state.",
+            "",
+            f"Different: {len(different)}.",
+            "",
+            *table(("backend, launcher", "lives"), sorted(lives.items())),
+            "",
+            *table(("act", "performed", "raised in both", "refused by name"), rows),
+            *(line for text in different for line in ("", "```python", *text.splitlines(), "```")),
+        ],
+        options.output,
+    )
+    return bool(different)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""Guards of the graph that Dynamo records: conditions under which it serves another call.
+
+Dynamo runs functions marked as constant while it records. They see the objects of the caller as they are before the
+recorded code, and Dynamo does not see what they read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flexsn_graph.reads import Place
+from flexsn_graph.versions import expect, needed
+
+_STALE = "a compiled graph would not see that what a pointwise function reads has changed"
+expect("torch._guards", ["TracingContext", "TracingContext.get", "Guard"], _STALE)
+expect("torch._dynamo.source", ["GlobalStateSource"], _STALE)
+expect("torch._dynamo.symbolic_convert", ["InstructionTranslator", "InstructionTranslator.current_tx"], _STALE)
+expect("torch._dynamo.side_effects", ["SideEffects.id_to_variable", "SideEffects.is_modified"], _STALE)
+expect("torch._dynamo.exc", ["Unsupported"], _STALE)
+
+
+def records_a_graph() -> bool:
+    """True while Dynamo records a graph, also in a function that it runs for its result."""
+    return "torch._dynamo.symbolic_convert" in sys.modules and _translator() is not None
+
+
+def _translator() -> Any:
+    try:
+        return needed("torch._dynamo.symbolic_convert", "InstructionTranslator", _STALE).current_tx()
+    except AttributeError:  # a variable of the thread, which is absent outside of recordings
+        return None
+
+
+def recompile_unless(holds: Callable[[], bool], condition: str) -> None:
+    """Makes the graph that is recorded now serve only calls for which `holds()` is true.
+
+    Args:
+        holds: called before each call of the graph; the graph keeps it alive.
+        condition: describes it in the logs of recompilations.
+    """
+
+    def create(builder: Any, guard: Any) -> None:
+        builder.guard_manager.root.add_lambda_guard(lambda _: holds(), [condition], guard.user_stack)
+
+    source = needed("torch._dynamo.source", "GlobalStateSource", _STALE)()
+    guard = needed("torch._guards", "Guard", _STALE)(source, create)
+    needed("torch._guards", "TracingContext", _STALE).get().guards_context.dynamo_guards.add(guard)
+
+
+def written_before(places: Iterable[Place]) -> list[str]:
+    """Names of the places that the recorded code has written to, before the call that is recorded now.
+
+    Dynamo writes to them after the graph: the caller's objects do not have the new values yet.
+    """
+    effects = _translator().output.side_effects
+    written: dict[int, set[str] | None] = {}
+    variables: set[str] = set()
+    for identity, variable in list(effects.id_to_variable.items()):
+        if not effects.is_modified(variable):
+            continue
+        names = effects.store_attr_mutations.get(variable)
+        if type(variable).__name__ == "NewGlobalVariable":
+            variables.update(names or ())
+            continue
+        owner = getattr(variable, "value", None)
+        holders = [owner, *(getattr(owner, d, None) for d in ("__dict__", "_parameters", "_buffers", "_modules"))]
+        for one in (identity, *(id(holder) for holder in holders if holder is not None)):
+            before = written.get(one, set())
+            written[one] = None if names is None or before is None else before | set(names)
+    found = []
+    for place in places:
+        owner, name = place.owner
+        names = written.get(id(owner), set())
+        is_global = isinstance(owner, dict) and "__name__" in owner and name in variables
+        if names is None or is_global or (names and (name is None or name in names)):
+            found.append(place.name)
+    return found
+
+
+def leave_graph(reason: str) -> None:
+    """Ends the graph that is recorded before the call, which then runs on its own; with `fullgraph=True`, an error."""
+    raise needed("torch._dynamo.exc", "Unsupported", _STALE)(reason, "A pointwise function reads what has changed")

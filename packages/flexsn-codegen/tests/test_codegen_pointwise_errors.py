@@ -1,0 +1,138 @@
+"""What no kernel serves is refused by name, with what to do instead; an error inside of a function names its line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from flexsn_codegen import ArgumentError, TransformError, pointwise
+
+FACTOR = torch.tensor(2.0)
+HERE = "test_codegen_pointwise_errors"
+SPARSE = torch.eye(4).to_sparse()
+double = pointwise(lambda x: x * 2)
+written = pointwise(lambda p, q: p.add_(q))
+
+
+def data() -> Tensor:
+    return torch.linspace(0.5, 2.0, 4)
+
+
+def forward_in_place() -> Any:
+    with forward_ad.dual_level():
+        return written(forward_ad.make_dual(data(), data()), data())
+
+
+def overlapping() -> Any:
+    x = torch.zeros(6)
+    return torch.compile(lambda x: written(x[:4], x[2:]), backend="aot_eager", fullgraph=True)(x)
+
+
+INSIDE: dict[str, tuple[Callable[..., Any], str]] = {
+    "a tensor for alpha": (
+        lambda x: torch.add(x, x, alpha=torch.tensor(2.0)),  # type: ignore[call-overload]
+        "`alpha=`.*multiply by the tensor",
+    ),
+    "a captured alpha": (lambda x: x.sub(x, alpha=FACTOR), "`alpha=`.*multiply by the tensor"),
+    "torch.func.grad": (lambda x: torch.func.grad(lambda y: (y * y).sum())(x), "sums over elements"),
+    "fp8": (lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+    "complex": (lambda x: (x * 1j).real, "complex numbers are not supported"),
+}
+CALLS: dict[str, tuple[Callable[[], Any], str]] = {
+    "fp8": (lambda: double(data().to(torch.float8_e4m3fn)), "float8_e4m3fn.*Convert it"),
+    "complex": (lambda: double(data() * 1j), "complex64.*real and its imaginary part"),
+    "a complex number": (lambda: pointwise(lambda x, c: x * c)(data(), 2j), "argument 1 of <lambda> is a complex"),
+    "nested": (
+        lambda: double(torch.nested.nested_tensor([torch.rand(2), torch.rand(3)], layout=torch.jagged)),
+        "nested tensor.*Call it on its parts",
+    ),
+    "sparse": (lambda: double(data().to_sparse()), "sparse_coo.*to_dense"),
+    "captured and sparse": (
+        lambda: pointwise(lambda x: x * SPARSE)(data()),
+        "sparse_coo.*to_dense",
+    ),
+    "meta": (lambda: double(data().to("meta")), "are on meta.*Move them"),
+    "into None": (lambda: double.into([None], data()), "into is a NoneType: give a tensor"),  # type: ignore[list-item]
+    "into a number": (lambda: double.into([1.0], data()), "into is a float: give a tensor"),  # type: ignore[list-item]
+    "into of what writes": (lambda: written.into(data(), data(), data()), "call it without `into`"),
+    "a list of numbers": (
+        lambda: pointwise(lambda x, n: x * n).foreach([data(), data()], [1.0, 2.0]),
+        "argument 1 of <lambda>.foreach is a list.*torch.tensor",
+    ),
+    "forward mode in place": (forward_in_place, "no forward-mode derivative"),
+    "overlapping in a graph": (overlapping, "memory that tensor 1 has, too.*clone"),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_inside_of_a_function(name: str) -> None:
+    function, message = INSIDE[name]
+    with pytest.raises((NotImplementedError, TypeError, ValueError), match=f"(?s){message}.*{HERE}"):
+        pointwise(function)(data())
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, of its forward mode
+@pytest.mark.parametrize("name", CALLS)
+def test_of_a_call(name: str) -> None:
+    call, message = CALLS[name]
+    with pytest.raises((ArgumentError, TransformError, RuntimeError), match=f"(?s){message}"):
+        call()
+
+
+@pytest.mark.filterwarnings("ignore:.*quantiz:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*quantiz:UserWarning")
+def test_quantized() -> None:
+    x = torch.quantize_per_tensor(data(), 0.1, 0, torch.quint8)
+    with pytest.raises(ArgumentError, match=r"quint8.*dequantize"):
+        double(x)
+
+
+def test_integers_in_place() -> None:
+    x, y = torch.arange(5), torch.arange(5) * 3
+    pointwise(lambda p, q: p.sub_(q))(x, y)
+    assert x.tolist() == [0, -2, -4, -6, -8]
+    with pytest.raises(ValueError, match=rf"(?s)(Promotion|result type).*{HERE}"):
+        pointwise(lambda p, q: p.sub_(q * 0.5))(x, y)
+
+
+def test_transforms_inside_of_a_function() -> None:
+    x = data()
+    assert torch.equal(pointwise(lambda x: torch.vmap(lambda y: y * y)(x))(x), x * x)
+
+
+def test_into_compiled() -> None:
+    def step(x: Tensor, out: Tensor) -> Tensor:
+        double.into(out, x)
+        return out + 1
+
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="aot_eager", fullgraph=True)
+    x, out = data(), torch.empty(4)
+    assert torch.equal(compiled(x, out), x * 2 + 1)
+    assert torch.equal(out, x * 2)
+    with pytest.raises(Exception, match="tensor 0 of out= is"):
+        compiled(x, torch.empty(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_lists_that_share_memory(backend: str) -> None:
+    """The places are called one after the other, as the function on each is."""
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        written.foreach([x[:3], x[3:], x[:3]], [x[3:], x[:3], y])
+        return x * 1
+
+    torch.compiler.reset()
+    found = []
+    for run in (torch.compile(step, backend=backend, fullgraph=True), step):
+        x = torch.arange(6.0)
+        y = run(x, torch.ones(3))
+        found += [x, y]
+    expected = torch.tensor([4.0, 6.0, 8.0, 6.0, 9.0, 12.0])
+    for one in found:
+        torch.testing.assert_close(one, expected)

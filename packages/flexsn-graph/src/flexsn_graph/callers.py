@@ -1,0 +1,54 @@
+"""Warns at the user's line: the innermost one of the call that is neither torch's nor this project's.
+
+flexsn-graph and flexsn-hop each have this file, because neither needs the other; a test keeps the two equal.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+_LIBRARIES = frozenset(
+    ("torch", "functorch", "triton", "flexsn_graph", "flexsn_codegen", "flexsn_runtime", "flexsn_hop", "flexsn_nn")
+)
+_BETWEEN = frozenset(("contextlib", "functools", "threading", "concurrent", "importlib", "copy", "asyncio"))
+_GENERATED = ("<eval_with_key>", "<frozen ")
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame of the user's code; `None` in a thread that runs none."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_library(frame):
+        frame = frame.f_back
+    return frame
+
+
+def warn(message: str, category: type[Warning] = UserWarning, *, otherwise: tuple[str, int] | None = None) -> None:
+    """Warns at the user's line.
+
+    Args:
+        otherwise: the file and the line of a thread that runs no code of the user's; by default, those of the call of
+            this function.
+    """
+    frame = user_frame()
+    if frame is None and otherwise is not None:
+        file, line = otherwise
+        warnings.warn_explicit(message, category, file, line)
+        return
+    found = sys._getframe(1) if frame is None else frame
+    warnings.warn_explicit(
+        message,
+        category,
+        found.f_code.co_filename,
+        found.f_lineno,
+        module=found.f_globals.get("__name__"),
+        registry=found.f_globals.setdefault("__warningregistry__", {}),
+    )
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__")
+    if not isinstance(name, str) or frame.f_code.co_filename.startswith(_GENERATED):
+        return True
+    return name.partition(".")[0] in _LIBRARIES or name.partition(".")[0] in _BETWEEN

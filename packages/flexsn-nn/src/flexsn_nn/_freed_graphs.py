@@ -1,0 +1,69 @@
+"""A state that belongs to the graph of an earlier training step, of the loop: told before torch's own error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._torch_private import current_node, keeps_graph
+from flexsn_runtime import FreedGraphError, transform_at_work
+
+# Nodes that are looked at for freed tensors; a step of the loop has a few dozen.
+_MOST_NODES = 4096
+
+
+class GraphOfCall:
+    """Whether a backward has gone through the graph of one call, and freed it.
+
+    Args:
+        outputs: the call's.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor]) -> None:
+        self._freed = False
+        for output in outputs:
+            if output.grad_fn is not None:
+                output.grad_fn.register_prehook(self._visit)
+
+    def _visit(self, gradients: Any) -> None:
+        self._freed |= not keeps_graph()
+
+    def watch(self, states: Sequence[Tensor]) -> None:
+        """Has a backward that comes through these states, from a later call, raise a clear error."""
+        for state in states:
+            if state.grad_fn is not None and not state.is_leaf:
+                state.register_hook(partial(GraphOfCall._check, self))
+
+    def _check(self, gradient: Tensor) -> None:
+        if self._freed and _is_freed(current_node()):
+            raise FreedGraphError
+
+
+def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
+    """The graph of a call outside of compilers; `None`: there is none."""
+    if not torch.is_grad_enabled() or transform_at_work() is not None:
+        return None
+    return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
+
+
+def _is_freed(node: Any) -> bool:
+    """True if a saved tensor of a node, or of one that it leads to, has been freed."""
+    waiting, seen = [node], {node}
+    while waiting and len(seen) < _MOST_NODES:
+        one = waiting.pop()
+        for name in dir(one):
+            if name.startswith("_saved_") or name == "saved_tensors":
+                try:
+                    getattr(one, name)
+                except RuntimeError as error:
+                    if "second time" in str(error):
+                        return True
+        for following, _ in () if one is None else one.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False

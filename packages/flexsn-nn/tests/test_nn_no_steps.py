@@ -1,0 +1,121 @@
+"""Sequences without steps: empty outputs, the state as it was, and its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from nn_equations import CASES, Case
+from torch import Tensor
+
+from flexsn_nn import LIF, ExampleError, FlexSN
+from flexsn_nn.layer import NormNeuron
+from flexsn_nn.neuron import Neuron, SlidingPSN
+
+STEP = (2, 35)
+EACH = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+BACKENDS = pytest.mark.parametrize("backend", ["torch", "hop", "auto", "cpp"])
+
+
+def empty(case: Case, neuron: FlexSN) -> list[Tensor]:
+    one = torch.zeros(STEP, dtype=torch.float64)
+    return [one.new_zeros(0, *STEP).requires_grad_() for _ in range(neuron.num_inputs)]
+
+
+@EACH
+@pytest.mark.parametrize("backend", ["torch", pytest.param("hop", marks=pytest.mark.long), "cpp"])
+def test_every_neuron(case: Case, backend: str) -> None:
+    neuron: Any = case.make(backend=backend).double()
+    if getattr(neuron, "T", None) is not None:
+        pytest.skip("a neuron for a fixed number of steps")
+    inputs = empty(case, neuron)
+    states = [torch.rand(STEP, dtype=torch.float64).requires_grad_() for _ in range(neuron.num_states)]
+    output, after = neuron.step(inputs, states)
+    assert output.shape == (0, *STEP)
+    assert output.dtype == torch.float64
+    for before, state in zip(states, after, strict=True):
+        assert torch.equal(state, before)
+        assert state is not before
+    found = torch.autograd.grad(sum(2 * state.sum() for state in after), states)
+    assert all(torch.equal(gradient, torch.full_like(gradient, 2)) for gradient in found)
+    neuron.store_state_seqs = neuron.count_spikes = True
+    neuron(*inputs)
+    assert [tuple(sequence.shape) for sequence in neuron.state_seqs] == [(0, *STEP)] * neuron.num_states
+    assert [tuple(state.shape) for state in neuron.states] == [STEP] * neuron.num_states
+    assert neuron.spike_counts.sum() == 0
+
+
+@pytest.mark.parametrize("precision", ["eager", "float32"])
+@BACKENDS
+def test_dtypes(backend: str, precision: str) -> None:
+    neuron = LIF(backend=backend, precision=precision)
+    output, (v,) = neuron.step(torch.zeros(0, 2, 5, dtype=torch.bfloat16))
+    assert output.dtype == torch.bfloat16
+    assert v.dtype == (torch.float32 if precision == "float32" else torch.bfloat16)
+
+
+def test_under_a_compiler() -> None:
+    neuron = LIF()
+    step = torch.compile(neuron.step, backend="aot_eager", fullgraph=True)
+    v = torch.rand(2, 5, requires_grad=True)
+    output, (after,) = step(torch.zeros(0, 2, 5), [v])
+    assert output.shape == (0, 2, 5)
+    assert torch.equal(after, v)
+    assert torch.equal(torch.autograd.grad(after.sum(), v)[0], torch.ones(2, 5))
+
+
+def test_in_the_middle_of_a_sequence() -> None:
+    for layer in (LIF(), LIF(backend="torch"), SlidingPSN(3), NormNeuron(torch.nn.BatchNorm1d(5), LIF()).eval()):
+        x = 2 * torch.rand(4, 2, 5)
+        with torch.no_grad():
+            whole = layer(x)
+            (layer.neuron if isinstance(layer, NormNeuron) else layer).reset()
+            parts = torch.cat([layer(part) for part in (x[:2], x[:0], x[2:])])
+        torch.testing.assert_close(parts, whole)
+
+
+@BACKENDS
+def test_examples_stand_for_the_core(backend: str) -> None:
+    calls = []
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append(x)
+        return x + v, v
+
+    neuron = FlexSN(core, 1, 1, 1, backend=backend, example_outputs=(torch.zeros(2, 4),))
+    output = neuron(torch.zeros(0, 2, 4))
+    assert isinstance(output, Tensor)
+    assert output.shape == (0, 2, 4)
+    assert torch.equal(neuron.states[0], torch.zeros(2, 4))
+    assert not calls
+
+
+@BACKENDS
+def test_a_step_without_outputs_needs_no_example(backend: str) -> None:
+    neuron = FlexSN(lambda x, v: (x + v,), 1, 1, 0, backend=backend)
+    v = torch.rand(2, 4, requires_grad=True)
+    outputs, (after,) = neuron.step(torch.zeros(0, 2, 4), [v])
+    assert outputs == []
+    assert torch.equal(after, v)
+    assert torch.equal(torch.autograd.grad(after.sum(), v)[0], torch.ones(2, 4))
+
+
+class Wide(Neuron):
+    """A user's neuron, whose output has another dtype than its input."""
+
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return (x + v).double(), x + v
+
+
+class Random(Neuron):
+    def dynamics(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        if x.sum() > 0:
+            return x, v
+        return x + v, v
+
+
+def test_neurons_of_users() -> None:
+    assert Wide(backend="torch")(torch.zeros(0, 2)).dtype == torch.float64
+    with pytest.raises(ExampleError, match=r"no steps.*Random\.dynamics cannot be traced.*leave out sequences"):
+        Random(backend="torch")(torch.zeros(0, 2))

@@ -1,0 +1,127 @@
+"""Parameters of surrogates are numbers; forward mode takes the same derivative."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ILIF, LIF, FlexSN, surrogate
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.surrogate import Surrogate
+from flexsn_runtime import TransformError
+
+FACTORIES = ["LSO", "SFS"]
+
+
+def numbers() -> Iterator[tuple[str, str]]:
+    """`(name, parameter)` of all numeric parameters of classes, functions and factories."""
+    for name in surrogate.__all__:
+        made = getattr(surrogate, name)
+        if isinstance(made, type) and made is not Surrogate:
+            yield from ((name, field.name) for field in fields(made) if field.name != "strict")
+        elif not isinstance(made, type):
+            skipped = {"x", "strict", "custom_surrogate_function"}
+            yield from ((name, p) for p in inspect.signature(made).parameters if p not in skipped)
+
+
+CASES = sorted(set(numbers()))
+TENSORS: list[Callable[[], Tensor]] = [
+    lambda: nn.Parameter(torch.tensor(2.0)),
+    lambda: torch.tensor(2.0),
+    lambda: torch.tensor([2.0, 3.0]),
+    lambda: torch.tensor(2),
+]
+
+
+def test_there_are_many() -> None:
+    assert len(CASES) > 50
+    assert {("ATan", "alpha"), ("fast_sigmoid", "slope"), ("LSO", "slope"), ("triangular", "threshold")} <= set(CASES)
+
+
+@pytest.mark.parametrize("tensor", TENSORS)
+@pytest.mark.parametrize(("name", "parameter"), CASES)
+def test_a_tensor_is_refused_by_name(name: str, parameter: str, tensor: Callable[[], Tensor]) -> None:
+    made = getattr(surrogate, name)
+    given: list[Any] = []
+    if not isinstance(made, type) and name not in FACTORIES and parameter not in ("threshold",):
+        given = [torch.zeros(3)]
+    if (name, parameter) == ("sigmoid", "slope"):
+        given = []
+    known = "leak" if name == "LSO" else parameter
+    known = {"triangular.threshold": "height", "sigmoid.slope": "alpha"}.get(f"{name}.{parameter}", known)
+    with pytest.raises(ParameterError, match=rf"^{known} "):
+        made(*given, **{parameter: tensor()})
+
+
+@pytest.mark.filterwarnings("ignore:the core captures parameters:UserWarning")
+def test_in_a_step_and_of_a_class_of_ones_own() -> None:
+    @dataclass(frozen=True)
+    class Gauss(Surrogate):
+        width: Any = 0.5
+
+        def gradient(self, x: Tensor) -> Tensor:
+            return torch.exp(-((x / self.width) ** 2))
+
+    with pytest.raises(ParameterError, match=r"width of a surrogate is a tensor of shape \[1\].*docs/surrogates.md"):
+        Gauss(width=nn.Parameter(torch.ones(1)))
+    slope = nn.Parameter(torch.tensor(25.0))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return surrogate.fast_sigmoid(x + v - 1.0, slope=slope), v  # type: ignore[call-overload]
+
+    for backend in ("torch", "cpp"):
+        with pytest.raises(ParameterError, match="slope of a surrogate is a tensor"):
+            FlexSN(core, 1, 1, 1, backend=backend)(torch.rand(3, 4))
+
+
+CLASSES = [
+    *(surrogate.Sigmoid, surrogate.ATan, surrogate.FastSigmoid, surrogate.Triangular, surrogate.S2NN),
+    *(surrogate.LeakyKReLU, surrogate.SquarewaveFourierSeries, surrogate.StraightThrough, surrogate.Tent),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
+@pytest.mark.parametrize("cls", CLASSES)
+def test_forward_mode_is_the_transpose_of_backward(cls: type[Surrogate]) -> None:
+    spikes = cls()
+    x, tangent = torch.linspace(-2, 2, 9, dtype=torch.float64), torch.rand(9, dtype=torch.float64)
+    value, along = torch.func.jvp(spikes, (x,), (tangent,))[:2]
+    assert torch.equal(value, spikes(x))
+    torch.testing.assert_close(along, tangent * spikes.gradient(x))
+    with torch.autograd.forward_ad.dual_level():
+        dual = spikes(torch.autograd.forward_ad.make_dual(x, tangent))
+        torch.testing.assert_close(torch.autograd.forward_ad.unpack_dual(dual).tangent, along)
+    jacobian = torch.func.jacfwd(spikes)(x)
+    torch.testing.assert_close(jacobian, torch.func.jacrev(spikes)(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.* is deprecated:FutureWarning")  # torch's own use
+@pytest.mark.parametrize("make", [LIF, ILIF])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_forward_mode_through_a_neuron(make: Callable[..., FlexSN], backend: str) -> None:
+    neuron = make(backend=backend).double()
+    x = torch.rand(6, 4, dtype=torch.float64) * 3
+    tangent = torch.rand(6, 4, dtype=torch.float64)
+
+    def run(x: Tensor) -> Tensor:
+        out = neuron.step(x)[0]
+        assert isinstance(out, Tensor)
+        return out
+
+    along = torch.func.jvp(run, (x,), (tangent,))[1]
+    jacobian = torch.func.jacrev(run)(x).reshape(24, 24)
+    torch.testing.assert_close(along.flatten(), jacobian @ tangent.flatten())
+
+
+def test_kernels_refuse_forward_mode_by_name() -> None:
+    neuron = LIF(backend="cpp")
+    with pytest.raises(TransformError, match=r"torch\.func"):
+        torch.func.jvp(lambda x: neuron.step(x)[0], (torch.rand(6, 4),), (torch.rand(6, 4),))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(TransformError, match="forward_ad"):
+        neuron.step(torch.autograd.forward_ad.make_dual(torch.rand(6, 4), torch.rand(6, 4)))

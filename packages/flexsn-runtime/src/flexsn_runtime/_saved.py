@@ -1,0 +1,24 @@
+"""Saved tensors of a backward, and a clear error where an earlier backward has freed them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_runtime.errors import FreedGraphError
+
+
+def saved_of(ctx: Any) -> tuple[Tensor, ...]:
+    """`ctx.saved_tensors`.
+
+    Raises:
+        FreedGraphError: an earlier backward has freed them.
+    """
+    try:
+        saved: tuple[Tensor, ...] = ctx.saved_tensors
+    except RuntimeError as error:
+        if "second time" not in str(error):  # written in place since, say
+            raise
+        raise FreedGraphError from error
+    return saved

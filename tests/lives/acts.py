@@ -1,0 +1,66 @@
+"""The register of acts: what a user can do to a network, with strategies for the arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from lives.life import Life
+
+Perform = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Act:
+    """One thing that a user does.
+
+    Attributes:
+        perform: `perform(life, **arguments)` acts and returns what can be seen of it.
+        arguments: strategies of plain values.
+        weight: how often, compared with others.
+        when: true of lives in which the act does something.
+        alone: name of an argument that turns a transparent wrapper on; the loop runs without it.
+    """
+
+    name: str
+    perform: Perform
+    arguments: dict[str, st.SearchStrategy[Any]]
+    weight: int = 1
+    alone: str | None = None
+    when: Callable[[Life], bool] = lambda life: True
+
+
+ACTS: dict[str, Act] = {}
+
+
+def act(
+    weight: int = 1,
+    alone: str | None = None,
+    when: Callable[[Life], bool] = lambda life: True,
+    **arguments: st.SearchStrategy[Any],
+) -> Callable[[Perform], Perform]:
+    """Registers a function as an act, under its name."""
+
+    def register(perform: Perform) -> Perform:
+        name = perform.__name__
+        ACTS[name] = Act(name, perform, arguments, weight, alone, when)
+        return perform
+
+    return register
+
+
+# Arguments that many acts take.
+which = st.integers(0, 7)
+seed = st.integers(0, 5)
+yes_or_no = st.booleans()
+
+
+def perform(name: str, life: Life, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Performs an act of the register. In a loop, without the wrapper that changes nothing."""
+    found = ACTS[name]
+    if found.alone is not None and not life.compiled:
+        arguments = {**arguments, found.alone: None}
+    return found.perform(life, **arguments)

@@ -1,0 +1,230 @@
+"""Acts that call the network or one of its neurons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+from flexsn_nn import FlexSN
+from flexsn_nn.functional import reset_net
+from flexsn_nn.memory import PackedSpikes
+from lives.acts import act, seed, which, yes_or_no
+from lives.hooks import Interrupt
+from lives.life import LAYOUTS, Graph, Life
+
+lengths = st.sampled_from([8, 1, 9, 40, 0])
+_GRAPHS = 2
+
+
+@act(
+    weight=5,
+    steps=lengths,
+    seed=seed,
+    layout=st.sampled_from(LAYOUTS),
+    batch=st.sampled_from([None, None, None, None, 1, 3]),
+    fresh=yes_or_no,
+    learned=yes_or_no,
+)
+def forward(
+    life: Life, steps: int, seed: int, layout: str, batch: int | None, fresh: bool, learned: bool
+) -> dict[str, Any]:
+    """Calls the network, after a reset if `fresh`; with an input that gets a gradient, if `learned`."""
+    _begin(life, batch, fresh)
+    x = life.sequence(steps, seed, layout).requires_grad_(learned)
+    life.inputs = x
+    return _called(life, life.net, x)
+
+
+@act(weight=2, when=lambda life: life.inputs is not None)
+def forward_again(life: Life) -> dict[str, Any]:
+    """Calls the network with the same tensor as before."""
+    if life.inputs is None:
+        return {}
+    return _called(life, life.net, life.inputs)
+
+
+@act(
+    weight=2,
+    mode=st.sampled_from(["no_grad", "inference"]),
+    steps=lengths,
+    seed=seed,
+    fresh=yes_or_no,
+)
+def forward_in_mode(life: Life, mode: str, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
+    """Calls the network in one of torch's modes."""
+    _begin(life, None, fresh)
+    with torch.no_grad() if mode == "no_grad" else torch.inference_mode():
+        return _called(life, life.net, life.sequence(steps, seed))
+
+
+@act(steps=lengths, seed=seed, fresh=yes_or_no)
+def forward_in_autocast(life: Life, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
+    """Calls the network under autocast to bfloat16."""
+    _begin(life, None, fresh)
+    with torch.autocast(life.plan.device, dtype=torch.bfloat16):
+        return _called(life, life.net, life.sequence(steps, seed).requires_grad_())
+
+
+@act(
+    weight=2,
+    alone="how",
+    how=st.sampled_from(["functional_call", "packed", "packed afterwards"]),
+    steps=st.sampled_from([8, 1, 9]),
+    seed=seed,
+    fresh=yes_or_no,
+)
+def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: bool) -> dict[str, Any]:
+    """Calls the network in a wrapper that changes no result. The loop runs without it."""
+    _begin(life, None, fresh)
+    return _called(life, _wrapped(life.net, how), life.sequence(steps, seed).requires_grad_())
+
+
+@act(
+    alone="how",
+    how=st.sampled_from(["non-reentrant", "reentrant"]),
+    steps=st.sampled_from([8, 1, 9]),
+    seed=seed,
+)
+def forward_checkpointed(life: Life, how: str | None, steps: int, seed: int) -> dict[str, Any]:
+    """Trains on a function that resets and runs the network, under activation checkpointing. The loop runs without it.
+
+    The states are no part of it: reentrant checkpoints run the first time without gradients.
+    """
+
+    def run(x: Tensor) -> Tensor:
+        reset_net(life.net)
+        y: Tensor = life.net(x)
+        return y
+
+    x = life.sequence(steps, seed).requires_grad_()
+    norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
+    call: Callable[[Tensor], Tensor] = run
+    if how is not None and not (norms or life.monitors or _has_hooks(life.net)):  # which a second run would change
+        call = lambda x: checkpoint(run, x, use_reentrant=how == "reentrant")  # noqa: E731
+    y = call(x) if life.step_mode == "m" else call(x[0])
+    if y.requires_grad:
+        (y * torch.arange(y.numel(), device=y.device).remainder(7).view_as(y)).sum().backward()
+    reset_net(life.net)
+    return {"y": y.detach(), "gradient": x.grad}
+
+
+def _has_hooks(net: nn.Module) -> bool:
+    return any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
+
+
+def _wrapped(net: nn.Module, how: str | None) -> Callable[[Tensor], Tensor]:
+    if how == "functional_call":
+        values = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        return lambda x: functional_call(net, values, (x,))
+    if how in ("packed", "packed afterwards") and any(getattr(m, "spike_range", None) for m in net.modules()):
+
+        def packed(x: Tensor) -> Tensor:
+            with PackedSpikes(net, by_kernels=how == "packed"):
+                y: Tensor = net(x)
+            return y
+
+        return packed
+    return net
+
+
+@act(steps=st.sampled_from([8, 1]), seed=seed, factor=st.sampled_from([0.5, 2.0]), fresh=yes_or_no)
+def forward_with_other_parameters(life: Life, steps: int, seed: int, factor: float, fresh: bool) -> dict[str, Any]:
+    """Calls the network with other values of its parameters, through `functional_call`."""
+    _begin(life, None, fresh)
+    values = {name: (p * factor) for name, p in life.net.named_parameters()}
+    x = life.sequence(steps, seed).requires_grad_()
+    return _called(life, lambda x: functional_call(life.net, values, (x,)), x)
+
+
+@act(steps=st.sampled_from([8, 1]), seed=seed, at=which)
+def forward_interrupted(life: Life, steps: int, seed: int, at: int) -> dict[str, Any]:
+    """Calls the network while a hook raises in the middle of it."""
+    layers = list(life.net.children())
+    handle = layers[at % len(layers)].register_forward_pre_hook(Interrupt())
+    try:
+        return _called(life, life.net, life.sequence(steps, seed))
+    finally:
+        handle.remove()
+
+
+@act(weight=2, which=which, steps=lengths, seed=seed, given=st.sampled_from(["none", "own", "new", "learned"]))
+def step(life: Life, which: int, steps: int, seed: int, given: str) -> dict[str, Any]:
+    """Calls `step` of a neuron, from the initial states, its own, or others."""
+    neuron = life.neuron(which)
+    if neuron is None:
+        return {}
+    x = life.sequence(steps, seed).requires_grad_()
+    if life.step_mode == "s":
+        x = life.sequence(1, seed)[0].requires_grad_()
+    states: list[Tensor] | None = None
+    if given == "own":
+        states = list(neuron.states)
+    elif given in ("new", "learned"):
+        made = neuron.init_states(neuron.num_states, life.step_mode, *_inputs_of(neuron, x))
+        states = [(s.detach() + 0.25).requires_grad_(given == "learned") for s in made]
+    outputs, after = neuron.step(x, states)
+    results = dict(zip(("y", "z"), [outputs] if isinstance(outputs, Tensor) else outputs, strict=False))
+    results.update({f"new {i}": s for i, s in enumerate(after)})
+    _keep(life, Graph(results, [x, *(states if states and given == "learned" else [])]))
+    return dict(results)
+
+
+@act(weight=2, which=which, steps=lengths, seed=seed)
+def call_neuron(life: Life, which: int, steps: int, seed: int) -> dict[str, Any]:
+    """Calls one neuron on its own."""
+    neuron = life.neuron(which)
+    if neuron is None:
+        return {}
+    x = life.sequence(steps, seed).requires_grad_()
+    if life.step_mode == "s":
+        x = life.sequence(1, seed)[0].requires_grad_()
+    found = neuron(x)
+    results = dict(zip(("y", "z"), [found] if isinstance(found, Tensor) else found, strict=False))
+    results.update(_seen_on(neuron, ""))
+    _keep(life, Graph(results, [x]))
+    return dict(results)
+
+
+def _inputs_of(neuron: FlexSN, x: Tensor) -> tuple[Tensor, ...]:
+    return (x,) * neuron.num_inputs
+
+
+def _begin(life: Life, batch: int | None, fresh: bool) -> None:
+    if batch is not None:
+        life.batch = batch
+    if fresh or batch is not None:
+        reset_net(life.net)
+
+
+def _called(life: Life, call: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, Any]:
+    """Outputs of a call; in step mode `"s"` of one call for each step, of at most 9."""
+    before, version = x.detach().clone(), None if x.is_inference() else x._version
+    steps = {f"y{t}": x[t] for t in range(min(len(x), 9))}
+    results = {name: call(part) for name, part in ({"y": x} if life.step_mode == "m" else steps).items()}
+    assert torch.equal(x.detach(), before), "a call has changed its input"
+    assert version is None or x._version == version, "a call has written to its input"
+    for i, neuron in enumerate(life.neurons):
+        results.update(_seen_on(neuron, f"neuron {i} "))
+    _keep(life, Graph({k: v for k, v in results.items() if isinstance(v, Tensor)}, [x] if x.requires_grad else []))
+    return dict(results)
+
+
+def _seen_on(neuron: FlexSN, prefix: str) -> dict[str, Tensor]:
+    found = {f"{prefix}state {i}": s for i, s in enumerate(neuron.states)}
+    found.update({f"{prefix}sequence {i}": s for i, s in enumerate(neuron.state_seqs)})
+    if neuron.spike_counts is not None:
+        found[f"{prefix}counts"] = neuron.spike_counts
+    return found
+
+
+def _keep(life: Life, graph: Graph) -> None:
+    """Keeps the graph of a call, as one of the last few."""
+    if torch.is_grad_enabled():
+        life.graphs.append(graph)
+        del life.graphs[:-_GRAPHS]

@@ -1,0 +1,157 @@
+"""Acts that differentiate what is kept of earlier calls, and that train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lives.acts import act, seed, which, yes_or_no
+from lives.calls import forward, lengths
+from lives.hooks import negate
+from lives.life import LAYOUTS, Graph, Life
+from lives.networks import to_grid
+
+# Bits choose the results that enter the loss.
+some = st.integers(1, 63)
+
+
+@act(
+    weight=8,
+    steps=lengths,
+    seed=seed,
+    layout=st.sampled_from(LAYOUTS),
+    fresh=yes_or_no,
+    some=some,
+)
+def forward_and_backward(
+    life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int
+) -> dict[str, Any]:
+    """Calls the network and differentiates it, as a training loop does."""
+    seen = forward(life, steps, seed, layout, None, fresh, True)
+    return {**seen, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
+
+
+@act(weight=8, when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed, keep=yes_or_no)
+def backward(life: Life, which: int, some: int, seed: int, keep: bool) -> dict[str, Any]:
+    """Backward of a loss of some results of a kept graph, again if `keep`; all gradients are accumulated."""
+    graph = _graph(life, which)
+    loss = None if graph is None else _loss(graph, some, seed)
+    if graph is None or loss is None:
+        return {}
+    if not keep:
+        life.graphs.remove(graph)
+    for leaf in graph.leaves:
+        leaf.grad = None
+    loss.backward(retain_graph=keep)
+    return _leaves(graph)
+
+
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
+def grad_of_inputs(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
+    """`torch.autograd.grad` for the inputs alone, with the graph kept."""
+    graph = _graph(life, which)
+    loss = None if graph is None else _loss(graph, some, seed)
+    if graph is None or loss is None or not graph.leaves:
+        return {}
+    found = torch.autograd.grad(loss, graph.leaves, retain_graph=True, allow_unused=True)
+    return {"gradients": list(found)}
+
+
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), some=some, seed=seed)
+def differentiate_twice(life: Life, which: int, some: int, seed: int) -> dict[str, Any]:
+    """The gradient of a gradient's square."""
+    graph = _graph(life, which)
+    loss = None if graph is None else _loss(graph, some, seed)
+    if graph is None or loss is None or not graph.leaves:
+        return {}
+    (first,) = torch.autograd.grad(loss, graph.leaves[:1], create_graph=True, allow_unused=True)
+    if first is None or not first.requires_grad:
+        return {"gradient": None if first is None else first.detach()}
+    wanted = [*graph.leaves, *(p for p in life.net.parameters() if p.requires_grad)]
+    second = torch.autograd.grad(first.square().sum(), wanted, retain_graph=True, allow_unused=True)
+    return {"gradient": first.detach(), "second gradients": list(second)}
+
+
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1), result=which)
+def hook_a_result(life: Life, which: int, result: int) -> dict[str, Any]:
+    """Negates the gradient of a result in the backward, if that is still to come."""
+    graph = _graph(life, which)
+    if graph is not None:
+        found = [value for value in graph.results.values() if value.requires_grad]
+        if found:
+            found[result % len(found)].register_hook(negate)
+    return {}
+
+
+@act(when=lambda life: bool(life.graphs), which=st.integers(-2, -1))
+def keep_gradients_of_results(life: Life, which: int) -> dict[str, Any]:
+    """`retain_grad` of all results of a graph."""
+    graph = _graph(life, which)
+    if graph is not None:
+        for value in graph.results.values():
+            if value.requires_grad:
+                value.retain_grad()
+    return {}
+
+
+@act(when=lambda life: bool(life.graphs))
+def drop_graphs(life: Life) -> dict[str, Any]:
+    """Forgets all graphs without a backward."""
+    life.drop_graphs()
+    return {}
+
+
+@act(to_none=yes_or_no)
+def zero_grad(life: Life, to_none: bool) -> dict[str, Any]:
+    """Clears gradients."""
+    life.net.zero_grad(set_to_none=to_none)
+    return {}
+
+
+@act(kind=st.sampled_from(["sgd", "adam"]), weight=3)
+def train(life: Life, kind: str) -> dict[str, Any]:
+    """A step of an optimizer, which is made at first; weights stay on their grid."""
+    parameters = list(life.net.parameters())
+    if not parameters:
+        return {}
+    ids = set(map(id, parameters))
+    known = life.optimizer
+    if known is None or {id(p) for group in known.param_groups for p in group["params"]} != ids:
+        life.optimizer = (
+            torch.optim.SGD(parameters, lr=0.25, momentum=0.5)
+            if kind == "sgd"
+            else torch.optim.Adam(parameters, lr=0.125)
+        )
+    assert life.optimizer is not None
+    life.optimizer.step()
+    to_grid(life.net)
+    return {}
+
+
+def _graph(life: Life, which: int) -> Graph | None:
+    return life.graphs[which] if len(life.graphs) >= -which else None
+
+
+def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
+    """A weighted sum of some of the results; of all of them, if none of these has a gradient."""
+    able = [value for value in graph.results.values() if value.requires_grad]
+    chosen = [value for i, value in enumerate(able) if some >> (i % 6) & 1] or able
+    if not chosen:
+        return None
+    total = None
+    for value in chosen:
+        generator = torch.Generator().manual_seed(seed)
+        weights = torch.randint(-4, 5, value.shape, generator=generator).to(value.device, torch.float32) / 4
+        part = (value.float() * weights if value.dtype != torch.float64 else value * weights).sum()
+        total = part if total is None else total + part
+    return total
+
+
+def _leaves(graph: Graph) -> dict[str, Any]:
+    kept = {
+        name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad
+    }
+    return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": kept}

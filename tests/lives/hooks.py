@@ -1,0 +1,72 @@
+"""Hooks of users: they record, change what passes, or raise. They can be copied and pickled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class Recording:
+    """Base of hooks that write a log.
+
+    Attributes:
+        log: what has passed.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[Any] = []
+
+
+class Look(Recording):
+    """A forward hook that keeps the outputs' sums."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        for value in output if isinstance(output, list | tuple) else [output]:
+            self.log.append((tuple(value.shape), float(value.detach().double().sum())))
+
+
+class Scale(Recording):
+    """A forward hook that halves a tensor that a layer returns."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+        self.log.append(type(output).__name__)
+        return output / 2 if isinstance(output, Tensor) else None
+
+
+class ScaleInput:
+    """A forward pre-hook that doubles the first input."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> Any:
+        return 2 * inputs[0], *inputs[1:]
+
+
+class SetAttribute:
+    """A forward pre-hook that sets an attribute, as norms of weights do."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        module.seen_by_hook = getattr(module, "seen_by_hook", 0) + 1  # type: ignore[assignment]
+
+
+class HalveGradient:
+    """A full backward hook that halves the gradients of a layer's inputs."""
+
+    def __call__(self, module: nn.Module, grad_input: Any, grad_output: Any) -> Any:
+        return tuple(None if g is None else g / 2 for g in grad_input)
+
+
+class Interrupted(Exception):
+    """Raised by `Interrupt`, in the middle of a call."""
+
+
+class Interrupt:
+    """A forward pre-hook that raises."""
+
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        raise Interrupted
+
+
+def negate(gradient: Tensor | None) -> Tensor | None:
+    """A hook of a tensor. Of a function with several results, torch gives `None` for those outside of the loss."""
+    return None if gradient is None else torch.neg(gradient)

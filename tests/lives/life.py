@@ -1,0 +1,132 @@
+"""One life of a network: the network, and all that its user holds of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import FlexSN
+from flexsn_nn.monitor import SpikeMonitor, StateMonitor
+from lives.networks import FAMILIES, Plan, build
+
+
+@dataclass(eq=False)
+class Graph:
+    """A call whose graph is alive.
+
+    Attributes:
+        results: by name, all that may enter a loss.
+        leaves: tensors that may get a gradient, beside the parameters.
+    """
+
+    results: dict[str, Tensor]
+    leaves: list[Tensor]
+
+
+@dataclass(eq=False)
+class Life:
+    """A network and what its user has made of it.
+
+    Attributes:
+        compiled: true of the twin whose neurons run kernels.
+        batch: of inputs that fit the states.
+        inputs: of the last call, to be called with again.
+    """
+
+    plan: Plan
+    compiled: bool
+    net: nn.Module = field(init=False)
+    batch: int = 2
+    dtype: torch.dtype = torch.float32
+    step_mode: str = "m"
+    optimizer: torch.optim.Optimizer | None = None
+    graphs: list[Graph] = field(default_factory=list)
+    inputs: Tensor | None = None
+    monitors: list[SpikeMonitor | StateMonitor] = field(default_factory=list)
+    saved: dict[str, Tensor] | None = None
+    saved_states: dict[str, list[Tensor]] | None = None
+    handles: list[Any] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.net = build(self.plan)
+        self.set_backends(self.net)
+
+    @property
+    def backend(self) -> str:
+        """What this twin's neurons run with."""
+        return self.plan.backend if self.compiled else "torch"
+
+    def set_backends(self, net: nn.Module) -> None:
+        """Gives neurons the backend of this life; in step mode `"s"` `"auto"`, where Triton refuses by name."""
+        for module in net.modules():
+            if isinstance(module, FlexSN):
+                refused = self.backend == "triton" and module.step_mode == "s"
+                module.backend = "auto" if refused else self.backend
+
+    @property
+    def neurons(self) -> list[FlexSN]:
+        """All neurons, but for those inside of another's step."""
+        from flexsn_nn.functional import neurons
+
+        return [neuron for _, neuron in neurons(self.net)]
+
+    def neuron(self, which: int) -> FlexSN | None:
+        """One of the neurons; `None` if there are none."""
+        found = self.neurons
+        return found[which % len(found)] if found else None
+
+    def parameter(self, which: int) -> tuple[nn.Module, str, nn.Parameter] | None:
+        """The module, the name and the value of a parameter."""
+        found = [(m, n, p) for m in self.net.modules() for n, p in m._parameters.items() if p is not None]
+        return found[which % len(found)] if found else None
+
+    def matrix(self, which: int) -> nn.Module | None:
+        """A module with a matrix `weight`, as pruning and parametrisations take it."""
+        found = [
+            m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
+        ]
+        return found[which % len(found)] if found else None
+
+    def sequence(self, steps: int, seed: int, layout: str = "contiguous", batch: int | None = None) -> Tensor:
+        """An input `[steps, batch, *]` whose values are on a grid, in one of several layouts in memory."""
+        shape = (steps, batch or self.batch, *FAMILIES[self.plan.family])
+        generator = torch.Generator().manual_seed(seed)
+
+        def values(*shape: int) -> Tensor:
+            numbers = torch.randint(-4, 20, shape, generator=generator)
+            return (numbers / 8).to(self.dtype).to(self.plan.device)
+
+        if layout == "batch first":
+            x = values(shape[1], shape[0], *shape[2:]).transpose(0, 1)
+        elif layout == "channels last":
+            x = values(*shape[:2], *shape[3:], shape[2]).movedim(-1, 2)
+        elif layout == "sliced":
+            x = values(2 * shape[0], *shape[1:])[::2]
+        elif layout == "offset":
+            x = values(shape[0] + 1, *shape[1:])[1:]
+        elif layout == "same in all steps":
+            x = values(*shape[1:]).expand(shape)
+        elif layout == "same in the batch":
+            x = values(shape[0], 1, *shape[2:]).expand(shape)
+        else:
+            x = values(*shape)
+        return x
+
+    def drop_graphs(self) -> None:
+        """Forgets all graphs that are kept."""
+        self.graphs.clear()
+
+
+LAYOUTS = (
+    "contiguous",
+    "contiguous",
+    "batch first",
+    "channels last",
+    "sliced",
+    "offset",
+    "same in all steps",
+    "same in the batch",
+)

@@ -1,0 +1,119 @@
+"""Hypothesis' state machine of random lives, and runs of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import hypothesis
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from lives.acts import ACTS, Act
+from lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
+from lives.shrinking import shortest
+from lives.twins import DifferenceError, Twins
+
+Backends = tuple[tuple[str, str], ...]
+# Layers and acts of a short run: each kind of state and of captured tensor, with few kernels to compile.
+FEW_LAYERS = (
+    "lif learned", "alif", "two outputs", "closure",
+    "delays", "sliding", "dropout", "linear", "norm", "conv norm",
+)  # fmt: skip
+LONG_ACTS = ("dtype", "forward_in_autocast")
+
+
+@st.composite
+def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[str]) -> Plan:
+    """Networks of two or three layers with a neuron among them at least.
+
+    Args:
+        backends: pairs of backend and launcher to choose from.
+        names: layers to choose from.
+    """
+    able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*NEURONS}]
+    family = draw(st.sampled_from(able))
+    known = [name for name in layers_for(family) if name in names]
+    neurons = [name for name in known if name in NEURONS]
+    layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
+    layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(neurons)))
+    if draw(st.booleans()):
+        i = draw(st.integers(0, len(layers) - 1))
+        layers[i] = f"+{layers[i]}"
+    backend, launcher = draw(st.sampled_from(backends))
+    return Plan(family, tuple(layers), backend, launcher, device)
+
+
+def machine(
+    backends: Backends = (("auto", "auto"),),
+    device: str = "cpu",
+    layers: Collection[str] = tuple(LAYERS),
+    without: Collection[str] = (),
+) -> type[RuleBasedStateMachine]:
+    """A state machine whose rules are the acts.
+
+    Args:
+        backends: of the compiled twins, each with a value of `FLEXSN_LAUNCHER`.
+        layers: names of the layers that networks are made of.
+        without: acts that are left out.
+    """
+
+    class RandomLives(RuleBasedStateMachine):
+        twins: Twins
+
+        @initialize(plan=plans(backends, device, layers))
+        def born(self, plan: Plan) -> None:
+            self.twins = Twins(plan)
+
+        def teardown(self) -> None:
+            Twins.counts["lives"] += 1
+
+    for found in (found for name, found in ACTS.items() if name not in without):
+        for i in range(found.weight):
+            setattr(RandomLives, f"{found.name}_{i}", _rule(found, i))
+    return RandomLives
+
+
+def _rule(found: Act, number: int) -> Callable[..., Any]:
+    def method(self: Any, **arguments: Any) -> None:
+        self.twins.act(found.name, **arguments)
+
+    method.__name__ = f"{found.name}_{number}"
+    strategies: dict[str, Any] = found.arguments
+    made: Callable[..., Any] = rule(**strategies)(method)
+    return precondition(lambda self: found.when(self.twins.loop))(made)
+
+
+def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:
+    """Runs lives of at most so many acts.
+
+    Args:
+        seed: of the lives; `None`: the same each time.
+
+    Raises:
+        DifferenceError: of the shortest program that was found.
+    """
+    if seed is not None:
+        lives = hypothesis.seed(seed)(lives)
+    try:
+        _run(lives, runs, rules, derandomize=seed is None)
+    except DifferenceError as error:
+        raise shortest(error) from None
+
+
+def _run(lives: type[RuleBasedStateMachine], runs: int, rules: int, *, derandomize: bool) -> None:
+    run_state_machine_as_test(
+        lives,
+        settings=settings(
+            max_examples=runs,
+            stateful_step_count=rules,
+            derandomize=derandomize,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],  # a program is data, and `shorter` shrinks it in bounded time
+            report_multiple_bugs=False,
+            print_blob=False,
+        ),
+    )

@@ -1,0 +1,65 @@
+"""Acts on modules: hooks, copies, pickles."""
+
+from __future__ import annotations
+
+import io
+from copy import deepcopy
+from typing import Any
+
+import torch
+from hypothesis import strategies as st
+from torch import nn
+
+from lives.acts import act, which, yes_or_no
+from lives.hooks import HalveGradient, Look, Scale, ScaleInput, SetAttribute
+from lives.life import Life
+
+_FORWARD: dict[str, type[Any]] = {"look": Look, "scale": Scale}
+_PRE: dict[str, type[Any]] = {"scale input": ScaleInput, "set attribute": SetAttribute}
+
+
+@act(
+    kind=st.sampled_from(["look", "scale", "scale input", "set attribute", "halve gradient"]),
+    which=which,
+    inside=yes_or_no,
+)
+def hook(life: Life, kind: str, which: int, inside: bool) -> dict[str, Any]:
+    """Registers a hook of a layer, or of a module inside of it."""
+    modules = [m for m in life.net.modules() if m is not life.net] if inside else list(life.net.children())
+    module = modules[which % len(modules)]
+    if kind in _FORWARD:
+        handle = module.register_forward_hook(_FORWARD[kind]())
+    elif kind in _PRE:
+        handle = module.register_forward_pre_hook(_PRE[kind]())
+    else:
+        handle = module.register_full_backward_hook(HalveGradient())
+    life.handles.append(handle)
+    return {}
+
+
+@act(when=lambda life: bool(life.handles), which=which)
+def unhook(life: Life, which: int) -> dict[str, Any]:
+    """Removes a hook."""
+    if life.handles:
+        life.handles.pop(which % len(life.handles)).remove()
+    return {}
+
+
+@act(how=st.sampled_from(["deepcopy", "pickle"]))
+def copy(life: Life, how: str) -> dict[str, Any]:
+    """Goes on with a copy of the network."""
+    while life.monitors:
+        life.monitors.pop().remove()
+    net: nn.Module
+    if how == "pickle":
+        buffer = io.BytesIO()
+        torch.save(life.net, buffer)
+        buffer.seek(0)
+        net = torch.load(buffer, weights_only=False)
+    else:
+        net = deepcopy(life.net)
+    life.net = net
+    life.optimizer = None
+    life.handles.clear()
+    life.saved_states = None
+    return {}

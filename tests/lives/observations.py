@@ -1,0 +1,149 @@
+"""All that can be seen of a life, as plain values, and the difference between two lives."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+
+from flexsn_nn import FlexSN
+from flexsn_nn.functional import get_states
+from lives.hooks import Recording
+from lives.life import Life
+
+Seen = dict[str, Any]
+# Where neurons keep what differs between a loop and kernels: programs, choices, and their traces.
+_OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
+# Relative to the largest number of a gradient: what the order of a sum changes.
+_NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+def observe(life: Life) -> Seen:
+    """Modules, parameters, gradients, states, records and attributes of a life."""
+    seen: Seen = {}
+    for name, module in life.net.named_modules():
+        seen[f"{name}.type"] = type(module).__name__
+        seen[f"{name}.attributes"] = sorted(vars(module))
+        seen[f"{name}.training"] = module.training
+        for kind, found in (("parameters", module._parameters), ("buffers", module._buffers)):
+            seen[f"{name}.{kind}"] = list(found)
+            for key, value in found.items():
+                seen[f"{name}.{key}"] = value
+                if isinstance(value, Tensor):
+                    seen[f"gradient of {name}.{key}"] = value.grad
+                    seen[f"version of {name}.{key}"] = None if value.is_inference() else value._version
+        if isinstance(module, FlexSN):
+            seen[f"{name}.state_seqs"] = list(module.state_seqs)
+            seen[f"{name}.spike_counts"] = module.spike_counts
+            seen[f"{name}.settings"] = module.step_mode, module.store_state_seqs, module.count_spikes
+        for value in module._forward_hooks.values():
+            if isinstance(value, Recording):
+                seen[f"{name}.hook"] = list(value.log)
+        for attribute, value in vars(module).items():
+            if attribute not in _OWN:
+                for place in traces_in(value, attribute):
+                    seen[f"{name}.{place}"] = f"left behind by a trace, in the {life.backend!r} twin"
+    seen["states"] = {name: list(states) for name, states in get_states(life.net).items()}
+    seen["keys"] = list(life.net.state_dict())
+    for i, monitor in enumerate(life.monitors):
+        seen[f"monitor {i}"] = {name: list(kept) for name, kept in monitor._kept.items()}
+    return seen
+
+
+def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
+    """Where in a value there are tensors without data or symbols that a trace has made."""
+    if isinstance(value, FakeTensor | torch.fx.Proxy | torch.SymInt | torch.SymFloat | torch.SymBool):
+        yield place
+    elif isinstance(value, Tensor):
+        if torch._is_functional_tensor(value):
+            yield place
+        elif value.grad_fn is None and value.grad is not None:
+            yield from traces_in(value.grad, f"{place}.grad", depth - 1)
+    elif depth and isinstance(value, list | tuple | set):
+        for i, part in enumerate(value):
+            yield from traces_in(part, f"{place}[{i}]", depth - 1)
+    elif depth and isinstance(value, Mapping):
+        for key, part in value.items():
+            if not isinstance(part, nn.Module):
+                yield from traces_in(part, f"{place}[{key!r}]", depth - 1)
+    elif depth and isinstance(value, types.MethodType):
+        yield from traces_in(value.__func__, place, depth - 1)
+    elif depth and isinstance(value, types.FunctionType):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # not yet assigned
+                continue
+            yield from traces_in(content, f"{place} closure {name}", depth - 1)
+
+
+def difference(loop: Any, compiled: Any, place: str = "") -> str | None:
+    """The first difference between two observations, in words; `None` if they are equal.
+
+    Tensors are equal to the bit, in dtype, shape and strides, and in taking part in a graph. Gradients, by their names,
+    are equal up to the order of sums.
+    """
+    if isinstance(loop, Mapping) and isinstance(compiled, Mapping):
+        if list(loop) != list(compiled):
+            return f"{place}: the loop has {list(loop)}, the compiled one {list(compiled)}"
+        parts = ((key, loop[key], compiled[key]) for key in loop)
+        return _first((a, b, f"{place} {key}".strip()) for key, a, b in parts)
+    if isinstance(loop, list | tuple) and isinstance(compiled, list | tuple):
+        if len(loop) != len(compiled):
+            return f"{place}: the loop has {len(loop)}, the compiled one {len(compiled)} of them"
+        return _first((a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(loop, compiled, strict=True)))
+    if isinstance(loop, Tensor) and isinstance(compiled, Tensor):
+        return _tensors_differ(loop, compiled, place)
+    if loop is compiled or (type(loop) is type(compiled) and loop == compiled):
+        return None
+    return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
+
+
+def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
+    for a, b, place in parts:
+        found = difference(a, b, place)
+        if found is not None:
+            return found
+    return None
+
+
+def _tensors_differ(loop: Tensor, compiled: Tensor, place: str) -> str | None:
+    for what, a, b in (
+        ("type", type(loop).__name__, type(compiled).__name__),
+        ("dtype", loop.dtype, compiled.dtype),
+        ("shape", tuple(loop.shape), tuple(compiled.shape)),
+        # Kernels may take a result for one of a graph that the loop sees to depend on nothing that is learned.
+        ("requires_grad", loop.requires_grad, compiled.requires_grad and loop.requires_grad),
+        ("is_leaf", loop.is_leaf, loop.is_leaf if compiled.requires_grad != loop.requires_grad else compiled.is_leaf),
+        ("is_inference", loop.is_inference(), compiled.is_inference()),
+        ("strides", _strides(loop), _strides(compiled)),
+    ):
+        if a != b:
+            return f"{place}: {what} is {a} in the loop, {b} in the compiled one"
+    one, other = loop.detach(), compiled.detach()
+    if torch.equal(one, other):
+        return None
+    noise = 0.0
+    if "gradient" in place:
+        noise = _NOISE.get(one.dtype, 0.0) * float(one.abs().nan_to_num().max())
+    if torch.allclose(one, other, rtol=0, atol=noise, equal_nan=True):
+        return None
+    return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...] | None:
+    """Strides of the dimensions that have several elements; `None` of a tensor without elements."""
+    if not tensor.numel():
+        return None
+    return tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a {value.dtype} tensor {tuple(value.shape)}"
+    text = repr(value)
+    return text if len(text) < 200 else f"{text[:200]}..."

@@ -1,0 +1,175 @@
+"""Two lives of one plan: the acts are performed in both, and what can be seen is compared."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from pprint import pformat
+from typing import Any, ClassVar
+
+import torch
+
+import lives.calls
+import lives.gradients
+import lives.modules
+import lives.parameters
+import lives.settings  # noqa: F401
+from flexsn_nn.functional import reset_net
+from flexsn_runtime import CapturedTensorError, DoubleBackwardError, TransformError
+from lives.acts import perform
+from lives.life import Life
+from lives.networks import Plan
+from lives.observations import Seen, difference, observe
+
+Program = list[tuple[str, dict[str, Any]]]
+# Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
+REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
+# Errors of autograd about what is saved: kernels save all that they were given, the loop what its operations need.
+_OF_AUTOGRAD = ("modified by an inplace operation", "Inference tensors cannot be saved for backward")
+
+
+class DifferenceError(AssertionError):
+    """The twins differ.
+
+    Attributes:
+        text: the difference.
+        plan, program: what led there; the message has it as Python.
+    """
+
+    def __init__(self, text: str, plan: Plan, program: Program) -> None:
+        super().__init__(f"{text}\n\n{program_text(plan, program)}")
+        self.text, self.plan, self.program = text, plan, program
+
+
+class Twins:
+    """A network as a loop, and compiled.
+
+    Attributes:
+        counts: of acts that were performed, refused, or raised an error in both twins, over all lives.
+    """
+
+    counts: ClassVar[Counter[str]] = Counter()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.program: Program = []
+        self.loop, self.compiled = Life(plan, compiled=False), Life(plan, compiled=True)
+        self._compare("at birth", {}, {})
+
+    def act(self, name: str, **arguments: Any) -> None:
+        """Performs an act in both lives.
+
+        Raises:
+            DifferenceError: something can be told apart afterwards.
+        """
+        self.program.append((name, arguments))
+        with _launcher(self.plan.launcher):
+            compiled = self._perform(name, self.compiled, arguments)
+        if isinstance(compiled, Exception) and _is_refusal(compiled):
+            self.counts[f"{name}: refused"] += 1
+            self._heal()
+            return
+        loop = self._perform(name, self.loop, arguments)
+        if isinstance(loop, Exception) or isinstance(compiled, Exception):
+            if not (isinstance(loop, Exception) and isinstance(compiled, Exception)):
+                raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
+            self.counts[f"{name}: raised"] += 1
+            loop, compiled = {}, {}
+        else:
+            self.counts[name] += 1
+        self._compare(f"after {name}", loop, compiled)
+        self._share_gradients()
+        for graph, other in zip(self.loop.graphs, self.compiled.graphs, strict=True):
+            other.results = {name: value for name, value in other.results.items() if graph.results[name].requires_grad}
+
+    def _perform(self, name: str, life: Life, arguments: dict[str, Any]) -> Seen | Exception:
+        torch.manual_seed(len(self.program))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return perform(name, life, arguments)
+        except AssertionError as error:
+            raise self._difference(f"{life.backend}: {error}") from error
+        except Exception as error:
+            return error
+
+    def _compare(self, when: str, loop: Seen, compiled: Seen) -> None:
+        found = difference(loop, compiled) or difference(observe(self.loop), observe(self.compiled))
+        if found is not None:
+            raise self._difference(f"{when}: {found}")
+
+    def _difference(self, text: str, *causes: object) -> DifferenceError:
+        error = DifferenceError(text, self.plan, list(self.program))
+        for cause in causes:
+            if isinstance(cause, Exception):
+                error.__cause__ = cause
+        return error
+
+    @torch.no_grad()
+    def _share_gradients(self) -> None:
+        """Gives the compiled twin the loop's gradients, which may differ by the order of sums."""
+        for a, b in zip(self.loop.net.parameters(), self.compiled.net.parameters(), strict=True):
+            if a.grad is not None and b.grad is not None and not torch.equal(a.grad, b.grad):
+                b.grad.copy_(a.grad)
+
+    def _heal(self) -> None:
+        """Goes on after a refusal: the compiled twin is a copy of the loop, and both forget graphs and records."""
+        for life in (self.loop, self.compiled):
+            while life.monitors:
+                life.monitors.pop().remove()
+            life.drop_graphs()
+            life.optimizer, life.inputs, life.saved_states = None, None, None
+        reset_net(self.loop.net)
+        self.compiled.net = deepcopy(self.loop.net)
+        self.loop.net = deepcopy(self.loop.net)
+        self.compiled.set_backends(self.compiled.net)
+        for life in (self.loop, self.compiled):
+            life.handles.clear()
+
+
+def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:
+    """Lives a program again.
+
+    Raises:
+        DifferenceError: the twins differ.
+    """
+    twins = Twins(plan)
+    for name, arguments in program:
+        twins.act(name, **arguments)
+    return twins
+
+
+def program_text(plan: Plan, program: Program) -> str:
+    """A program as Python."""
+    return (
+        "from lives.networks import Plan\n"
+        "from lives.twins import live\n\n"
+        f"live(\n    {plan!r},\n    {pformat(program, width=110, sort_dicts=False)},\n)"
+    )
+
+
+def _is_refusal(error: Exception) -> bool:
+    return isinstance(error, REFUSALS) or any(text in str(error) for text in _OF_AUTOGRAD)
+
+
+def _said(outcome: object) -> str:
+    if isinstance(outcome, Exception):
+        return f"raised {type(outcome).__name__}: {str(outcome)[:500]}"
+    return "ran"
+
+
+@contextmanager
+def _launcher(choice: str) -> Iterator[None]:
+    before = os.environ.get("FLEXSN_LAUNCHER")
+    os.environ["FLEXSN_LAUNCHER"] = choice
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["FLEXSN_LAUNCHER"]
+        else:
+            os.environ["FLEXSN_LAUNCHER"] = before

@@ -1,0 +1,130 @@
+"""A network lives twice, as a loop and compiled; after each act of its user, all that shows is the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lives.acts import ACTS
+from lives.machine import FEW_LAYERS, LONG_ACTS, machine, run
+from lives.networks import LAYERS, Plan, build, layers_for
+from lives.twins import DifferenceError, live
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+
+from flexsn_nn import FlexSN
+
+# Layers whose loop and compiled twin share most: nothing is compiled, so that a fault is found in little time.
+PLAIN = ("lif", "alif", "two outputs", "delay", "conv")
+
+
+def test_lives_are_the_same(compiler: None) -> None:
+    run(machine(layers=FEW_LAYERS, without=LONG_ACTS), runs=90, rules=20)
+
+
+def test_lives_with_recurrent_matrices_are_the_same(compiler: None) -> None:
+    run(machine(layers=("rlif", "linear", "dropout"), without=LONG_ACTS), runs=10, rules=20)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["auto", "cpp", "triton"])
+def test_lives_of_all_layers_are_the_same(backend: str, interpreted: None, compiler: None) -> None:
+    run(machine(((backend, "auto"),)), runs=20, rules=50)
+
+
+@pytest.mark.long
+def test_lives_with_the_compiled_launcher_are_the_same(compiler: None) -> None:
+    run(machine((("cpp", "compiled"),)), runs=20, rules=50)
+
+
+# -- the machine itself -----------------------------------------------------------------------------------------------
+
+
+def _forget_sequences(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    if len(x) == 9:
+        neuron.state_seqs = []
+    return y
+
+
+def _lose_a_gradient(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    if isinstance(y, Tensor) and y.requires_grad:
+        y.register_hook(lambda gradient: 0.5 * gradient if gradient.shape[0] == 9 else gradient)
+    return y
+
+
+def _leave_a_trace(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    with FakeTensorMode():
+        neuron.__dict__["requires_grad"] = [torch.empty(1)]
+    return y
+
+
+def _lose_the_layout(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    return y.contiguous() if isinstance(y, Tensor) else y
+
+
+def _widen_counts(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    if neuron.spike_counts is not None:
+        neuron.spike_counts = neuron.spike_counts.double()
+    return y
+
+
+def _write_to_the_input(neuron: FlexSN, x: Tensor, y: Any) -> Any:
+    with torch.no_grad():
+        x.detach().mul_(1)
+    return y
+
+
+FAULTS: dict[str, tuple[Callable[[FlexSN, Tensor, Any], Any], str]] = {
+    "sequences": (_forget_sequences, "state_seqs|sequence|IndexError"),
+    "a gradient": (_lose_a_gradient, "gradient"),
+    "a trace": (_leave_a_trace, "left behind by a trace|requires_grad"),
+    "a layout": (_lose_the_layout, "strides"),
+    "a dtype": (_widen_counts, "counts.*dtype"),
+    "an input": (_write_to_the_input, "written to its input"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In neurons of the operator, which outside of compilers is the loop."""
+    forward = FlexSN.forward
+    spoil, text = FAULTS[fault]
+
+    def spoiled(neuron: FlexSN, *inputs: Tensor, **options: Any) -> Any:
+        y = forward(neuron, *inputs, **options)
+        return spoil(neuron, inputs[0], y) if neuron.backend == "hop" else y
+
+    monkeypatch.setattr(FlexSN, "forward", spoiled)
+    with pytest.raises(DifferenceError, match=text) as caught:
+        run(machine((("hop", "auto"),), layers=PLAIN, without=LONG_ACTS), runs=60, rules=20)
+    assert len(caught.value.program) <= 4
+    with pytest.raises(DifferenceError, match=text):
+        live(caught.value.plan, caught.value.program)
+    monkeypatch.undo()
+    live(caught.value.plan, caught.value.program)
+
+
+def test_a_program_is_printed_as_python() -> None:
+    plan = Plan("vector", ("delay",), "hop")
+    error = DifferenceError("something", plan, [("reset", {})])
+    scope: dict[str, Any] = {}
+    exec(str(error).split("\n\n", 1)[1], scope)
+    assert scope["live"] is live
+
+
+def test_twins_that_nothing_distinguishes_live_on(recwarn: pytest.WarningsRecorder) -> None:
+    run(machine((("torch", "auto"),)), runs=20, rules=30)
+
+
+@pytest.mark.parametrize("family", ["vector", "image"])
+def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
+    for name in layers_for(family):
+        x = torch.rand(3, 2, *((4,) if family == "vector" else (4, 2, 3)))
+        assert build(Plan(family, (name,), "torch"))(x).shape == x.shape, name
+
+
+def test_what_a_short_run_leaves_out_exists() -> None:
+    assert set(FEW_LAYERS) <= set(LAYERS)
+    assert set(LONG_ACTS) <= set(ACTS)

@@ -1,0 +1,118 @@
+"""Warnings name the user's line: in eager mode, through modules, in threads, and in code that is compiled."""
+
+from __future__ import annotations
+
+import ast
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_codegen import pointwise
+from flexsn_graph.callers import warn
+from flexsn_nn import FlexSN
+
+ROOT = Path(__file__).resolve().parents[1]
+# Of what is wrong with an installation, at import.
+OF_IMPORTS = {"versions.py", "_triton_private.py", "callers.py"}
+
+
+def files(call: Callable[[], object]) -> list[str]:
+    """The files of the warnings of this project that a call gives."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    ours = ("compiled 32 times", "no module and no optimizer", "runs as a loop", "a warning")
+    return [w.filename for w in caught if any(part in str(w.message) for part in ours)]
+
+
+def too_many_numbers() -> Callable[[], object]:
+    fused = pointwise(lambda x, n: x * int(n))
+
+    def call() -> None:
+        for n in range(34):
+            fused(torch.ones(3), float(n))
+
+    return call
+
+
+def unregistered() -> Callable[[], object]:
+    weight = nn.Parameter(torch.ones(3))
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return x * weight, v + x
+
+    return lambda: FlexSN(core, 1, 1, 1)(torch.ones(4, 3))
+
+
+def in_a_module(call: Callable[[], object]) -> Callable[[], object]:
+    class Calls(nn.Module):
+        def forward(self) -> object:
+            return call()
+
+    return nn.Sequential(Calls())[0]
+
+
+def in_a_thread(call: Callable[[], object]) -> Callable[[], object]:
+    def run() -> None:
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    return run
+
+
+def as_it_is(call: Callable[[], object]) -> Callable[[], object]:
+    return call
+
+
+@pytest.mark.parametrize("around", [as_it_is, in_a_module, in_a_thread])
+@pytest.mark.parametrize("source", [too_many_numbers, unregistered])
+def test_the_users_file(source: Callable[[], Any], around: Callable[[Any], Callable[[], object]]) -> None:
+    found = files(around(source()))
+    assert found
+    assert set(found) == {__file__}
+
+
+def test_where_no_user_is_on_the_stack() -> None:
+    fused = pointwise(lambda x, n: x * int(n))
+    for n in range(32):
+        fused(torch.ones(3), float(n))
+    # The thread's first frame is the kernel's: the line of the function is named.
+    assert files(in_a_thread_of_its_own(fused)) == [__file__]
+
+
+def in_a_thread_of_its_own(fused: Any) -> Callable[[], object]:
+    def run() -> None:
+        thread = threading.Thread(target=fused, args=(torch.ones(3), 33.0))
+        thread.start()
+        thread.join()
+
+    return run
+
+
+def test_while_a_graph_is_compiled() -> None:
+    def backend(graph: Any, inputs: Any) -> Any:
+        namespace = {"__name__": "torch.somewhere", "warn": warn}
+        exec(compile("def lower():\n    warn('a warning')\n", "<eval_with_key>.7", "exec"), namespace)
+        namespace["lower"]()  # type: ignore[operator]
+        return graph.forward
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    assert files(lambda: compiled(torch.ones(3))) == [__file__]
+
+
+def test_no_other_way_to_warn() -> None:
+    found = []
+    for path in sorted(ROOT.glob("packages/*/src/**/*.py")):
+        if path.name not in OF_IMPORTS:
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            calls = [ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)]
+            found += [(path.name, call) for call in calls if call.startswith("warnings.warn")]
+    assert not found
