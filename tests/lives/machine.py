@@ -81,7 +81,8 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
     method.__name__ = f"{found.name}_{number}"
     strategies: dict[str, Any] = found.arguments
-    made: Callable[..., Any] = rule(**strategies)(method)
+    decorate: Callable[[Any], Any] = rule(**strategies)
+    made = decorate(method)
     return precondition(lambda self: found.when(self.twins.loop))(made)
 
 

@@ -75,7 +75,7 @@ def test_a_call_that_draws_nothing_is_compiled(name: str, training: bool) -> Non
 DRAWING: dict[str, Part] = {
     "dropout": lambda h: F.dropout(h, 0.5),
     "alpha_dropout": lambda h: F.alpha_dropout(h, 0.5, training=True),
-    "native_dropout": lambda h: torch.native_dropout(h, 0.5, None)[0],  # type: ignore[arg-type]
+    "native_dropout": lambda h: torch.native_dropout(h, 0.5, None)[0],
     "rrelu": lambda h: F.rrelu(h, 0.1, 0.3, training=True),
     "attention": lambda h: attention(h, 0.5),
     "bernoulli": lambda h: torch.bernoulli(torch.zeros_like(h), 0.0),
