@@ -83,7 +83,8 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
     strategies: dict[str, Any] = found.arguments
     decorate: Callable[[Any], Any] = rule(**strategies)
     made = decorate(method)
-    return precondition(lambda self: found.when(self.twins.loop))(made)
+    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
+    return when(made)
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:

@@ -32,6 +32,7 @@ def branch(h: Tensor, training: bool) -> Tensor:
     return found
 
 
+ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).eval()
 DETERMINISTIC: dict[str, Part] = {
     "Dropout in eval": nn.Dropout(0.5).eval(),
     "AlphaDropout in eval": nn.AlphaDropout(0.5).eval(),
@@ -48,7 +49,6 @@ DETERMINISTIC: dict[str, Part] = {
     "attention": lambda h: attention(h, 0.0),
     "branch": lambda h: branch(h, False),
 }
-ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).eval()
 
 
 @pytest.mark.long(all_but=["Dropout in eval-False", "attention-True", "RReLU in eval-True", "branch-False"])
