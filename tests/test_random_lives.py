@@ -106,6 +106,47 @@ def test_a_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     live(caught.value.plan, caught.value.program)
 
 
+_CALL: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": False, "batch": None, "learned": True}
+_UNDER_CHECKPOINT: dict[str, Any] = {"how": "reentrant", "inside": False, "steps": 8, "seed": 0}
+# Programs by which the machine has found faults.
+FOUND: dict[str, tuple[Plan, list[tuple[str, dict[str, Any]]]]] = {
+    "a road that forgot sequences": (
+        Plan("vector", ("lif",), "cpp"),
+        [
+            ("store_state_seqs", {"which": 0, "on": True}),
+            ("step", {"which": 0, "steps": 8, "seed": 0, "given": "none"}),
+            ("forward", _CALL),
+        ],
+    ),
+    "a trace on a pruned matrix": (
+        Plan("vector", ("rlif",), "cpp"),
+        [("prune_weights", {"which": 0, "how": "prune"}), ("forward", _CALL)],
+    ),
+    "no steps": (Plan("vector", ("lif",), "cpp"), [("forward", _CALL), ("forward", {**_CALL, "steps": 0})]),
+    "a delay under a checkpoint": (
+        Plan("vector", ("delays", "linear"), "torch"),
+        [("forward", _CALL), ("forward_checkpointed", _UNDER_CHECKPOINT)],
+    ),
+    "a window under a checkpoint": (
+        Plan("vector", ("sliding", "linear"), "torch"),
+        [("forward", _CALL), ("forward_checkpointed", {**_UNDER_CHECKPOINT, "how": "non-reentrant"})],
+    ),
+    "an optimizer's step behind packed spikes": (
+        Plan("image", ("conv norm", "cubalif"), "torch"),
+        [
+            ("forward_wrapped", {"fresh": False, "how": "packed", "seed": 3, "steps": 9}),
+            ("train", {"kind": "adam"}),
+            ("backward", {"keep": False, "seed": 0, "some": 48, "which": -1}),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("found", FOUND)
+def test_what_was_found_holds(found: str, compiler: None) -> None:
+    live(*FOUND[found])
+
+
 def test_a_program_is_printed_as_python() -> None:
     plan = Plan("vector", ("delay",), "hop")
     error = DifferenceError("something", plan, [("reset", {})])

@@ -88,20 +88,25 @@ def forward_wrapped(life: Life, how: str | None, steps: int, seed: int, fresh: b
 @act(
     alone="how",
     how=st.sampled_from(["non-reentrant", "reentrant"]),
+    inside=yes_or_no,
     steps=st.sampled_from([8, 1, 9]),
     seed=seed,
 )
-def forward_checkpointed(life: Life, how: str | None, steps: int, seed: int) -> dict[str, Any]:
-    """Trains on a function that resets and runs the network, under activation checkpointing. The loop runs without it.
+def forward_checkpointed(life: Life, how: str | None, inside: bool, steps: int, seed: int) -> dict[str, Any]:
+    """Trains on the network from its initial states under activation checkpointing. The loop runs without it.
+
+    The function under the checkpoint resets the states, or runs the network alone, which neurons refuse.
 
     The states are no part of it: reentrant checkpoints run the first time without gradients.
     """
 
     def run(x: Tensor) -> Tensor:
-        reset_net(life.net)
+        if inside:
+            reset_net(life.net)
         y: Tensor = life.net(x)
         return y
 
+    reset_net(life.net)
     x = life.sequence(steps, seed).requires_grad_()
     norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in life.net.modules())
     call: Callable[[Tensor], Tensor] = run

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from lives.acts import ACTS, Act
-from lives.networks import FAMILIES, LAYERS, NEURONS, Plan, layers_for
+from lives.networks import FAMILIES, LAYERS, WITH_STATE, Plan, layers_for
 from lives.shrinking import shortest
 from lives.twins import DifferenceError, Twins
 
@@ -26,18 +26,18 @@ LONG_ACTS = ("dtype", "forward_in_autocast")
 
 @st.composite
 def plans(draw: st.DrawFn, backends: Backends, device: str, names: Collection[str]) -> Plan:
-    """Networks of two or three layers with a neuron among them at least.
+    """Networks of two or three layers, with one that has a state at least.
 
     Args:
         backends: pairs of backend and launcher to choose from.
         names: layers to choose from.
     """
-    able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*NEURONS}]
+    able = [family for family in FAMILIES if {*layers_for(family)} & {*names} & {*WITH_STATE}]
     family = draw(st.sampled_from(able))
     known = [name for name in layers_for(family) if name in names]
-    neurons = [name for name in known if name in NEURONS]
+    known_with_state = [name for name in known if name in WITH_STATE]
     layers = draw(st.lists(st.sampled_from(known), min_size=1, max_size=2))
-    layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(neurons)))
+    layers.insert(draw(st.integers(0, len(layers))), draw(st.sampled_from(known_with_state)))
     if draw(st.booleans()):
         i = draw(st.integers(0, len(layers) - 1))
         layers[i] = f"+{layers[i]}"

@@ -165,7 +165,7 @@ LAYERS: dict[str, Callable[[str], nn.Module]] = {
 }
 _VECTORS = {"rlif", "ralif", "recurrent", "one to one", "linear", "norm"}
 _IMAGES = {"conv", "conv norm"}
-NEURONS = (*tuple(LAYERS)[: tuple(LAYERS).index("delay")], "rlif", "ralif", "recurrent", "one to one")
+WITH_STATE = tuple(name for name in LAYERS if name not in ("linear", "norm", "conv", "conv norm"))
 
 
 def layers_for(family: str) -> list[str]:

@@ -28,6 +28,8 @@ from lives.observations import Seen, difference, observe
 Program = list[tuple[str, dict[str, Any]]]
 # Errors by which kernels refuse what the loop does, in acts that differentiate. Each names what it refuses.
 REFUSALS = (CapturedTensorError, DoubleBackwardError, TransformError)
+# What layers with a state refuse under a checkpoint.
+_CHECKPOINT = "activation checkpointing"
 # Errors of autograd about what is saved: kernels save all that they were given, the loop what its operations need.
 _OF_AUTOGRAD = ("modified by an inplace operation", "Inference tensors cannot be saved for backward")
 
@@ -158,7 +160,7 @@ def program_text(plan: Plan, program: Program) -> str:
 
 
 def _is_refusal(error: Exception) -> bool:
-    return isinstance(error, REFUSALS) or any(text in str(error) for text in _OF_AUTOGRAD)
+    return isinstance(error, REFUSALS) or any(text in str(error) for text in (*_OF_AUTOGRAD, _CHECKPOINT))
 
 
 def _said(outcome: object) -> str:
