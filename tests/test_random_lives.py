@@ -128,3 +128,15 @@ def test_each_layer_keeps_the_shape(family: str, loops: None) -> None:
 def test_what_a_short_run_leaves_out_exists() -> None:
     assert set(FEW_LAYERS) <= set(LAYERS)
     assert set(LONG_ACTS) <= set(ACTS)
+
+
+def test_lives_go_on_after_a_refusal(compiler: None) -> None:
+    """Torch copies no network that is pruned and was called; then both twins begin again."""
+    call: dict[str, Any] = {"steps": 8, "seed": 0, "layout": "contiguous", "fresh": True}
+    forward = ("forward", {**call, "batch": None, "learned": True})
+    differentiate = ("differentiate_twice", {"which": -1, "some": 1, "seed": 0})
+    prune = ("prune_weights", {"which": 0, "how": "prune"})
+    train = ("forward_and_backward", {**call, "some": 1})
+    plan = Plan("vector", ("linear", "lif"), "cpp")
+    twins = live(plan, [forward, differentiate, forward, prune, forward, differentiate, train])
+    assert twins.counts["differentiate_twice: refused"] >= 2

@@ -117,18 +117,23 @@ class Twins:
                 b.grad.copy_(a.grad)
 
     def _heal(self) -> None:
-        """Goes on after a refusal: the compiled twin is a copy of the loop, and both forget graphs and records."""
-        for life in (self.loop, self.compiled):
-            while life.monitors:
-                life.monitors.pop().remove()
-            life.drop_graphs()
-            life.optimizer, life.inputs, life.saved_states = None, None, None
+        """Goes on after a refusal: both twins are copies of the loop, without graphs and records.
+
+        Where torch copies no such network (one that is pruned, after a call), both begin again.
+        """
+        while self.loop.monitors:
+            self.loop.monitors.pop().remove()
         reset_net(self.loop.net)
-        self.compiled.net = deepcopy(self.loop.net)
-        self.loop.net = deepcopy(self.loop.net)
-        self.compiled.set_backends(self.compiled.net)
-        for life in (self.loop, self.compiled):
-            life.handles.clear()
+        before, twins = self.loop, (Life(self.plan, compiled=False), Life(self.plan, compiled=True))
+        try:
+            nets = [deepcopy(before.net) for _ in twins]
+        except RuntimeError:
+            nets = []
+        for life, net in zip(twins, nets, strict=False):
+            life.net, life.batch, life.dtype, life.step_mode = net, before.batch, before.dtype, before.step_mode
+            life.saved = before.saved
+            life.set_backends(net)
+        self.loop, self.compiled = twins
 
 
 def live(plan: Plan, program: Sequence[tuple[str, dict[str, Any]]]) -> Twins:

@@ -43,6 +43,11 @@ def unregistered(core: object) -> list[str]:
     return [name for number, name in captured.items() if number not in known]
 
 
+def captured_by(core: object) -> Iterator[tuple[str, Any]]:
+    """`(name, value)` of everything that a core reads besides its arguments. Modules are not entered."""
+    return _captured(core, set())
+
+
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:
     """`(name, value)` of what a callable reads besides its arguments, and of what the callables there read.
 
