@@ -191,7 +191,7 @@ def _uncompiled() -> AbstractContextManager[object]:
     """Functions that `torch.compile` has made run as they are written: in this thread, where torch can tell it."""
     in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
     if in_this_thread is None:  # a version without it; also calls of other threads run as they are written meanwhile
-        return torch.compiler.set_stance("force_eager")
+        in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
     found: AbstractContextManager[object] = in_this_thread()
     return found
 
