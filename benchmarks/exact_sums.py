@@ -39,7 +39,8 @@ def network(kind: str, grid: bool, device: str) -> Any:
     for layer in layers:
         weighted: Any = layer.recurrent if isinstance(layer, RLIF) else layer
         if isinstance(weighted, nn.Linear):
-            nn.init.normal_(weighted.weight, std=2 / weighted.in_features**0.5)
+            # Strong enough in a stack for its last layer to fire.
+            nn.init.normal_(weighted.weight, std=(8 if kind == "three layers" else 2) / weighted.in_features**0.5)
             if grid:
                 on_grid(weighted)
     return nn.Sequential(*layers).to(device)

@@ -3,7 +3,7 @@
     python benchmarks/random_scans.py [--seeds 0:200] [-n PROCESSES] [--lowerings eager,aot_eager,loop,kernels]
         [--output FILE] [--journal FILE]
 
-The programs of `tests/random_scans.py`, on the CPU. Ends with status 1 if anything is different or fails. With a
+The programs of `tests/random_steps.py`, on the CPU. Ends with status 1 if anything is different or fails. With a
 journal, the outcome of each seed is written there at once, and a run that is started again goes on with the others.
 """
 
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 from measure import where  # noqa: E402
-from random_scans import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
+from random_steps import CALLS, LOWERINGS, Outcome, compare, random_program  # noqa: E402
 
 
 def outcome_of(seed: int, lowerings: Sequence[str]) -> tuple[int, Outcome]:
@@ -42,7 +42,8 @@ def outcomes(
     if journal is not None and journal.exists():
         for line in journal.read_text(encoding="utf-8").splitlines():
             entry = json.loads(line)
-            known[entry.pop("seed")] = Outcome(**entry)
+            seed = entry.pop("seed")
+            known[seed] = Outcome(**entry)
     yield from ((seed, known[seed]) for seed in seeds if seed in known)
     run = functools.partial(outcome_of, lowerings=lowerings)
     with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=20) as pool:

@@ -244,22 +244,6 @@ def slot(first: Any) -> Made:
 
 
 @place
-def second_slot(first: Any) -> Made:
-    class Config:
-        __slots__ = ("other", "value")
-        other: Any
-        value: Any
-
-    holder = Config()
-    holder.other, holder.value = 1.0, first
-
-    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return step(x * holder.other, v, holder.value)
-
-    return core, lambda new: setattr(holder, "value", new)
-
-
-@place
 def private_slot(first: Any) -> Made:
     class Config:
         __slots__ = ("__value",)
@@ -1283,3 +1267,19 @@ def _changing(x: Tensor) -> Tensor:
 def _custom(first: Any) -> Made:
     _HELD[:] = [first]
     return lambda x, v: step(_changing(x.detach()) + x, v, 1.0), lambda new: _HELD.__setitem__(0, new)
+
+
+@place
+def second_slot(first: Any) -> Made:
+    class Config:
+        __slots__ = ("other", "value")
+        other: Any
+        value: Any
+
+    holder = Config()
+    holder.other, holder.value = 1.0, first
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return step(x * holder.other, v, holder.value)
+
+    return core, lambda new: setattr(holder, "value", new)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from random_scans import compare, random_program
+from random_steps import compare, random_program
 
 pytestmark = [
     pytest.mark.usefixtures("compiler"),

@@ -78,10 +78,10 @@ def _rule(found: Act, number: int) -> Callable[..., Any]:
 
     method.__name__ = f"{found.name}_{number}"
     strategies: dict[str, Any] = found.arguments
-    made: Callable[..., Any] = rule(**strategies)(method)  # type: ignore[no-untyped-call]
-    when = found.when
-    limited: Callable[..., Any] = precondition(lambda self: when(self.twins.loop))(made)
-    return limited
+    decorate: Callable[[Any], Any] = rule(**strategies)
+    made = decorate(method)
+    when: Callable[[Any], Callable[..., Any]] = precondition(lambda self: found.when(self.twins.loop))
+    return when(made)
 
 
 def run(lives: type[RuleBasedStateMachine], runs: int, rules: int, seed: int | None = None) -> None:

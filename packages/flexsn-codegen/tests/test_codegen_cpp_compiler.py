@@ -172,6 +172,12 @@ def test_a_compiler_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
         kernel().compiled((torch.float32,) * 3, 256)
 
 
+def test_a_compiler_that_writes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", f"{shlex.quote(sys.executable)} -c 'raise SystemExit(0)'")
+    with pytest.raises(CompilationError, match=r"compiler reports success and wrote no file\. Name another"):
+        kernel().compiled((torch.float32,) * 3, 256)
+
+
 FULL = "a kernel cannot be compiled in .*No space left on device.* Make room there, or name another folder in TMPDIR"
 
 

@@ -69,7 +69,7 @@ Changes = list[Callable[[], Any]]
 def _closure() -> tuple[Any, Changes]:
     factor, weight, helper = 2.0, torch.full((3,), 2.0), twice
 
-    def function(x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Any:
         return helper(x) * factor + weight
 
     def other_number() -> None:
@@ -95,7 +95,7 @@ def _globals() -> tuple[Any, Changes]:
 def _objects() -> tuple[Any, Changes]:
     owner = SimpleNamespace(inner=SimpleNamespace(value=2.0), several=[1.0, 2.0], named={"a": 3.0})
 
-    def function(x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Any:
         return x * owner.inner.value + owner.several[1] * x.sin() + owner.named["a"]
 
     return function, [
@@ -120,7 +120,7 @@ def _module() -> tuple[Any, Changes]:
 def _pieces() -> tuple[Any, Changes]:
     owner = SimpleNamespace(value=2.0, weight=torch.full((3,), 2.0))
 
-    def function(x: Tensor) -> Tensor:
+    def function(x: Tensor) -> Any:
         gate, value = torch.cat([x, x], -1).chunk(2, -1)
         return torch.sigmoid(gate) * value * owner.value + owner.weight
 
@@ -139,10 +139,10 @@ def _backward() -> tuple[Any, Changes]:
 def _branches() -> tuple[Any, Changes]:
     owner = SimpleNamespace(low=2.0, high=4.0)
 
-    def function(x: Tensor, number: float = 0.75) -> Tensor:
+    def function(x: Tensor, number: float = 0.75) -> Any:
         return x * owner.high if number > 0.5 else x * owner.low
 
-    def both(x: Tensor) -> Tensor:
+    def both(x: Tensor) -> Any:
         return function(x, 0.25) + function(x)
 
     return both, [lambda: setattr(owner, "low", 3.0), lambda: setattr(owner, "high", 5.0)]
@@ -174,7 +174,7 @@ def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> N
     function, changes = FAMILY[name]()
     fused = pointwise(function, autograd=True)
 
-    def called(x: Tensor) -> Tensor:
+    def called(x: Tensor) -> Any:
         if mode == "broken":
             torch._dynamo.graph_break()
         return fused(x)

@@ -32,6 +32,7 @@ def branch(h: Tensor, training: bool) -> Tensor:
     return found
 
 
+ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).eval()
 DETERMINISTIC: dict[str, Part] = {
     "Dropout in eval": nn.Dropout(0.5).eval(),
     "AlphaDropout in eval": nn.AlphaDropout(0.5).eval(),
@@ -48,7 +49,6 @@ DETERMINISTIC: dict[str, Part] = {
     "attention": lambda h: attention(h, 0.0),
     "branch": lambda h: branch(h, False),
 }
-ATTENTION = nn.MultiheadAttention(4, 2, dropout=0.3, batch_first=True).eval()
 
 
 @pytest.mark.long(all_but=["Dropout in eval-False", "attention-True", "RReLU in eval-True", "branch-False"])
@@ -75,7 +75,7 @@ def test_a_call_that_draws_nothing_is_compiled(name: str, training: bool) -> Non
 DRAWING: dict[str, Part] = {
     "dropout": lambda h: F.dropout(h, 0.5),
     "alpha_dropout": lambda h: F.alpha_dropout(h, 0.5, training=True),
-    "native_dropout": lambda h: torch.native_dropout(h, 0.5, None)[0],  # type: ignore[arg-type]
+    "native_dropout": lambda h: torch.native_dropout(h, 0.5, None)[0],
     "rrelu": lambda h: F.rrelu(h, 0.1, 0.3, training=True),
     "attention": lambda h: attention(h, 0.5),
     "bernoulli": lambda h: torch.bernoulli(torch.zeros_like(h), 0.0),

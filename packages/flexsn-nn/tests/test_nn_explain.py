@@ -235,3 +235,150 @@ def test_what_is_read_once_has_its_line(interpreted: None) -> None:
     assert "read once, when the step was traced, and not followed:\n  torch.is_grad_enabled(), " in account
     assert f"{__file__}:" in account
     assert "read as constants" not in account
+
+
+# -- one record: what explain() says is what ran --------------------------------------------------------------
+
+
+class Tagged(Tensor):
+    pass
+
+
+def mixes(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x - x.mean(-1, keepdim=True), v + x
+
+
+def draws(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return x + 0 * torch.rand_like(x), v + x
+
+
+X = torch.arange(24.0).reshape(3, 2, 4)  # on the CPU, also where there is a GPU
+OUTSIDE: dict[str, tuple[Any, Any, str]] = {
+    "an operation": (mixes, lambda layer: layer(X), "compiled kernels refuse the core: NonPointwiseError"),
+    "random numbers": (draws, lambda layer: layer(X), "compiled kernels refuse the core: RandomOpError"),
+    "a subclass": (accumulate, lambda layer: layer(X.as_subclass(Tagged)), "in calls with Tagged"),
+    "no steps": (accumulate, lambda layer: layer(X[:0]), "in calls without steps (T == 0)"),
+    "a transform": (accumulate, lambda layer: torch.func.vmap(layer, 1, 1)(X), "inside of a transform of torch.func"),
+    "a mode": (accumulate, lambda layer: called_in_a_mode(layer), "in calls"),
+}
+
+
+def called_in_a_mode(layer: FlexSN) -> Any:
+    with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):
+        return layer(torch.empty(3, 2, 4))
+
+
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collects who runs: the kernels, or the core itself."""
+    ran: list[str] = []
+    for name in ("run_again", "single_step", "repeated_scan", "repeated_step"):
+        original = getattr(_flexsn, name)
+
+        def kernels(*args: Any, original: Any = original, **options: Any) -> Any:
+            found = original(*args, **options)
+            if found is not None:
+                ran.append("cpp")
+            return found
+
+        monkeypatch.setattr(_flexsn, name, kernels)
+    run_core = FlexSN._run_core
+
+    def loop(self: FlexSN, backend: str, *args: Any, **options: Any) -> Any:
+        ran.append(backend)
+        return run_core(self, backend, *args, **options)
+
+    monkeypatch.setattr(FlexSN, "_run_core", loop)
+    return ran
+
+
+def backends_in(account: str) -> list[str]:
+    return [line.split(":")[0] for line in account.splitlines() if line.startswith(("cpp:", "torch:", "hop:"))]
+
+
+@pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
+@pytest.mark.parametrize("reason", OUTSIDE)
+@pytest.mark.parametrize("mode", ["m", "s"])
+def test_each_reason_for_the_loop(reason: str, mode: str, compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a call, after it, after one that kernels take, after a change."""
+    core, call, words = OUTSIDE[reason]
+    if mode == "s" and reason in ("no steps", "a transform"):
+        pytest.skip("of sequences")
+    ran = recorded(monkeypatch)
+    layer = FlexSN(core, 1, 1, 1, step_mode=mode, example_outputs=(X[0],) if mode == "m" else None)
+    assert layer.explain() == "backend='auto': nothing has run yet."
+    call(layer)
+    assert ran == ["torch"]
+    assert backends_in(layer.explain()) == ["torch"]
+    assert words in layer.explain()
+    assert "where compiled kernels run" not in layer.explain()
+    call(layer)
+    assert backends_in(layer.explain()) == ["torch"]
+    layer.reset()
+    if core is accumulate:
+        layer(X)
+        layer(X)
+        assert ran == ["torch", "torch", "cpp", "cpp"]
+        assert backends_in(layer.explain()) == ["torch", "cpp"]
+    del ran[:]
+    layer.reset()
+    layer.core = accumulate
+    assert layer.explain().startswith("backend='auto': nothing has run yet.")
+    layer(X)
+    assert ran == ["cpp"]
+    assert backends_in(layer.explain()) == ["cpp"]
+    assert "refuse" not in layer.explain()
+    layer.core = mixes
+    layer.reset()
+    layer(X)
+    assert ran == ["cpp", "torch"]
+    assert backends_in(layer.explain()) == ["torch"]
+    assert "NonPointwiseError" in layer.explain()
+    layer.backend = "torch"
+    assert layer.explain().startswith("backend='torch': nothing has run yet.")
+    layer(X)
+    assert layer.explain().splitlines()[0] == "torch: asked for as backend='torch'"
+    assert "refuse" not in layer.explain()
+
+
+@pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
+def test_a_refusal_by_what_comes_in(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one core, some calls are loops and others are not: both are in the account, each with its reason."""
+    ran = recorded(monkeypatch)
+    layer = FlexSN(lambda x, v: (x.cumsum(0) if x.dim() > 2 else x + v, v + x), 1, 1, 1)
+    layer(X)
+    layer.reset()
+    layer(X.unsqueeze(-1))
+    assert ran == ["cpp", "torch"]
+    assert backends_in(layer.explain()) == ["cpp", "torch"]
+    assert "cumsum" in layer.explain()
+
+
+@pytest.mark.filterwarnings("ignore::flexsn_nn.PortabilityWarning")
+def test_a_refusal_by_what_a_module_is_set_to(compiler: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core that is changed from inside, by its mode and by a flag."""
+
+    class Noisy(nn.Module):
+        noisy = False
+
+        def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+            h = v + (draws(x, v)[0] if self.training or self.noisy else x)
+            return h, h
+
+    ran = recorded(monkeypatch)
+    core = Noisy()
+    layer = FlexSN(core, 1, 1, 1)
+    for change, runs in (
+        (lambda: None, "torch"),
+        (layer.eval, "cpp"),
+        (lambda: setattr(core, "noisy", True), "torch"),
+        (layer.train, "torch"),
+    ):
+        change()
+        layer.reset()
+        layer(X)
+        assert ran[-1] == runs
+        assert backends_in(layer.explain()) == [runs]
+    layer.eval()
+    core.noisy = False
+    layer.reset()
+    layer(X)

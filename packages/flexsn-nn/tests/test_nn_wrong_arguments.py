@@ -20,6 +20,7 @@ from flexsn_nn.layer import Delay, MSBlock, SEWBlock, SharedDropout
 from flexsn_nn.memory import PackedSpikes
 from flexsn_nn.monitor import RateMonitor, SpikeMonitor, StateMonitor, SynapseMonitor
 from flexsn_nn.neuron import LIF, PSN, RLIF, ParametricLIF, SlidingPSN, StochasticLIF
+from flexsn_runtime import DeviceError
 
 X = torch.rand(4, 2, 5)
 one = LIF()
@@ -179,19 +180,19 @@ OTHERS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a Delay without time": (lambda: Delay(1)(torch.tensor(1.0)), ValueError, r"has shape \[\]; it needs at least 1"),
     "a neuron's device": (
         lambda: ParametricLIF()(X.to("meta")),
-        ValueError,
-        r"w is on cpu and the input on meta: .*net\.to",
+        DeviceError,
+        r"w is on cpu and input 0 on meta: .*neuron\.to",
     ),
     "its tensors' device": (
         lambda: LIF(v_threshold=torch.rand(5))(X.to("meta")),
-        ValueError,
-        "v_threshold is on cpu and the",
+        DeviceError,
+        "v_threshold is on cpu and input 0",
     ),
-    "the input's device": (lambda: ParametricLIF().to("meta")(X), ValueError, "w is on meta and the input on cpu"),
-    "PSN's device": (lambda: PSN(4)(X.to("meta")), ValueError, "weight is on cpu and the input on meta"),
+    "the input's device": (lambda: ParametricLIF().to("meta")(X), DeviceError, "w is on meta and input 0 on cpu"),
+    "PSN's device": (lambda: PSN(4)(X.to("meta")), DeviceError, "weight is on cpu and the input on meta"),
     "a Delay's device": (
         lambda: Delay(torch.rand(5))(X.to("meta")),
-        ValueError,
+        DeviceError,
         "delay is on cpu and the input on meta",
     ),
 }

@@ -254,7 +254,7 @@ def test_what_is_no_spike_is_multiplied_in_float32_on_a_gpu() -> None:
     s[4096, 0] = -1e20
     found, record = results(s, weight, bias, grad, 3)
     assert record is not None
-    assert record.nonzero().flatten().tolist() == [1000 // 64, 4096 // 64]
+    assert record.nonzero().flatten().tolist() == [1000 // 16, 4096 // 16]
     want = wanted(s, weight, bias, grad)
     assert error(found[0], want[0]) < 3e-7
     assert error(found[2], want[2]) < 1e-6
@@ -271,6 +271,8 @@ def test_sums_on_a_grid_have_no_order_on_a_gpu() -> None:
     assert torch.equal(torch.cat([spike_linear(part, weight, None)[0] for part in s.split(999)]), want)
 
 
+# Autograd's nodes of leaves are of another stream.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream:UserWarning")
 @pytest.mark.gpu
 def test_compiled_and_captured_products_have_the_bits_of_eager_mode() -> None:
     given = operands((4097, 700, 523), "cuda")

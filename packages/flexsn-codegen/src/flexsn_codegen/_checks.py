@@ -24,7 +24,8 @@ def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
         if remedy is not None:
             kind = "a nested tensor of " if value.is_nested else ""
             layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
-            raise ArgumentError(f"tensor {i} of {name} is {kind}{value.dtype}{layout}, which no kernel reads. {remedy}")
+            what = f"{kind}{value.dtype}{layout}"
+            raise ArgumentError(f"tensor {i} of {name} is {what}, which no kernel reads. {remedy}")
         if value.device != device:
             devices = sorted({str(t.device) for t in tensors})
             raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
@@ -110,8 +111,8 @@ def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> 
     for where, part in [*enumerate(positional), *named]:
         if part[0] == "list":
             return ArgumentError(
-                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place is "
-                "called with the whole list, and the function cannot compute with it. For a number of each place, "
+                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place "
+                "is called with the whole list, and the function cannot compute with it. For a number of each place, "
                 f"give a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
             )
     return None

@@ -216,7 +216,8 @@ class Kernel:
 
             return function
 
-        return Kernel(name, numerics, bind, autograd=autograd, captured=captured, written=effects.written, result=result)
+        written = effects.written
+        return Kernel(name, numerics, bind, autograd=autograd, captured=captured, written=written, result=result)
 
     # -- traces --------------------------------------------------------------------------------------------
 

@@ -58,7 +58,8 @@ def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list
         if outs is not None:
             if cuts:
                 raise ArgumentError(
-                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without `into`."
+                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without "
+                    "`into`."
                 )
             check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
             for out, one in zip(outs, results, strict=True):

@@ -6,7 +6,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -187,6 +187,15 @@ def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     )
 
 
+def _uncompiled() -> AbstractContextManager[object]:
+    """Functions that `torch.compile` has made run as they are written: in this thread, where torch can tell it."""
+    in_this_thread = getattr(torch._dynamo.eval_frame, "_use_eager_on_nested_compile", None)
+    if in_this_thread is None:  # a version without it; also calls of other threads run as they are written meanwhile
+        in_this_thread = functools.partial(torch.compiler.set_stance, "force_eager")
+    found: AbstractContextManager[object] = in_this_thread()
+    return found
+
+
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Tracing that does not depend on what is switched on around it, and leaves it as it was.
@@ -211,7 +220,7 @@ def undisturbed() -> Iterator[None]:
             # Nor a cache of what it converts, where stand-ins for the user's parameters would be found afterwards.
             stack.enter_context(torch.autocast(device, enabled=False, cache_enabled=False))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and it is slow to import
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(_uncompiled())
             config = torch._dynamo.config
             if hasattr(config, "error_on_nested_fx_trace"):
                 stack.enter_context(config.patch(error_on_nested_fx_trace=False))

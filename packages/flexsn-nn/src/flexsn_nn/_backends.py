@@ -9,7 +9,7 @@ import torch
 
 from flexsn_hop import why_dynamo_hop_unavailable
 from flexsn_nn._checks import check_name
-from flexsn_nn.errors import StepModeError
+from flexsn_nn.errors import ExportError, StepModeError
 from flexsn_runtime import BackendUnavailableError, TargetName, triton_interpreted, why_unavailable
 
 Backend = Literal["auto", "triton", "inductor", "cpp", "hop", "torch"]
@@ -89,6 +89,20 @@ def choose(backend: Backend, step_mode: StepMode, device: torch.device, compilin
     return _with_kernels(target, f"the tensors are on {device.type!r}, where compiled kernels run", compiling)
 
 
+def choose_for_onnx(backend: Backend) -> Backend:
+    """The backend inside of `torch.onnx.export`: the loop, unrolled. ONNX has the operations, and no operator of ours.
+
+    Raises:
+        ExportError: another backend was asked for by name.
+    """
+    if backend in ("auto", "torch"):
+        return "torch"
+    raise ExportError(
+        f"backend={backend!r} has no ONNX function. Export the loop, unrolled for a fixed number of steps, or single "
+        "steps (step_mode='s'): functional.set_backend(net, 'torch'), or 'auto', before torch.onnx.export."
+    )
+
+
 def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     """Kernels: in the graph where a compiler can have them there, else between its graphs."""
     if not compiling:
@@ -100,7 +114,8 @@ def _with_kernels(target: TargetName, reason: str, compiling: bool) -> Choice:
     )
     if why_no_operator is not None:
         return Choice(target, reason, {"hop": why_no_operator})
-    return Choice("hop", f"{reason}; as the operator, whose kernels are part of the compiled graph", {})
+    how = "as the operator, of which Inductor makes kernels, or with a warning a loop where they refuse the core"
+    return Choice("hop", f"{reason}; {how}", {})
 
 
 def _without_kernels(why_no_kernels: str, step_mode: StepMode, compiling: bool) -> Choice:

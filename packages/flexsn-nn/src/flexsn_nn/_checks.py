@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn.errors import InputShapeError, ParameterError, UnknownNameError
+from flexsn_runtime import DeviceError
 
 
 class Range(TypedDict, total=False):
@@ -100,9 +101,9 @@ def check_tensor(name: str, value: object, *, dims: int = 0) -> None:
 
 
 def check_device(name: str, own: Tensor, x: Tensor) -> None:
-    """Raises `ParameterError` if a tensor of a module is on another device than an input. (One number may be.)"""
+    """Raises `DeviceError` if a tensor of a module is on another device than an input. (One number may be.)"""
     if own.dim() and own.device != x.device:
-        raise ParameterError(
+        raise DeviceError(
             f"{name} is on {own.device} and the input on {x.device}: move the module, net.to({str(x.device)!r}), or "
             "the input."
         )

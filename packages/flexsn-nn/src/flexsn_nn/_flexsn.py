@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_nn._affine import Absorbed, Behind, Producer, behind
@@ -17,29 +18,40 @@ from flexsn_nn._backends import (
     COMPILED,
     KERNEL_BACKENDS,
     Backend,
-    Choice,
     StepMode,
     check_backend,
     check_step_mode,
     choose,
+    choose_for_onnx,
     takes_step_mode,
     written_in,
 )
 from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
+from flexsn_nn._decisions import Decisions
+from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
+from flexsn_nn._inputs import check_input
+from flexsn_nn._leaf import Leaf, refuse_proxies
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
-from flexsn_nn._refusals import Refusals
+from flexsn_nn._refusals import Refusals, kinds_of
 from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
-from flexsn_nn._state_shapes import check_states, step_shape
+from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import check_first_run, is_own, is_own_forward
-from flexsn_nn._torch_private import between_graphs, constant, is_exporting, is_jit_tracing, recomputation
+from flexsn_nn._torch_private import (
+    between_graphs,
+    constant,
+    is_exporting,
+    is_jit_tracing,
+    is_onnx_exporting,
+    recomputation,
+)
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
 from flexsn_nn.errors import ExampleError, ExportError, InputCountError, InputShapeError, StateError
 from flexsn_runtime import (
@@ -70,7 +82,7 @@ class _Repeats(NamedTuple):
     asked: _Asked
 
 
-class FlexSN(nn.Module):
+class FlexSN(Leaf):
     """A spiking neuron, or any recurrence that works element by element, from one time step of it.
 
     The state lives on the module from call to call until `reset()`; or, with `step`, in the caller's hands.
@@ -153,8 +165,7 @@ class FlexSN(nn.Module):
         self._programs = Programs(num_inputs, num_states, num_outputs, residuals)
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
-        # By the device's type, and whether a compiler traces the call.
-        self._choices: dict[tuple[str, bool], Choice] = {}
+        self._decisions = Decisions()
         self._refusals = Refusals()
         # Until an attribute is assigned: whether kernels are known to take the core, and what has run single steps.
         self._ready_made: bool | None = None
@@ -181,7 +192,7 @@ class FlexSN(nn.Module):
     @backend.setter
     def backend(self, backend: str) -> None:
         self._backend = check_backend(backend, self._step_mode)
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def step_mode(self) -> str:
@@ -193,7 +204,7 @@ class FlexSN(nn.Module):
         mode = check_step_mode(step_mode)
         check_backend(self._backend, mode)
         self._step_mode = mode
-        self._choices.clear()
+        self._forget_decisions()
 
     @property
     def supported_backends(self) -> tuple[str, ...]:
@@ -241,6 +252,14 @@ class FlexSN(nn.Module):
             self.__dict__.update(_ready_made=None, _repeats=None)
             if name == "states":
                 self.__dict__.update(_graph=None, _reset_in=recomputation())
+            if name == "core":
+                self._forget_decisions()
+
+    def _forget_decisions(self) -> None:
+        """Begins the account of what runs again: another core, or another way to run it."""
+        if "_decisions" in self.__dict__:  # not in the constructor
+            self._decisions.clear()
+            self._refusals = Refusals()
 
     def _as_states(self, states: Any) -> list[Any]:
         """What `states` is set to; `None` is a reset."""
@@ -274,6 +293,8 @@ class FlexSN(nn.Module):
                 `torch.jit.trace`.
             ExampleError: `T == 0` in a loop without `example_outputs`, or with some that are not like the core's.
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
         packing = False
         if self._handover is not None:
@@ -305,8 +326,8 @@ class FlexSN(nn.Module):
             )
         if not compiling and is_jit_tracing():
             raise ExportError(
-                "torch.jit.trace records the loop for one T, and a state that nobody resets. Use torch.export.export, "
-                "or torch.compile."
+                "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
+                "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
         counting = self.count_spikes
         outputs, states, state_seqs = self._run(
@@ -360,6 +381,8 @@ class FlexSN(nn.Module):
             >>> output
             tensor([[4., 4.]])
         """
+        if isinstance(inputs, Proxy):
+            raise refuse_proxies(type(self).__name__)
         if not isinstance(inputs, Iterable):
             raise TypeError(
                 f"inputs is a {type(inputs).__name__}; give a tensor, or num_inputs={self.num_inputs} of them."
@@ -422,14 +445,10 @@ class FlexSN(nn.Module):
                 layout costs.
             affine: as for `forward`.
         """
-        lines = []
-        for (_, compiling), choice in self._choices.items():
-            lines.append(f"{choice.backend}{' inside torch.compile' if compiling else ''}: {choice.reason}")
-            lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
-        ran = any(self._asks_kernels(choice.backend) for choice in self._choices.values())
-        here = "the loop ran instead: here as on a GPU" if ran else "on a GPU"
-        reasons = self._refusals.reasons(self.modules())
-        lines += [f"  {here}, compiled kernels refuse the core: {why}" for why in reasons]
+        kinds = kinds_of(self.modules())
+        lines = self._decisions.lines(kinds)
+        if not self._decisions.has_kernels:
+            lines += [f"  on a GPU, compiled kernels refuse the core: {why}" for why in self._refusals.reasons(kinds)]
         if not lines:
             lines = [f"backend={self._backend!r}: nothing has run yet."]
         absorbed = None
@@ -438,7 +457,7 @@ class FlexSN(nn.Module):
         elif affine is not None:
             with torch.no_grad():
                 absorbed = affine.frozen().absorbed(inputs[0])[1]
-        launched = any(choice.backend in COMPILED for (_, inside), choice in self._choices.items() if not inside)
+        launched = self._decisions.has_launched(kinds)
         counting = self.count_spikes and launched and self._step_mode == "m" and self.num_states > 0
         program = self._get_program(absorbed, counting=counting)
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
@@ -475,7 +494,36 @@ class FlexSN(nn.Module):
         affine: Producer | None = None,
         count: bool = False,
         pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    ) -> _Ran:
+        """As `_run_unexplained`, and an error of the core's operations names the argument that is the cause."""
+        if torch.compiler.is_compiling():
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        try:
+            return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        except (RuntimeError, ValueError) as error:
+            if inputs and all(isinstance(x, Tensor) for x in inputs):
+                self._explain_error(inputs, states, error)
+            raise
+
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        """Raises a clearer error than `error`, by checks too slow for a call that succeeds.
+
+        Args:
+            inputs, states: of the call that failed.
+        """
+        explain_devices(inputs, self, self.core, error)
+        explain_dtypes(inputs, error)
+
+    def _run_unexplained(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        affine: Producer | None = None,
+        count: bool = False,
+        pack: bool = False,
+    ) -> _Ran:
         """Outputs, final states, and the state sequences if they are to be kept.
 
         Args:
@@ -500,6 +548,7 @@ class FlexSN(nn.Module):
                     if compiling:
                         raise
                     self._refusals.forget()  # the core may have changed since
+                    self._decisions.forget((inputs[0].device.type, False))
                     if self._kernels_take(inputs, states):
                         raise
             backend = "torch"
@@ -748,19 +797,33 @@ class FlexSN(nn.Module):
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
     def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
-        """Whether kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
-        if not _PLAIN.issuperset(map(type, (*inputs, *states))) or transform_at_work() is not None:
-            return False
+        """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
+        why = self._why_loop(inputs, states)
+        if not torch.compiler.is_compiling():
+            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
+        return why is None
+
+    def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
+        """Why the loop runs a call for which kernels are chosen; `None`: they run it."""
+        if not _PLAIN.issuperset(map(type, (*inputs, *states))):
+            other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in _PLAIN)
+            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+        transform = transform_at_work()
+        if transform is not None:
+            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
         if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
-            return False  # without steps, nobody asks what a step is
+            return "the loop, in calls without steps (T == 0)"
         ready = self._ready_made
         if ready is None:
             ready = self.__dict__["_ready_made"] = self._is_ready_made()
         if ready:
-            return True
+            return None
         given = (*inputs, *states)
         training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
-        return self._refusal(inputs, states, training=training) is None
+        why = self._refusal(inputs, states, training=training)
+        if why is None:
+            return None
+        return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
     def _ask_for_portability(
         self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
@@ -857,6 +920,8 @@ class FlexSN(nn.Module):
         """The states, or an error if they are not for these inputs."""
         if len(states) != self.num_states:
             raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            states = plain_states(states)
         shape, device = step_shape(inputs, self._step_mode), inputs[0].device
         check_states(states, shape, device, lambda: self._state_shapes(inputs))
         if not torch.compiler.is_compiling():
@@ -867,8 +932,7 @@ class FlexSN(nn.Module):
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """The inputs of the core, from those of a call."""
         for i, value in enumerate(inputs):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"input {i} is a {type(value).__name__}; a neuron takes tensors.")
+            check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
         if len(inputs) != self.num_inputs or not inputs:
             raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
         if self._step_mode == "m" and not all(x.dim() for x in inputs):
@@ -882,13 +946,15 @@ class FlexSN(nn.Module):
     @constant
     def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
         """What runs; decided once for each type of device, inside and outside of compilers."""
+        if compiling and is_onnx_exporting():
+            return choose_for_onnx(backend)
         situation = (device.type, compiling)
-        choice = self._choices.get(situation)
+        choice = self._decisions.choice(situation)
         if choice is None:
             choice = choose(backend, step_mode, device, compiling)
-            if not self._choices:
+            if not self._decisions:
                 warn_of_unregistered(self.core)
-            self._choices[situation] = choice
+            self._decisions.choose(situation, choice)
         return choice.backend
 
     def _get_program(

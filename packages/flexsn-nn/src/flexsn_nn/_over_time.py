@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx import Proxy
 
 from flexsn_nn._backends import StepMode, check_step_mode
 from flexsn_nn._batch_affine import BatchNorm, Normalisation, is_batch_norm
@@ -70,38 +71,28 @@ class OverTime(nn.Sequential):
             TypeError: several inputs, or a layer that returns no tensor.
             InputShapeError: a sequence without a batch, or layers that change the number of samples.
         """
-        if others or not isinstance(x, Tensor):
+        if not isinstance(x, Proxy) and (others or not isinstance(x, Tensor)):
             found = f"{1 + len(others)} inputs" if others else f"a {type(x).__name__}"
             raise TypeError(
                 f"OverTime got {found}; it takes one tensor. A layer of several inputs goes into a module of your own: "
                 "x.flatten(0, 1) makes one batch of all steps, and y.unflatten(0, (T, B)) steps again."
             )
         single = self._step_mode == "s"
-        if not single and x.dim() < 2:
-            raise InputShapeError(
-                f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
-                "For single steps [B, ...], use functional.set_step_mode(net, 's')."
-            )
         layers: Iterable[nn.Module] = self
         norm = None
-        if self._handover is not None:
+        # The graphs of torch.fx have the norm where it was: nothing is handed over when they run.
+        if self._handover is not None and not isinstance(x, Proxy):
             layers, norm = split_norm(self)
-        folded = x if single else x.flatten(0, 1)
+        folded = x if single else fold_time(x)
         for layer in layers:
             folded = layer(folded)
-            if not isinstance(folded, Tensor):
+            if not isinstance(folded, Tensor | Proxy):
                 raise TypeError(
                     f"{type(layer).__name__} inside of OverTime returns a {type(folded).__name__}; OverTime takes "
                     "layers that return one tensor [batch, ...]. Put it into a module that returns the one that is "
                     "needed."
                 )
-        if not single and (not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]):
-            raise InputShapeError(
-                f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
-                f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first "
-                "dimension."
-            )
-        result = folded if single else folded.reshape(*x.shape[:2], *folded.shape[1:])
+        result = folded if single else unfold_time(folded, x)
         if norm is not None and self._handover is not None:
             self._handover.give(result, Normalisation(norm, 1 if single else 2))
         return result
@@ -117,6 +108,28 @@ class OverTime(nn.Sequential):
         if self._handover is not None:
             notes.append("its last norm is computed by the neuron behind")
         return ", ".join(notes)
+
+
+@fx.wrap
+def fold_time(x: Tensor) -> Tensor:
+    """`[T, B, ...] -> [T B, ...]`."""
+    if x.dim() < 2:
+        raise InputShapeError(
+            f"OverTime got an input of shape {list(x.shape)}; in step mode 'm' it takes sequences [T, B, ...]. "
+            "For single steps [B, ...], use functional.set_step_mode(net, 's')."
+        )
+    return x.flatten(0, 1)
+
+
+@fx.wrap
+def unfold_time(folded: Tensor, x: Tensor) -> Tensor:
+    """`[T B, ...] -> [T, B, ...]`, with the sizes of `x`, `[T, B, ...]`."""
+    if not folded.dim() or folded.shape[0] != x.shape[0] * x.shape[1]:
+        raise InputShapeError(
+            f"the layers inside of OverTime return the shape {list(folded.shape)} for a batch of "
+            f"{x.shape[0] * x.shape[1]} (T={x.shape[0]} times B={x.shape[1]}): they have to keep the first dimension."
+        )
+    return folded.reshape(*x.shape[:2], *folded.shape[1:])
 
 
 def split_norm(layers: nn.Sequential) -> tuple[list[nn.Module], BatchNorm | None]:

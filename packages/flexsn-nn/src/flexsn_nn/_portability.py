@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Literal, cast
 
-from flexsn_graph.callers import warn
+from flexsn_hop.callers import warn
 from flexsn_nn._checks import check_name
 from flexsn_nn.errors import PortabilityError, PortabilityWarning
 
@@ -52,7 +52,7 @@ def portability() -> Portability:
 def report(refusal: str) -> None:
     """Warns of what compiled kernels will refuse, or raises it."""
     message = (
-        "backend='auto' ran this core as a loop, because compiled kernels cannot run here. On a GPU it chooses them, "
+        "backend='auto' ran this core as a loop. On a GPU it chooses compiled kernels, "
         f"and they refuse the core: {refusal}\n"
         "Change the core, or ask for backend='torch', which is the loop on every device."
     )

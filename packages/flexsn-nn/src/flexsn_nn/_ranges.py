@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from flexsn_graph.callers import warn
+from flexsn_hop.callers import warn
 from flexsn_nn._checks import Range, check_number
 from flexsn_nn.errors import ParameterError, RangeWarning
 from flexsn_runtime import transform_at_work

@@ -37,7 +37,7 @@ class Refusals:
             training: whether gradients are asked for.
             modules: those of the core: they compute something else in training, parametrised, or with other hooks.
         """
-        key = (_kinds(modules), training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
+        key = (kinds_of(modules), training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
         if key not in self._found:
             sequences = [x.unsqueeze(0) for x in inputs] if single else inputs
             why = why_refused(program(), sequences, states or None, training=training)
@@ -60,14 +60,13 @@ class Refusals:
             self._told.add(why)
             report(why)
 
-    def reasons(self, modules: Iterable[nn.Module]) -> list[str]:
-        """All that were found of the core with its modules as they are now, each once."""
-        kinds = _kinds(modules)
+    def reasons(self, kinds: Hashable) -> list[str]:
+        """All that were found of the core with modules of these kinds, each once."""
         found = (why for key, why in self._found.items() if key[0] == kinds)
         return list(dict.fromkeys(why for why in found if why is not None))
 
 
-def _kinds(modules: Iterable[nn.Module]) -> Hashable:
+def kinds_of(modules: Iterable[nn.Module]) -> Hashable:
     """Facts about modules on which their computation depends: a parametrisation changes the class, for instance."""
     return tuple((type(m), m.training, len(m._forward_pre_hooks), len(m._forward_hooks)) for m in modules)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from flexsn_nn._torch_private import after_transforms
 from flexsn_nn.errors import StateError
 from flexsn_runtime import ShapeError
 
@@ -32,6 +33,24 @@ def step_shape(inputs: Sequence[Tensor], step_mode: str) -> tuple[int, ...]:
             f"the inputs' steps have the shapes {', '.join(str(list(s)) for s in sorted(set(shapes)))}, which do "
             "not broadcast to one: give all of them the shape of the step, or sizes of 1."
         ) from None
+
+
+def plain_states(states: Sequence[Tensor]) -> list[Tensor]:
+    """States as they are after the transforms of `torch.func` in which they were made.
+
+    Raises:
+        StateError: one is a sample's of a `vmap` that has ended.
+    """
+    found = []
+    for i, state in enumerate(states):
+        plain = after_transforms(state) if isinstance(state, Tensor) else state
+        if plain is None:
+            raise StateError(
+                f"state {i} is that of a sample inside of torch.func.vmap, which has ended. Call reset() before the "
+                "call, or return the states from the function: neuron.step(x, states)."
+            )
+        found.append(plain)
+    return found
 
 
 def check_states(
@@ -62,7 +81,9 @@ def check_states(
                 "Call reset() between batches, or pass states that fit. If one instance stands in two places of a "
                 "network, give each place an instance of its own."
             )
-            if state.dim() != len(shapes[i]):
+            if state.shape == torch.Size(shapes[i]):
+                remedy = "Move the neuron and its state (neuron.to(device)) or the input, or call reset()."
+            elif state.dim() != len(shapes[i]):
                 remedy += " States of shapes of their own are those that init_states() returns: override it."
             raise StateError(
                 f"state {i} has shape {list(state.shape)} on {state.device}; for this input it has "

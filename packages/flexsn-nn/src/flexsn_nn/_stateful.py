@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._backends import StepMode, check_step_mode
 from flexsn_nn._checks import check_tensor
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._torch_private import is_exporting, recomputation
 from flexsn_nn.errors import ExportError, InputDtypeError, StateError
 
@@ -40,7 +41,7 @@ def check_first_run(what: str, reset_in: tuple[int, int] | None, remedy: str) ->
         )
 
 
-class Stateful(nn.Module):
+class Stateful(Leaf):
     """Base of layers with a state: `functional.reset_net`, `detach_net`, `get_states`, `set_states` and
     `set_step_mode` work on them as on neurons.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -24,11 +25,20 @@ _keeps_graph = private(
     default=lambda: True,
 )
 private("torch._C", "_functions.AccumulateGrad._sequence_nr", _UNSEEN)
+_ESCAPED = "a state that a transform of torch.func has left on a neuron is not recognised"
+_is_wrapped = private("torch._C", "_functorch.is_functorch_wrapped_tensor", _ESCAPED, default=lambda tensor: False)
+_unwrap_if_dead = private("torch._C", "_functorch.unwrap_if_dead", _ESCAPED, default=lambda tensor: tensor)
+_is_batched = private("torch._C", "_functorch.is_batchedtensor", _ESCAPED, default=lambda tensor: False)
+_level_of = private("torch._C", "_functorch.maybe_get_level", _ESCAPED, default=lambda tensor: -1)
+_current_level = private("torch._C", "_functorch.maybe_current_level", _ESCAPED, default=lambda: None)
 # In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
 # not. From 2.12 on, the function is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
     lacking("torch.compiler", ["_is_exporting_flag"])
 )
+
+# `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance may have, too.
+LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -36,6 +46,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def is_exporting() -> bool:
     """Whether `torch.export` traces the call."""
     return torch.compiler.is_exporting() if _FUNCTION_IS_RIGHT else torch.compiler._is_exporting_flag
+
+
+def is_onnx_exporting() -> bool:
+    """`torch.onnx.export` records the call. `torch.onnx` is not imported for the answer."""
+    onnx = sys.modules.get("torch.onnx")
+    return onnx is not None and bool(onnx.is_in_onnx_export())
 
 
 def between_graphs(reason: str) -> Callable[[_Function], _Function]:
@@ -82,6 +98,21 @@ def current_node() -> Any:
 def is_jit_tracing() -> bool:
     """Whether `torch.jit.trace` records what is called."""
     return _tracing_state() is not None
+
+
+def after_transforms(tensor: torch.Tensor) -> torch.Tensor | None:
+    """A tensor that was made inside of transforms of `torch.func`, as it is after those that have ended.
+
+    `None`: it stands for one sample of a `vmap` that has ended.
+    """
+    while _is_wrapped(tensor):
+        plain = _unwrap_if_dead(tensor)
+        if plain is tensor:
+            break
+        tensor = plain
+    if _is_batched(tensor) and _level_of(tensor) > (_current_level() or 0):
+        return None
+    return tensor
 
 
 def recomputation() -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from flexsn_graph.callers import warn
+from flexsn_hop.callers import warn
 
 # A container of more is data.
 _MOST_ENTRIES = 1000
@@ -41,6 +41,11 @@ def unregistered(core: object) -> list[str]:
         return []
     known = {id(parameter) for parameter in _all_registered()}
     return [name for number, name in captured.items() if number not in known]
+
+
+def captured_by(core: object) -> Iterator[tuple[str, Any]]:
+    """`(name, value)` of everything that a core reads besides its arguments. Modules are not entered."""
+    return _captured(core, set())
 
 
 def _captured(value: object, seen: set[int]) -> Iterator[tuple[str, Any]]:

@@ -20,7 +20,11 @@ class InputCountError(ValueError):
 
 
 class InputDtypeError(TypeError):
-    """A neuron was given integers or booleans."""
+    """A neuron was given numbers that a membrane does not add up: integers, booleans, complex ones, float8."""
+
+
+class InputLayoutError(TypeError):
+    """A tensor that has no dense steps: nested, sparse, quantised, or with named dimensions."""
 
 
 class InputShapeError(ValueError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
@@ -119,18 +120,38 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
             on_builtin(frame, function)
 
     before: Any = sys.getprofile()
-    is_profiler = before is not None and not callable(before)
-    if is_profiler:  # cProfile's is no function that could be set again
+    is_native = before is not None and not callable(before)  # no function that could be set again
+    can_pause = is_native and hasattr(before, "disable") and hasattr(before, "enable")  # cProfile's
+    if can_pause:
         before.disable()
+    elif is_native:
+        _warn_of_displaced(before)
     _at_work.append(profile)
     sys.setprofile(profile)
     try:
         yield
     finally:
         _at_work.pop()
-        sys.setprofile(None if is_profiler else before)
-        if is_profiler:
+        sys.setprofile(None if is_native else before)
+        if can_pause:
             before.enable()
+
+
+def _warn_of_displaced(profiler: object) -> None:
+    """Warns that a profiler sees no calls of Python after a trace."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"a step is traced while {type(profiler).__name__} records calls of Python (torch.profiler with "
+        "with_stack=True), and only one of them can: its stacks end here, operations are still recorded. Call the "
+        "network once before it is profiled; calls like that one trace nothing.",
+        stacklevel=level,
+    )
+
+
+# Modules between a trace and the call of the user's that it is made for.
+_BETWEEN = ("flexsn_", "torch.", "contextlib")
 
 
 def suspend() -> Profile | None:

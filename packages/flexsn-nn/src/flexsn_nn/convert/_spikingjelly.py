@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import layer, surrogate
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.convert._containers import Concatenated, ElementWiseRecurrent, LinearRecurrent
 from flexsn_nn.convert._report import Moved
@@ -260,7 +261,7 @@ def _with_weights(new: Any, old: Any) -> Replacement:
     return Replacement(new, {"weight": Moved("weight"), "bias": Moved("bias")})
 
 
-class Readout(nn.Module):
+class Readout(Leaf):
     """A leaky integrator that begins anew at each call, and what is read of its membrane.
 
     Args:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import nn
 
 from flexsn_nn._checks import check_module
+from flexsn_nn._leaf import Leaf
 from flexsn_nn.functional import reset_net
 
 
-class FromReset(nn.Module):
+class FromReset(Leaf):
     """Calls a network from the initial states of its neurons, every time, and leaves none behind.
 
     A pipeline (`torch.distributed.pipelining`) sends one micro-batch after the other through a stage. They are

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.errors import StateError
 from flexsn_nn.functional import reset_net, with_state
@@ -38,7 +39,7 @@ def time_shard(sequence: Tensor, group: dist.ProcessGroup | None = None) -> Tens
     return sequence.tensor_split(count)[dist.get_rank(group)]
 
 
-class TimeShards(nn.Module):
+class TimeShards(Leaf):
     """Runs a network over a sequence that lies on several processes, each with a part of its time.
 
     Each neuron, and each layer with a state (`Delay`, `SlidingPSN`, `SharedDropout`, one derived from `Stateful`),

@@ -8,11 +8,12 @@ from torch import Tensor, nn
 
 from flexsn_nn._batch_affine import BatchNorm, Normalisation, is_batch_norm
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.errors import ParameterError
 
 
-class NormNeuron(nn.Module):
+class NormNeuron(Leaf):
     """`neuron(norm(x))`, where the neuron's step does what the norm does after its statistics.
 
     The normalised sequence is never written, nor kept for the backward. What is kept is `x` and what the neuron keeps:

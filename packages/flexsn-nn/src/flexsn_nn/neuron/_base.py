@@ -10,17 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._checks import Range, check_device, check_name, check_number
+from flexsn_nn._checks import Range, check_name, check_number
 from flexsn_nn._example_outputs import Spec
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._hints import of_attribute, of_parameter
+from flexsn_nn._inputs import check_real
+from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._ranges import Ranges
 from flexsn_nn._state_shapes import step_shape
 from flexsn_nn._within import within
 from flexsn_nn.errors import (
     ExampleError,
-    InputDtypeError,
     ParameterError,
     StateError,
     UnknownAttributeError,
@@ -165,8 +166,12 @@ class Neuron(FlexSN):
             states, too.
 
         Raises:
-            InputDtypeError: an integer or boolean input (a `TypeError`).
+            InputDtypeError: an integer, boolean, complex or float8 input (a `TypeError`).
+            InputLayoutError: a nested, sparse or quantised input, or one with named dimensions (a `TypeError`).
+            InputShapeError: a sequence without dimensions (a `ValueError`).
         """
+        if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
+            raise refuse_proxies(type(self).__name__)
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
         output = super().forward(*inputs, affine=affine)
@@ -222,29 +227,10 @@ class Neuron(FlexSN):
         fit_checkpoint(state_dict, prefix, self._parameters, self._held)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _run(
-        self,
-        inputs: tuple[Tensor, ...],
-        states: list[Tensor],
-        *,
-        keep: bool,
-        affine: Producer | None = None,
-        count: bool = False,
-        pack: bool = False,
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        if torch.compiler.is_compiling():
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        try:
-            return super()._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
-        except (RuntimeError, ValueError) as error:
-            self._explain_error(inputs[0], states, error)
-            raise
-
-    def _explain_error(self, x: Tensor, states: Sequence[Tensor], error: Exception) -> None:
-        """Looks, when a call failed, for what nobody wants to pay for in a call that does not."""
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        super()._explain_error(inputs, states, error)
+        x = inputs[0]
         shape = x.shape[1:] if self.step_mode == "m" else x.shape
-        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            check_device(name, tensor, x)
         for name in self._held:
             value = getattr(self, name)
             if isinstance(value, Tensor) and not _broadcasts(value.shape, shape):
@@ -261,11 +247,8 @@ class Neuron(FlexSN):
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         inputs = super()._checked(inputs)
-        for x in inputs:
-            if not x.is_floating_point():
-                raise InputDtypeError(
-                    f"the input is {x.dtype}; a membrane needs floating-point input: x.float()."
-                )
+        for i, x in enumerate(inputs):
+            check_real("the input" if len(inputs) == 1 else f"input {i}", x)
         return inputs
 
     def _is_ready_made(self) -> bool:

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_device, check_number, check_tensor
+from flexsn_nn._leaf import Leaf
 from flexsn_nn._numbers import fit_checkpoint, learned
 from flexsn_nn._stateful import Stateful, check_floating, check_kept, is_own_forward
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._reset import ATAN, SpikeFunction, of_surrogate
 
 
-class PSN(nn.Module):
+class PSN(Leaf):
     """`h[t] = Σ_i weight[t, i] x[i] + bias[t]`; `s = step(h)`: each step sees all of them, also later ones.
 
     No scan: one matrix product over time.

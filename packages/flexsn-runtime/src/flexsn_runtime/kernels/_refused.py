@@ -57,26 +57,28 @@ def refuse_double_backward(
 ) -> list[Tensor | None]:
     """`gradients`, which raise `DoubleBackwardError` when they are differentiated themselves.
 
-    torch's `once_differentiable` would let them pass as constants when it is the saved tensors, and not the
-    incoming gradients, that require grad.
+    By any tensor that they were computed from: torch's `once_differentiable` would let them pass as constants when it
+    is the saved tensors, and not the incoming gradients, that require grad.
+
+    Args:
+        came_from: saved tensors and incoming gradients.
     """
-    anchor = next((t for t in came_from if t is not None and t.requires_grad), None)
-    if anchor is None:
+    origins = [t for t in came_from if t is not None and t.requires_grad]
+    if not origins:
         return gradients
-    return [
-        None if g is None else _Once.apply(anchor, g)
-        for g in gradients
-    ]
+    computed = [g for g in gradients if g is not None]
+    there = iter(_Once.apply(len(computed), *computed, *origins))
+    return [None if g is None else next(there) for g in gradients]
 
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, gradient: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+    def forward(ctx: Any, num_gradients: int, *gradients_and_origins: Tensor) -> tuple[Tensor, ...]:
+        return tuple(gradient.view_as(gradient) for gradient in gradients_and_origins[:num_gradients])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         raise DoubleBackwardError(
-            "the gradient of a compiled scan has no gradient itself (double backward, create_graph=True). Use "
-            "backend='torch', or leave create_graph out."
+            "the gradient of a compiled scan has no gradient itself (double backward, create_graph=True, "
+            "torch.autograd.functional.jvp and hessian). Use backend='torch', or leave create_graph out."
         )

@@ -11,6 +11,8 @@ from flexsn_runtime._availability import triton_interpreted
 
 Work = Literal["outputs", "weights", "inputs"]
 _SMALL = 32  # for the interpreter
+# Rows of which is recorded together whether they are whole.
+CHECKED_ROWS = 16
 # A compiler treats sizes of 0 and 1 apart from others: records of what is not whole are longer than needed.
 _PADDING = 2
 _MULTIPROCESSORS = 4  # of a device without any: tests go through several shares
@@ -32,34 +34,28 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_for(work: Work, rows: int, columns: int, parts: int, spike_bytes: int, device: torch.device) -> Tile:
+def tile_for(work: Work, rows: int, columns: int, parts: int, device: torch.device) -> Tile:
     """The tile for a result of `rows` and `columns`.
 
     Args:
         parts: of the operand that has most.
-        spike_bytes: of one number of the spikes, which have one part.
     """
     if triton_interpreted():
         return Tile(_SMALL, _SMALL, _SMALL, 4, 1)
-    chunk = 32
+    chunk = 32 if work == "inputs" else 64
     across = 64 if columns <= 64 else 128
-    down = 128
+    down = 64 if rows <= 64 else 128
     warps = 8 if across * down > 64 * 128 else 4
-    own = 2 * parts if work == "inputs" else spike_bytes
-    of_stage = chunk * (down * own + across * 2 * parts)
-    stages = max(1, min(4, _shared_memory(device) // of_stage))
+    of_rows = 1 if work == "outputs" else parts
+    of_columns = 1 if work == "weights" else parts
+    of_stage = 2 * chunk * (down * of_rows + across * of_columns)
+    stages = max(1, min(3, _shared_memory(device) // of_stage))
     return Tile(down, across, chunk, warps, stages)
 
 
 def seen_size(rows: int) -> int:
     """The length of the record of which rows have spikes that are not whole in a bfloat16."""
-    together = checked_rows()
-    return (rows + together - 1) // together + _PADDING
-
-
-def checked_rows() -> int:
-    """The number of rows of which is recorded together whether they are whole; divides those of each tile."""
-    return _SMALL // 2 if triton_interpreted() else 64
+    return (rows + CHECKED_ROWS - 1) // CHECKED_ROWS + _PADDING
 
 
 def shares_of(tiles: int, chunks: int, device: torch.device) -> int:

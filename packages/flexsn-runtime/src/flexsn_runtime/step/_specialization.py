@@ -99,6 +99,7 @@ class CoreSpecialization:
         """Forgets what belongs to one core: everything else is shared among twins."""
         self.trace = trace
         self._like_these = never
+        self._kernel_names = dict(self._kernel_names)
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""

@@ -147,7 +147,7 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         what: it compiles, for the error.
 
     Raises:
-        CompilationError: it refuses the source, or cannot be run.
+        CompilationError: it refuses the source, writes no file, or cannot be run.
         CacheFolderError: the disk is full.
     """
     try:
@@ -164,6 +164,11 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         raise CompilationError(
             f"the C++ compiler refuses {what}. {remedy}\n"
             f"{shlex.join(command)}\n{done.stderr[:4000]}"
+        )
+    if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
+        raise CompilationError(
+            f"the C++ compiler reports success and wrote no file. Name another one in {_VARIABLE}.\n"
+            f"{shlex.join(command)}"
         )
 
 

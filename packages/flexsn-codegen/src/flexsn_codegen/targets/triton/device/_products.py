@@ -54,6 +54,32 @@ def split_kernel(
 
 
 @triton.jit
+def narrow_kernel(
+    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16.
+
+    `seen [cdiv(M, ROWS) + 2]` is not 0 for rows in which a number is not whole in one bfloat16; its last two numbers
+    are 0.
+    """
+    program = tl.program_id(0)
+    row = program * ROWS + tl.arange(0, ROWS)
+    here = (row < M)[:, None]
+    at = row.to(tl.int64)[:, None]
+    seen = tl.zeros([ROWS, COLUMNS], tl.int32)
+    for first in range(0, padded * _PADDING, COLUMNS):
+        column = first + tl.arange(0, COLUMNS)[None, :]
+        s = tl.load(s_ptr + at * (s_units * UNIT) + column, mask=here & (column < units * UNIT), other=0.0)
+        seen = seen | (s.to(tl.int32, bitcast=True) & 65535)
+        stored = here & (column < padded * _PADDING)
+        tl.store(spikes_ptr + at * (padded * _PADDING) + column, s.to(tl.bfloat16), mask=stored)
+    tl.store(seen_ptr + program, tl.max(tl.max(seen, 1), 0))
+    if program == 0:
+        tl.store(seen_ptr + tl.cdiv(M, ROWS) + tl.arange(0, 2), tl.zeros([2], tl.int32))
+
+
+@triton.jit
 def _tile(rows, columns, GROUP: tl.constexpr):
     """The row and the column of a program's tile: programs that run together share rows and columns."""
     program = tl.program_id(0)
@@ -65,79 +91,62 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, units, s_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr,
-    BIAS: tl.constexpr, CHECK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
-    GROUP: tl.constexpr,
+    s_ptr, w_ptr, b_ptr, y_ptr, M, N, padded, PARTS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):
-    """`y [M, N] = s W^T + b`, of `s [M, units * UNIT]` and `w [PARTS, N, padded * _PADDING]`.
-
-    With `CHECK`, which divides `BM`: `seen [cdiv(M, CHECK) + 2]` is not 0 for rows in which a number of `s` is not
-    whole in one bfloat16; its last two numbers are 0.
-    """
+    """`y [M, N] = s W^T + b`, of `s [M, padded * _PADDING]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
     k = tl.arange(0, CHUNK)
-    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * (s_units * UNIT) + k[None, :]
-    w_at = w_ptr + (n % N).to(tl.int64)[:, None] * (padded * _PADDING) + k[None, :]
-    plane = tl.cast(N, tl.int64) * padded * _PADDING
+    columns = padded * _PADDING
+    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * columns + k[None, :]
+    w_at = w_ptr + (n % N).to(tl.int64)[:, None] * columns + k[None, :]
+    plane = tl.cast(N, tl.int64) * columns
     total = tl.zeros([BM, BN], tl.float32)
-    seen = tl.zeros([BM], tl.int32)
-    for j in range(tl.cdiv(units * UNIT, CHUNK)):
-        s = tl.load(s_at, mask=(k < units * UNIT - j * CHUNK)[None, :], other=0.0)
-        if CHECK:
-            seen = tl.maximum(seen, tl.max(s.to(tl.int32, bitcast=True) & 65535, 1))
-        spikes = s.to(tl.bfloat16)
+    for _ in range(columns // CHUNK):
+        s = tl.load(s_at)
         part = tl.zeros([BM, BN], tl.float32)
         for p in tl.static_range(PARTS):  # the smallest first
-            part = dot(spikes, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
+            part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
         total += part
         s_at += CHUNK
         w_at += CHUNK
     if BIAS:
         total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
-    if CHECK:  # noqa: SIM102, for the compiler's sake
-        if pn == 0:
-            found = tl.max(tl.reshape(tl.where(m < M, seen, 0), [BM // CHECK, CHECK]), 1)
-            at = pm * (BM // CHECK) + tl.arange(0, BM // CHECK)
-            count = tl.cdiv(M, CHECK)
-            tl.store(seen_ptr + at, found, mask=at < count)
-            if pm == 0:
-                tl.store(seen_ptr + count + tl.arange(0, 2), tl.zeros([2], tl.int32))
 
 
 @triton.jit
 def weights_kernel(
-    s_ptr, g_ptr, out_ptr, M, N, units, s_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr, BK: tl.constexpr,
-    BN: tl.constexpr, CHUNK: tl.constexpr, SHARES: tl.constexpr,
+    g_ptr, s_ptr, out_ptr, M, N, K, g_padded, s_padded, PARTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    CHUNK: tl.constexpr, SHARES: tl.constexpr,
 ):
-    """`out [SHARES, N, units * UNIT]`, whose sum is `g^T s`, of `s [M, units * UNIT]` and
-    `g [PARTS, M, padded * _PADDING]`.
+    """`out [SHARES, N, K]`, whose sum is `g^T s`, of `g [PARTS, M, g_padded * _PADDING]` and
+    `s [M, s_padded * _PADDING]`.
     """
-    K = units * UNIT
-    tiles = tl.cdiv(N, BN)
-    k = tl.program_id(0) // tiles * BK + tl.arange(0, BK)
-    n = tl.program_id(0) % tiles * BN + tl.arange(0, BN)
+    tiles = tl.cdiv(K, BK)
+    n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
+    k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
     share = tl.program_id(1)
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
-    columns = padded * _PADDING
-    plane = tl.cast(M, tl.int64) * columns
-    total = tl.zeros([BK, BN], tl.float32)
+    g_columns = g_padded * _PADDING
+    s_columns = s_padded * _PADDING
+    plane = tl.cast(M, tl.int64) * g_columns
+    total = tl.zeros([BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
         inside = (m < M)[:, None]
         row = m.to(tl.int64)[:, None]
-        s = tl.load(s_ptr + row * (s_units * UNIT) + k[None, :], mask=inside & (k < K)[None, :], other=0.0)
-        spikes = tl.trans(s).to(tl.bfloat16)
-        g_at = g_ptr + row * columns + n[None, :]
-        part = tl.zeros([BK, BN], tl.float32)
+        s = tl.load(s_ptr + row * s_columns + k[None, :], mask=inside & (k < s_columns)[None, :], other=0.0)
+        g_at = g_ptr + row * g_columns + n[None, :]
+        part = tl.zeros([BN, BK], tl.float32)
         for p in tl.static_range(PARTS):
-            g = tl.load(g_at + (PARTS - 1 - p) * plane, mask=inside & (n < columns)[None, :], other=0.0)
-            part = dot(spikes, g, part)
+            g = tl.load(g_at + (PARTS - 1 - p) * plane, mask=inside & (n < g_columns)[None, :], other=0.0)
+            part = dot(tl.trans(g), s, part)
         total += part
-    at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[None, :] * K + k[:, None]
-    tl.store(at, total, mask=(n < N)[None, :] & (k < K)[:, None])
+    at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[:, None] * K + k[None, :]
+    tl.store(at, total, mask=(n < N)[:, None] & (k < K)[None, :])
 
 
 @triton.jit

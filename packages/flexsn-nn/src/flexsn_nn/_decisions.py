@@ -1,0 +1,80 @@
+"""One record of what runs a neuron's calls: calls follow it, and `explain()` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from flexsn_nn._backends import COMPILED, Choice
+
+# The device's type, and whether a compiler traces the call.
+Situation = tuple[str, bool]
+
+# A neuron that runs as a loop for ever new reasons keeps the first ones.
+_MOST = 16
+
+
+class Decisions:
+    """Choices of a neuron since it was last changed."""
+
+    def __init__(self) -> None:
+        self._choices: dict[Situation, Choice] = {}
+        # With the kinds of the core's modules.
+        self._ran: dict[Situation, list[tuple[Hashable, Choice]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._choices)
+
+    def choice(self, situation: Situation) -> Choice | None:
+        """The backend chosen for a situation, before a call is looked at; `None`: not yet."""
+        return self._choices.get(situation)
+
+    def choose(self, situation: Situation, choice: Choice) -> None:
+        """Records the backend of a situation."""
+        self._choices[situation] = choice
+
+    def ran(self, situation: Situation, why_loop: str | None, kinds: Hashable) -> None:
+        """Records that a call ran on the chosen backend, or as the loop.
+
+        Args:
+            why_loop: the reason for the loop; `None`: the chosen backend ran.
+            kinds: of the core's modules, `kinds_of`.
+        """
+        chosen = self._choices[situation]
+        choice = chosen if why_loop is None else Choice("torch", why_loop, {})
+        ran = self._ran.setdefault(situation, [])
+        if (kinds, choice) not in ran and len(ran) < _MOST:
+            ran.append((kinds, choice))
+
+    def forget(self, situation: Situation) -> None:
+        """Drops what ran in a situation: the core has changed since."""
+        self._ran.pop(situation, None)
+
+    def clear(self) -> None:
+        """Begins again: the neuron was changed."""
+        self._choices.clear()
+        self._ran.clear()
+
+    @property
+    def has_kernels(self) -> bool:
+        """Kernels are chosen in some situation, whether they took the calls or not."""
+        return any(choice.backend in COMPILED for choice in self._choices.values())
+
+    def has_launched(self, kinds: Hashable) -> bool:
+        """Kernels ran calls outside of compilers."""
+        outside = [situation for situation in self._choices if not situation[1]]
+        return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
+
+    def lines(self, kinds: Hashable) -> list[str]:
+        """The record of calls with modules of these kinds, for `explain()`."""
+        lines = []
+        for situation in self._choices:
+            for choice in self._of(situation, kinds):
+                inside = " inside torch.compile" if situation[1] else ""
+                lines.append(f"{choice.backend}{inside}: {choice.reason}")
+                lines += [f"  not {name}: {why}" for name, why in choice.refused.items()]
+        return lines
+
+    def _of(self, situation: Situation, kinds: Hashable) -> list[Choice]:
+        if situation not in self._ran:
+            return [self._choices[situation]]
+        return [choice for known, choice in self._ran[situation] if known == kinds]

@@ -1,0 +1,55 @@
+"""Causes of a call's failure that the failing operation does not name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor, nn
+
+from flexsn_hop.errors import StateChangedError
+from flexsn_nn._unregistered import captured_by
+from flexsn_nn.errors import StateError
+from flexsn_runtime import DeviceError
+
+
+def explain_devices(inputs: Sequence[Tensor], module: nn.Module, core: object, error: Exception) -> None:
+    """Raises `DeviceError` if tensors of a call that failed are on different devices.
+
+    Args:
+        inputs: of the call.
+        module: the neuron, whose parameters and buffers the step reads.
+        core: the step, whose captured tensors it reads.
+        error: torch's own; an error of this project names its cause already.
+    """
+    if type(error).__module__.startswith("flexsn_"):
+        return
+    device = inputs[0].device
+    for name, tensor in _tensors(inputs, module, core):
+        # One number on the CPU goes with every device.
+        if tensor.device != device and (tensor.dim() > 0 or tensor.device.type != "cpu"):
+            raise DeviceError(
+                f"{name} is on {tensor.device} and input 0 on {device}: move both to one device, as "
+                f"neuron.to({str(device)!r}) or x.to({str(tensor.device)!r}) do."
+            ) from error
+
+
+def explain_dtypes(inputs: Sequence[Tensor], error: Exception) -> None:
+    """Raises `StateError` if a step has changed a state's dtype, and inputs have different ones."""
+    if not isinstance(error, StateChangedError):
+        return
+    for i, x in enumerate(inputs):
+        if x.dtype != inputs[0].dtype:
+            raise StateError(
+                f"input {i} is {x.dtype} and input 0 {inputs[0].dtype}, which is the dtype of the initial states. "
+                f"Convert an input: x.to({inputs[0].dtype}). {error}"
+            ) from error
+
+
+def _tensors(inputs: Sequence[Tensor], module: nn.Module, core: object) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a step reads, by name."""
+    yield from ((f"input {i}", x) for i, x in enumerate(inputs))
+    yield from ((f"the parameter {name}", value) for name, value in module.named_parameters())
+    yield from ((f"the buffer {name}", value) for name, value in module.named_buffers())
+    yield from (
+        (f"{name}, which the core captures,", value) for name, value in captured_by(core) if isinstance(value, Tensor)
+    )

@@ -1,0 +1,78 @@
+"""Checks of the tensors of a call: types, layouts, dtypes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Proxy
+
+from flexsn_nn._leaf import refuse_proxies
+from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
+
+_MKLDNN: torch.layout = torch._mkldnn  # type: ignore[attr-defined]
+# `None` from torch 2.15 on, which has no named tensors.
+_has_names = getattr(Tensor, "has_names", None)
+
+
+def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None:
+    """Raises unless a core can take `value` as a sequence or a step of one.
+
+    Args:
+        name: the argument's name, `input 0` say.
+        owner: the class of the layer.
+        has_time: `value` is a sequence.
+
+    Raises:
+        TypeError: no tensor.
+        ExportError: a proxy of `torch.fx`.
+        InputLayoutError: a nested, quantised, named or MKL-DNN tensor.
+        InputShapeError: a sequence without dimensions.
+    """
+    if not isinstance(value, Tensor):
+        raise _no_tensor(name, value, owner)
+    if value.is_nested:
+        raise InputLayoutError(
+            f"{name} is a nested tensor; all steps of a sequence [T, *step] have one shape. Pad it: "
+            "data.pad_sequences of the sequences, whose lengths data.readout and data.mask_padding take."
+        )
+    if value.is_quantized:
+        raise InputLayoutError(f"{name} is {value.dtype}, quantised; a step computes with numbers: x.dequantize().")
+    if value.layout is _MKLDNN:  # `is_mkldnn` is a node of Dynamo's graphs
+        raise InputLayoutError(f"{name} has MKL-DNN's layout, which has no steps: x.to_dense().")
+    if has_time and value.dim() == 0:
+        raise InputShapeError(
+            f"{name} has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, use "
+            "step_mode='s'."
+        )
+    if _has_names is not None and not torch.compiler.is_compiling() and _has_names(value):
+        raise InputLayoutError(
+            f"{name} has named dimensions, which most operations of a step refuse: x.rename(None), and names on the "
+            "output."
+        )
+
+
+def check_real(name: str, value: Tensor) -> None:
+    """Raises unless a membrane can add `value` up.
+
+    Raises:
+        InputLayoutError: sparse.
+        InputDtypeError: integers, booleans, complex numbers, or numbers of 8 bits and less.
+    """
+    if value.layout is not torch.strided:
+        raise InputLayoutError(f"{name} is a {value.layout} tensor; a membrane is dense: x.to_dense().")
+    dtype = value.dtype
+    if dtype.is_complex:
+        raise InputDtypeError(f"{name} is {dtype}; a membrane is real: x.real, or x.abs().")
+    if not dtype.is_floating_point:
+        raise InputDtypeError(f"{name} is {dtype}; a membrane needs floating-point input: x.float().")
+    if dtype.itemsize == 1:
+        raise InputDtypeError(f"{name} is {dtype}, which stores numbers and adds none: x.to(torch.bfloat16).")
+
+
+def _no_tensor(name: str, value: object, owner: str) -> Exception:
+    if isinstance(value, Proxy):
+        return refuse_proxies(owner)
+    if isinstance(value, list | tuple) and value and all(isinstance(item, Tensor) for item in value):
+        return TypeError(f"{name} is a {type(value).__name__} of tensors; a neuron takes one tensor: torch.stack(x).")
+    hint = "" if value is None else ": torch.as_tensor(x)"
+    return TypeError(f"{name} is a {type(value).__name__}; a neuron takes tensors{hint}.")

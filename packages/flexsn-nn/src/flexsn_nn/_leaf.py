@@ -1,0 +1,43 @@
+"""Modules that `torch.fx` keeps whole and `torch.jit` refuses."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from torch import nn
+
+from flexsn_nn._torch_private import LEAF_NAMESPACE
+from flexsn_nn.errors import ExportError
+
+
+class Leaf(nn.Module):
+    """A layer that is one `call_module` node of a graph, as PyTorch's own layers are.
+
+    Its calls depend on a state, or on values in Python, which a recorder of operations does not see.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Subclasses and hooks of the user's run when the graph runs, and not when it is recorded.
+        self.__dict__["__module__"] = LEAF_NAMESPACE
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        raise ExportError(
+            f"torch.jit.script cannot compile {type(self).__name__}: its step is a Python function that is traced. Use "
+            "torch.export.export (docs/deployment.md), or torch.compile."
+        )
+
+
+def refuse_proxies(name: str) -> ExportError:
+    """The error of a recorder of `torch.fx` that calls a layer with what stands for tensors.
+
+    Args:
+        name: the layer's class.
+    """
+    return ExportError(
+        f"torch.fx records the operations inside of {name}, which has a state and a loop over time. In a network, "
+        "symbolic_trace makes one call_module node of a call neuron(x): put a neuron that is traced alone into "
+        "nn.Sequential(neuron), and a call of neuron.step(...) into the forward of a module of your own. A Tracer that "
+        "keeps such modules whole says so: def is_leaf_module(self, m, name): return isinstance(m, (FlexSN, ...)) or "
+        "super().is_leaf_module(m, name)."
+    )
