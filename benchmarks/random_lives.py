@@ -36,7 +36,7 @@ from lives.twins import DifferenceError, Twins  # noqa: E402
 from measure import publish, table, where  # noqa: E402
 
 # Lives of one piece. They share a backend and a seed.
-PIECE = 10
+PIECE = 20
 BACKENDS: dict[str, Backends] = {
     "cpu": (("auto", "auto"), ("cpp", "compiled"), ("cpp", "auto"), ("triton", "auto")),
     "cuda": (("auto", "auto"), ("triton", "compiled"), ("triton", "python")),
@@ -109,14 +109,14 @@ def main() -> int:
             "and compiled. After each act, all that can be seen is compared: outputs, states, sequences, counts,",
             "records, parameters and their gradients, in values, dtypes and strides, and what the modules hold.",
             "Gradients are equal up to the order of sums; all else is equal to the bit. Some acts raise in both",
-            "twins, as a call with a state for another batch. Some are refused by the compiled twin by name, as a",
+            "twins, as a call with a state for another batch. Some are refused by one twin by name, as a",
             "double backward; then both go on from the loop's state.",
             "",
             f"Different: {len(different)}.",
             "",
             *table(("backend, launcher", "lives"), sorted(lives.items())),
             "",
-            *table(("act", "performed", "raised in both", "refused by name"), rows),
+            *table(("act", "performed", "raised in both", "refused by one"), rows),
             *(line for text in different for line in ("", "```python", *text.splitlines(), "```")),
         ],
         options.output,

@@ -20,6 +20,8 @@ Seen = dict[str, Any]
 _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made", "_backend", "_shapes_for"}
 # Relative to the largest number of a gradient: what the order of a sum changes.
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
+# A gradient that is smaller than this part of the largest one may be noise as a whole, as that of a bias before a norm.
+_CANCELLED = 0.1
 
 
 def observe(life: Life) -> Seen:
@@ -43,10 +45,8 @@ def observe(life: Life) -> Seen:
         for value in module._forward_hooks.values():
             if isinstance(value, Recording):
                 seen[f"{name}.hook"] = list(value.log)
-        for attribute, value in vars(module).items():
-            if attribute not in _OWN:
-                for place in traces_in(value, attribute):
-                    seen[f"{name}.{place}"] = f"left behind by a trace, in the {life.backend!r} twin"
+        attributes = ((key, value) for key, value in vars(module).items() if key not in _OWN)
+        seen[f"{name}: left behind by traces"] = [at for key, value in attributes for at in traces_in(value, key)]
     seen["states"] = {name: list(states) for name, states in get_states(life.net).items()}
     seen["keys"] = list(life.net.state_dict())
     for i, monitor in enumerate(life.monitors):
@@ -81,37 +81,56 @@ def traces_in(value: object, place: str, depth: int = 5) -> Iterator[str]:
             yield from traces_in(content, f"{place} closure {name}", depth - 1)
 
 
-def difference(loop: Any, compiled: Any, place: str = "") -> str | None:
+def difference(loop: Any, compiled: Any, place: str = "", scale: float | None = None) -> str | None:
     """The first difference between two observations, in words; `None` if they are equal.
 
     Tensors are equal to the bit, in dtype, shape and strides, and in taking part in a graph. Gradients, by their names,
     are equal up to the order of sums.
+
+    Args:
+        place: of the values, in words.
+        scale: the largest number of all gradients; one that cancels to 0 is noise of the others' size.
     """
+    if scale is None:
+        scale = max(_gradients_in(loop, place), default=0.0)
     if isinstance(loop, Mapping) and isinstance(compiled, Mapping):
         if list(loop) != list(compiled):
             return f"{place}: the loop has {list(loop)}, the compiled one {list(compiled)}"
         parts = ((key, loop[key], compiled[key]) for key in loop)
-        return _first((a, b, f"{place} {key}".strip()) for key, a, b in parts)
+        return _first(((a, b, f"{place} {key}".strip()) for key, a, b in parts), scale)
     if isinstance(loop, list | tuple) and isinstance(compiled, list | tuple):
         if len(loop) != len(compiled):
             return f"{place}: the loop has {len(loop)}, the compiled one {len(compiled)} of them"
-        return _first((a, b, f"{place}[{i}]") for i, (a, b) in enumerate(zip(loop, compiled, strict=True)))
+        pairs = enumerate(zip(loop, compiled, strict=True))
+        return _first(((a, b, f"{place}[{i}]") for i, (a, b) in pairs), scale)
     if isinstance(loop, Tensor) and isinstance(compiled, Tensor):
-        return _tensors_differ(loop, compiled, place)
+        return _tensors_differ(loop, compiled, place, scale)
     if loop is compiled or (type(loop) is type(compiled) and loop == compiled):
         return None
     return f"{place}: the loop has {_short(loop)}, the compiled one {_short(compiled)}"
 
 
-def _first(parts: Iterator[tuple[Any, Any, str]]) -> str | None:
+def _gradients_in(seen: Any, place: str) -> Iterator[float]:
+    """The largest number of each gradient."""
+    if isinstance(seen, Mapping):
+        for key, value in seen.items():
+            yield from _gradients_in(value, f"{place} {key}")
+    elif "gradient" in place and isinstance(seen, list | tuple):
+        for value in seen:
+            yield from _gradients_in(value, place)
+    elif "gradient" in place and isinstance(seen, Tensor) and seen.numel():
+        yield float(seen.detach().abs().nan_to_num().max())
+
+
+def _first(parts: Iterator[tuple[Any, Any, str]], scale: float) -> str | None:
     for a, b, place in parts:
-        found = difference(a, b, place)
+        found = difference(a, b, place, scale)
         if found is not None:
             return found
     return None
 
 
-def _tensors_differ(loop: Tensor, compiled: Tensor, place: str) -> str | None:
+def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, scale: float) -> str | None:
     for what, a, b in (
         ("type", type(loop).__name__, type(compiled).__name__),
         ("dtype", loop.dtype, compiled.dtype),
@@ -129,7 +148,8 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str) -> str | None:
         return None
     noise = 0.0
     if "gradient" in place:
-        noise = _NOISE.get(one.dtype, 0.0) * float(one.abs().nan_to_num().max())
+        largest = float(one.abs().nan_to_num().max())
+        noise = _NOISE.get(one.dtype, 0.0) * max(largest, _CANCELLED * scale)
     if torch.allclose(one, other, rtol=0, atol=noise, equal_nan=True):
         return None
     return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"

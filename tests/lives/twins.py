@@ -76,22 +76,24 @@ class Twins:
         self.program.append((name, arguments))
         with _launcher(self.plan.launcher):
             compiled = self._perform(name, self.compiled, arguments)
-        if isinstance(compiled, Exception) and _is_refusal(compiled):
+        loop = self._perform(name, self.loop, arguments)
+        failed = isinstance(loop, Exception), isinstance(compiled, Exception)
+        if all(failed):
+            self.counts[f"{name}: raised"] += 1
+            if _is_refusal(compiled) and difference(observe(self.loop), observe(self.compiled)) is not None:
+                self._heal()  # a backward that ends in the middle has reached other gradients
+            loop, compiled = {}, {}
+        elif _is_refusal(compiled) or isinstance(loop, ExampleError):
+            # The loop does not know what no steps would return.
             self.counts[f"{name}: refused"] += 1
             self._heal()
-            return
-        loop = self._perform(name, self.loop, arguments)
-        if isinstance(loop, ExampleError) and not isinstance(compiled, Exception):
-            self.counts[f"{name}: refused"] += 1  # by the loop, for it does not know what no steps would return
-            self._heal()
-            return
-        if isinstance(loop, Exception) or isinstance(compiled, Exception):
-            if not (isinstance(loop, Exception) and isinstance(compiled, Exception)):
-                raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
-            self.counts[f"{name}: raised"] += 1
             loop, compiled = {}, {}
+        elif any(failed):
+            raise self._difference(f"the loop {_said(loop)}, the compiled one {_said(compiled)}", loop, compiled)
         else:
             self.counts[name] += 1
+        assert not isinstance(loop, Exception)
+        assert not isinstance(compiled, Exception)
         self._compare(f"after {name}", loop, compiled)
         self._share_gradients()
         for graph, other in zip(self.loop.graphs, self.compiled.graphs, strict=True):
@@ -168,7 +170,9 @@ def program_text(plan: Plan, program: Program) -> str:
     )
 
 
-def _is_refusal(error: Exception) -> bool:
+def _is_refusal(error: object) -> bool:
+    if not isinstance(error, Exception):
+        return False
     return isinstance(error, REFUSALS) or any(text in str(error) for text in (*_OF_AUTOGRAD, _CHECKPOINT))
 
 
