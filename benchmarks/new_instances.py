@@ -1,0 +1,92 @@
+"""CPU time of the first training step of a neuron, of a second instance, a copy, and another batch size.
+
+    python benchmarks/new_instances.py [--output benchmarks/results/new_instances.md] [--repeats 3]
+
+Each row is a process of its own. The kernels are in the cache on disk: a first process fills it. A step is a forward
+and a backward over 8 time steps, by kernels in C++; the times are of the process, one thread, medians of processes. The
+warm column is a repeated step of the first instance, which the others contain.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, LIF, RALIF, RLIF, functional
+
+SIZE, STEPS, BATCH = 64, 8, 32
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "LIF": LIF,
+    "ALIF": ALIF,
+    "RLIF(64)": lambda: RLIF(SIZE),
+    "RALIF(64)": lambda: RALIF(SIZE),
+    "Linear, RALIF, Linear, RALIF": lambda: nn.Sequential(
+        nn.Linear(SIZE, SIZE), RALIF(SIZE), nn.Linear(SIZE, SIZE), RALIF(SIZE)
+    ),
+}
+COLUMNS = ("first", "warm", "second instance", "deepcopy", "batch of 24", "batch of 7")
+
+
+def step(net: nn.Module, batch: int = BATCH) -> float:
+    """CPU milliseconds of a training step."""
+    x = torch.rand(STEPS, batch, SIZE, requires_grad=True)
+    functional.reset_net(net)
+    begun = time.process_time()
+    y: Tensor = net(x)
+    y.sum().backward()
+    return 1e3 * (time.process_time() - begun)
+
+
+def measure(name: str) -> list[float]:
+    """One value for each of `COLUMNS`."""
+    make = NETWORKS[name]
+    first = make()
+    times = [step(first)]
+    step(first)
+    times.append(step(first))
+    times += [step(make()), step(copy.deepcopy(first)), step(first, 24), step(first, 7)]
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "new_instances.md")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--network", help="measures one network in this process, and prints numbers")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.network is not None:
+        print(*measure(options.network))
+        return
+    rows = []
+    for name in NETWORKS:
+        runs = []
+        for _ in range(options.repeats + 1):
+            command = [sys.executable, __file__, "--network", name]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            runs.append([float(number) for number in done.stdout.split()])
+        rows.append([name, *(f"{statistics.median(column):.1f}" for column in zip(*runs[1:], strict=True))])
+    lines = [
+        "# New instances and batch sizes",
+        "",
+        where(torch.device("cpu")),
+        "",
+        "CPU milliseconds of a training step, kernels in the cache on disk:",
+        "",
+        *table(("network", *COLUMNS), rows),
+    ]
+    publish(lines, options.output)
+
+
+if __name__ == "__main__":
+    main()
