@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def _launcher(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(params=NEURONS)
-def spikes(request: pytest.FixtureRequest, _launcher: None) -> tuple[Tensor, list[Tensor]]:
+def spikes(request: pytest.FixtureRequest, _launcher: None) -> Iterator[tuple[Tensor, list[Tensor]]]:
     """The output of a step of training like two before, and what gradients are asked for."""
     torch.manual_seed(0)
     neuron = NEURONS[request.param]()
@@ -40,7 +40,8 @@ def spikes(request: pytest.FixtureRequest, _launcher: None) -> tuple[Tensor, lis
         output = neuron(x)
         torch.autograd.grad(output, learned, torch.ones_like(output))
     reset_net(neuron)
-    return neuron(x), learned
+    yield neuron(x), learned
+    reset_net(neuron)  # it lives as long as its graph
 
 
 def test_zeros_without_memory(spikes: tuple[Tensor, list[Tensor]]) -> None:

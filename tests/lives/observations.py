@@ -22,6 +22,8 @@ _OWN = {"_programs", "_choices", "_refusals", "_repeats", "_bits", "_ready_made"
 _NOISE = {torch.float64: 1e-10, torch.float32: 5e-5, torch.bfloat16: 0.1, torch.float16: 0.02}
 # A gradient that is smaller than this part of the largest one may be noise as a whole, as that of a bias before a norm.
 _CANCELLED = 0.1
+# A gradient of one parameter is a sum of hundreds of numbers, which may cancel: noise is at least that of such a sum.
+_SUMMED = 0.05
 
 
 def observe(life: Life) -> Seen:
@@ -149,7 +151,7 @@ def _tensors_differ(loop: Tensor, compiled: Tensor, place: str, scale: float) ->
     noise = 0.0
     if "gradient" in place:
         largest = float(one.abs().nan_to_num().max())
-        noise = _NOISE.get(one.dtype, 0.0) * max(largest, _CANCELLED * scale)
+        noise = _NOISE.get(one.dtype, 0.0) * max(largest, _CANCELLED * scale, _SUMMED)
     if torch.allclose(one, other, rtol=0, atol=noise, equal_nan=True):
         return None
     return f"{place}: {one.flatten()[:12].tolist()} in the loop, {other.flatten()[:12].tolist()} in the compiled one"

@@ -49,7 +49,7 @@ def test_what_the_compiler_does_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(CompilationError, match="refuses the module tiny"):
         Extension("tiny", "no C++").build()
     script = tmp_path / "compiler"
-    for text, what in {"#!/bin/sh\nexit 0\n": "there is nothing", "#!/nowhere/sh\n": "cannot be run"}.items():
+    for text, what in {"#!/bin/sh\nexit 0\n": "wrote no file", "#!/nowhere/sh\n": "cannot be run"}.items():
         script.write_text(text)
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
         monkeypatch.setenv("CXX", str(script))

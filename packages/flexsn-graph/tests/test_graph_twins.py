@@ -441,3 +441,13 @@ def test_an_input_that_broadcasts_stays_as_it_is() -> None:
     assert trace.of_batch([value], [value]) is None
     assert trace.of_batch([row], [StepValue((6, 8), torch.float32)]) is None
     assert trace.of_batch([row], [StepValue((6, 7), torch.float64)]) is None
+
+
+def test_a_trace_of_a_frozen_tensor_is_not_one_of_a_trained_one() -> None:
+    core = Neuron()
+    core.decay.weight.requires_grad_(False)
+    trace = traced(core)
+    core.decay.weight.requires_grad_()
+    assert trace.of_twin(core) is None
+    core.decay.weight.requires_grad_(False)
+    assert trace.of_twin(core) is not None

@@ -222,6 +222,7 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
         "True-synaptic_hidden", "True-alpha_hidden", "True-alpha", "True-lapicque", "True-conv", "True-synaptic",
     ]
 )
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
 @pytest.mark.parametrize("training", [True, False])
 def test_outputs_and_gradients(name: str, training: bool) -> None:
@@ -246,6 +247,7 @@ def test_outputs_and_gradients(name: str, training: bool) -> None:
         reset(before, after)
 
 
+@pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @EACH
 def test_checkpoints(name: str) -> None:
     """Of a network with other weights and constants, saved by snnTorch, into the converted one."""

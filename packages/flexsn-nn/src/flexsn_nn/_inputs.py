@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from flexsn_nn._leaf import refuse_proxies
+from flexsn_nn._torch_private import MKLDNN
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
-_MKLDNN: torch.layout = torch._mkldnn  # type: ignore[attr-defined]
 # `None` from torch 2.15 on, which has no named tensors.
 _has_names = getattr(Tensor, "has_names", None)
 
@@ -37,7 +37,7 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         )
     if value.is_quantized:
         raise InputLayoutError(f"{name} is {value.dtype}, quantised; a step computes with numbers: x.dequantize().")
-    if value.layout is _MKLDNN:  # `is_mkldnn` is a node of Dynamo's graphs
+    if value.layout is MKLDNN:  # `is_mkldnn` is a node of Dynamo's graphs
         raise InputLayoutError(f"{name} has MKL-DNN's layout, which has no steps: x.to_dense().")
     if has_time and value.dim() == 0:
         raise InputShapeError(

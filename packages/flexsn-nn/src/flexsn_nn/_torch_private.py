@@ -40,6 +40,9 @@ _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
 # `torch.fx.Tracer.is_leaf_module` compares the beginning of a module's `__module__`, which an instance may have, too.
 LEAF_NAMESPACE = "torch.nn.flexsn_nn"
 
+# The layout of tensors of MKL-DNN; `Tensor.is_mkldnn` is a node in Dynamo's graphs.
+MKLDNN: torch.layout | None = private("torch", "_mkldnn", "MKL-DNN tensors are refused in unclear words", default=None)
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

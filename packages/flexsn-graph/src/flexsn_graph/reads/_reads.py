@@ -46,6 +46,7 @@ class Reads:
         self._tensors: tuple[Tensor, ...] = ()
         self._places: list[list[Place]] = []
         self._is_kept = False
+        self._kinds: list[tuple[Any, ...]] = []  # of the tensors, when the trace was made
         self._guard = Guard({})
         self._backward_guard = self._guard
 
@@ -113,7 +114,13 @@ class Reads:
             twins = Twins(self._core, core)
             values = twins.values(read)
             tensors = [twins.counterpart(tensor) for tensor in self._tensors]
+            # Tensors of the first core may have changed since the trace: it was made for those that were recorded.
+            for place, before in self._values.items():
+                if _is_note(place) and place.counterpart(twins).read()[1:] != before[1:]:
+                    return None
         except NotTwinsError:
+            return None
+        if self._kinds != [_kind(tensor) for tensor in tensors]:
             return None
         if len({_memory(tensor) for tensor in tensors}) != len({_memory(tensor) for tensor in self._tensors}):
             return None
@@ -147,6 +154,8 @@ class Reads:
         Args:
             tensors: those that the core's operations met.
         """
+        if not self._is_kept:
+            self._kinds = [_kind(tensor) for tensor in tensors]
         self._tensors, self._is_kept = tuple(tensors), True
         number = {id(t): i for i, t in enumerate(tensors)}
         by_memory = {_memory(t): i for i, t in enumerate(tensors)}
@@ -265,6 +274,10 @@ def _memory(tensor: Tensor) -> tuple[Any, ...]:
     if tensor.layout is not torch.strided:
         return (id(tensor),)
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    return (*_memory(tensor)[1:], tensor.requires_grad, tensor.is_leaf)
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from flexsn_graph._torch_private_modules import MODULE_CODE
+from flexsn_graph.callers import warn
 from flexsn_graph.reads._values import is_python_class
 
 OnRead = Callable[[Any, str], None]
@@ -139,19 +139,11 @@ def calls_watched(on_call: OnCall, on_builtin: OnBuiltin, of: Container[CodeType
 
 def _warn_of_displaced(profiler: object) -> None:
     """Warns that a profiler sees no calls of Python after a trace."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn(
         f"a step is traced while {type(profiler).__name__} records calls of Python (torch.profiler with "
         "with_stack=True), and only one of them can: its stacks end here, operations are still recorded. Call the "
-        "network once before it is profiled; calls like that one trace nothing.",
-        stacklevel=level,
+        "network once before it is profiled; calls like that one trace nothing."
     )
-
-
-# Modules between a trace and the call of the user's that it is made for.
-_BETWEEN = ("flexsn_", "torch.", "contextlib")
 
 
 def suspend() -> Profile | None:

@@ -69,6 +69,7 @@ class Specialization(CoreSpecialization):
             self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
         self.forward_scans, self.backward_scans = Recent(), Recent()
+        self._plans = {}  # those on disk may be others now
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
