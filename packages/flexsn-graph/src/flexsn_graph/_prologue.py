@@ -147,7 +147,7 @@ class Prologue:
         self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
 
     def of(self, captured: Sequence[Tensor]) -> Prologue:
-        """The same of other tensors that `fits` accepts, in the order of `captured`."""
+        """This prologue for other tensors that `fits` accepts, in the order of `captured`."""
         found = copy(self)
         found.captured = tuple(captured)
         return found

@@ -44,7 +44,7 @@ class StepValue:
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def of_batch(self, batch: int) -> StepValue:
-        """The same with another size of the first dimension."""
+        """This value with another size of the first dimension."""
         return StepValue((batch, *self.shape[1:]), self.dtype)
 
     def __str__(self) -> str:

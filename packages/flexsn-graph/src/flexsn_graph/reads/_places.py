@@ -27,13 +27,13 @@ class NotTwinsError(Exception):
 
 
 class Counterparts(Protocol):
-    """Objects of a core, and those in their place in another one: see `_twins.py`."""
+    """Maps objects of one core to those of another core: see `_twins.py`."""
 
     def counterpart(self, value: Any) -> Any:
         """The object of the other core; raises `NotTwinsError`."""
 
     def function(self, function: Any) -> Any:
-        """The same for a function that a place calls."""
+        """Counterpart of a function that a place calls."""
 
     def pair(self, value: Any, other: Any) -> None:
         """Takes two values for counterparts; raises `NotTwinsError`."""
@@ -73,7 +73,7 @@ class Place:
         raise NotImplementedError
 
     def counterpart(self, twins: Counterparts) -> Place:
-        """The same place in another core."""
+        """This place in another core."""
         raise NotImplementedError
 
     def pair(self, twins: Counterparts, before: Any, other: Any) -> None:

@@ -101,7 +101,7 @@ class Reads:
         return self._tensors
 
     def of_twin(self, core: Callable[..., Any]) -> Reads | None:
-        """The same of another core, which is not run; `None` if that reads anything else.
+        """Reads of another core, which is not run; `None` if it reads anything else.
 
         A core that reads more than places, as a clock or an identity, has no twin.
         """

@@ -1,4 +1,4 @@
-"""The same places read from another core: what an instance read, found in its twin.
+"""Places that one core read, found in another core with the same code.
 
 Two cores are twins if everything that the one read while it was traced has a counterpart in the other one: the same
 code, equal numbers, tensors alike, the same objects of modules and classes, and objects of its own where the first core
