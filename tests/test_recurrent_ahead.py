@@ -13,8 +13,10 @@ from test_recurrent import made, run, sequences
 from torch import Tensor
 
 from flexsn_runtime import ScanProgram, prepare, scan
+from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cooperative_launch import CooperativeKernel
 from flexsn_runtime.launches._launch import Launch
+from flexsn_runtime.program import _twins
 from flexsn_runtime.recurrent import _staged_autograd
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what is compiled is counted in the interpreter")
@@ -62,6 +64,7 @@ def compiled() -> Iterator[Compiled]:
         mock.patch.object(CooperativeKernel, "_room", room),
         mock.patch.object(Launch, "compile", compile),
         mock.patch.object(Launch, "__call__", launch),
+        mock.patch.object(_twins, "_steps", Recent()),  # kernels of earlier tests would be shared
     ):
         yield found
 
