@@ -1,4 +1,4 @@
-"""What a function reads besides its arguments: fetched at each call, and recorded in each trace."""
+"""Reads of a function besides its arguments: fetched at each call, and recorded in each trace."""
 
 from __future__ import annotations
 

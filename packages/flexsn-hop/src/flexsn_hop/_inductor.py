@@ -110,7 +110,7 @@ def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tens
 
 
 def _attributes(call: InductorCall) -> list[Any]:
-    """What the graphs hold besides operators: constant tensors, and graphs."""
+    """Attributes of the graphs besides operators: constant tensors, and graphs."""
     return [
         operator.attrgetter(str(node.target))(graph)
         for graph in call.graphs

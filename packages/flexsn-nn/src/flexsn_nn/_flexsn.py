@@ -645,7 +645,7 @@ class FlexSN(Leaf):
         return tuple(results)
 
     def _asked(self, packing: bool) -> _Asked:
-        """What a call of `forward` returns and leaves behind, by the attributes as they are now."""
+        """Results and side effects of a call of `forward`, by the attributes as they are now."""
         own = self.__dict__  # a module's attributes take five times as long
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", own["count_spikes"], packing

@@ -223,7 +223,7 @@ class Reads:
         return self._guard.changed()
 
     def places(self) -> list[Place]:
-        """What is compared."""
+        """Places that are compared."""
         return list(self._values)
 
     def has_other_numbers(self) -> bool:

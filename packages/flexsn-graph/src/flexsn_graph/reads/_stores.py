@@ -209,7 +209,7 @@ class Container(Store):
 
 
 class Memory(Store):
-    """What numpy's arrays, `bytearray` and `array.array` hold."""
+    """Contents of numpy's arrays, `bytearray` and `array.array`."""
 
     def __init__(self, name: str, value: Any) -> None:
         super().__init__(name)

@@ -234,7 +234,7 @@ def _dict_of(value: Any) -> dict[str, Any] | None:
 
 
 def _described(tensor: Tensor) -> tuple[Any, ...]:
-    """Of a tensor, everything that a trace may depend on but its memory."""
+    """Properties of a tensor, except its memory, that a trace may depend on."""
     strides = tensor.stride() if tensor.layout is torch.strided else None
     kind = tensor.dtype, tensor.device, tensor.layout, tensor.requires_grad, tensor.is_leaf, tensor.is_inference()
     return (*kind, tensor.is_neg(), tensor.is_conj(), tensor.shape, strides)

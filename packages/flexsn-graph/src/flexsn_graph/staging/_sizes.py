@@ -35,7 +35,7 @@ def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes
 
 
 def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
-    """The same step with another size of the first dimension: `old` is no size of anything else."""
+    """This step with another size of the first dimension; no other size in it is `old`."""
 
     def shape(sizes: Sequence[int]) -> tuple[int, ...]:
         return tuple(new if size == old else size for size in sizes)

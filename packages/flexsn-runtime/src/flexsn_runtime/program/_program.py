@@ -303,10 +303,11 @@ class ScanProgram:
         core = under_autocast(self.core, device, signature.autocast)
         kind = (device, signature.autocast, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
-        return known.step() or known.remember(self._trace_anew(core, signature, device))
+        return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
-    def _trace_anew(self, core: Core, signature: Signature, device: torch.device) -> CoreSpecialization:
-        counts = (self.num_inputs, self.num_states, self.num_outputs)
+    def _trace_anew(
+        self, core: Core, signature: Signature, device: torch.device, counts: tuple[int, int, int]
+    ) -> CoreSpecialization:
         try:
             values = (*signature.inputs, *signature.states)
             trace = trace_values(core, counts, values, device, products=self.takes_products)
