@@ -20,10 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, StandIns
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics
 from flexsn_nn._backends import COMPILED, choose
 from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import InputShapeError
+from flexsn_nn.transforms._compose import StandIns
 from flexsn_runtime import Completion, GradientFormula, ScanProgram
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
