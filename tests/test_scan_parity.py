@@ -61,8 +61,13 @@ def assert_gradients(p: Problem, got: Sequence[Tensor], expected: Sequence[Tenso
 
 @pytest.mark.long(
     all_but=[
-        "seqs-1-alif", "seqs-15-plif_neuron", "final-7-if", "final-7-lif_soft_detached", "final-7-two_in_two_out",
-        "final-7-izhikevich", "final-33-lif_hard",
+        "seqs-1-alif",
+        "seqs-15-plif_neuron",
+        "final-7-if",
+        "final-7-lif_soft_detached",
+        "final-7-two_in_two_out",
+        "final-7-izhikevich",
+        "final-33-lif_hard",
     ]
 )
 @cases
