@@ -99,17 +99,13 @@ class Loops:
                 raise NotOneLaunchError("its kernels are not written in Triton")
             if any(core.numbers for core in written):
                 raise NotOneLaunchError("a stage takes numbers")
-            spec = LoopSpec(
-                loop, cores, memory.loads, memory.stores, strides, tiles, over.backwards, over.from_zero
-            )
+            spec = LoopSpec(loop, cores, memory.loads, memory.stores, strides, tiles, over.backwards, over.from_zero)
             try:
                 kernel = loop_source(f"{step.name}_{'loop_backward' if over.backwards else 'loop'}", spec)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
-            programs = CooperativeKernel(
-                compiled, tiles.rows, tiles.num_warps, step.device, together=tiles.exchanged
-            )
+            programs = CooperativeKernel(compiled, tiles.rows, tiles.num_warps, step.device, together=tiles.exchanged)
             found = self._kernels[key] = (kernel, programs)
         return found
 
@@ -322,9 +318,7 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
         time = memory.stride(0)
         if column == 1 and time == loop.num_rows * row:
             return Place(row)
-        numbers.update(
-            {f"{port.name}_time": time, f"{port.name}_row": row, f"{port.name}_column": column}
-        )
+        numbers.update({f"{port.name}_time": time, f"{port.name}_row": row, f"{port.name}_column": column})
         return Place(None)
 
     to_load, to_store = memory_of(loop)

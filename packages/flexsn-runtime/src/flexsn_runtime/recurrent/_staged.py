@@ -334,9 +334,7 @@ class StagedScan:
     def _launches(self, stage: Stage) -> Act:
         prepared, arguments = self._in_steps(stage)
         if isinstance(prepared.kernel.function, CppKernel):
-            columns = [
-                a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments
-            ]
+            columns = [a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments]
             self._alive.append(arguments)
             example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
             launched = self._launch(prepared, example)

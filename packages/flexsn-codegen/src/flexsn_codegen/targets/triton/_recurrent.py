@@ -19,9 +19,9 @@ from typing import NamedTuple
 
 import torch
 
-from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen._source import CoreSource, KernelSource, identifier
 from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Loop, Multiply
+from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port, Role, View
