@@ -24,8 +24,8 @@ from flexsn_nn import (
     Synaptic,
     surrogate,
 )
-from flexsn_nn.flexsn import _running
 from flexsn_nn._run_kernels import run_kernels
+from flexsn_nn.flexsn import _running
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from nn_equations import CASES, Case, draw_input
@@ -45,7 +47,7 @@ def compare(case: Case, backend: str) -> None:
     exact = not isinstance(neuron, Feedback) and backend != "torch"
     for b in range(B):
         cuts = [0, *[step for step in MARKED.get(b, []) if step], T]
-        for begin, end in zip(cuts[:-1], cuts[1:], strict=True):
+        for begin, end in pairwise(cuts):
             part, part_gradient, part_states = run_part(neuron, inputs, begin, end, last=end == T)
             assert torch.equal(output[begin:end, b], part[:, b])
             if exact:

@@ -152,4 +152,3 @@ class Absorbed(Producer, Protocol):
     @property
     def kind(self) -> Hashable:
         """Equal for those that one trace serves."""
-

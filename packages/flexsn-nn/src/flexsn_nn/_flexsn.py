@@ -29,7 +29,7 @@ from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
 from flexsn_nn.transforms._absorbed import Absorb, InStep
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added
+from flexsn_nn.transforms._compose import Counts, added, check_transforms
 from flexsn_nn.transforms._counts import SpikeCounts, per_channel
 from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
@@ -210,9 +210,7 @@ class FlexSN(Runs):
                 "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
                 "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
-        outputs, states, state_seqs = self._run(
-            inputs, self.states, keep=self.store_state_seqs, transforms=changes
-        )
+        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, transforms=changes)
         spikes = None
         if counts is not None and counts.total is not None:
             spikes = per_channel(counts.total, lead=0)
@@ -279,6 +277,8 @@ class FlexSN(Runs):
         transforms: Sequence[Transform],
     ) -> tuple[Transform, ...]:
         """Those of a call, the innermost first, without what every call has."""
+        if transforms:
+            check_transforms(transforms)
         found: tuple[Transform, ...] = (*transforms, *self._shared_transforms)
         if affine is not None:
             flows = self.requires_grad is None or self.requires_grad[0]

@@ -17,8 +17,19 @@ from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
 from flexsn_nn.errors import StepModeError
 from flexsn_nn.transforms import Lengths, Resets, Transform
+from flexsn_nn.transforms._compose import check_transforms
 
-__all__ = ["detach_net", "get_states", "neurons", "reset_net", "run", "set_backend", "set_states", "set_step_mode", "within"]
+__all__ = [
+    "detach_net",
+    "get_states",
+    "neurons",
+    "reset_net",
+    "run",
+    "set_backend",
+    "set_states",
+    "set_step_mode",
+    "within",
+]
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
@@ -78,6 +89,7 @@ def run(
         >>> run(net, torch.ones(3, 2, 1), lengths=torch.tensor([3, 1]))[:, :, 0].T.tolist()
         [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
+    check_transforms(transforms)
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
         changes = (*changes, Resets(resets))

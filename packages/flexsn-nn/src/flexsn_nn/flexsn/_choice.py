@@ -22,14 +22,20 @@ from flexsn_nn._portability import portability
 from flexsn_nn._programs import Program
 from flexsn_nn._refusals import kinds_of
 from flexsn_nn._state_shapes import step_shape
+from flexsn_nn._stateful import is_own
 from flexsn_nn._torch_private import constant, is_onnx_exporting
 from flexsn_nn._unregistered import warn_of_unregistered
 from flexsn_nn.errors import ExampleError, InputCountError, InputShapeError
 from flexsn_nn.flexsn._states import KeepsStates
-from flexsn_nn.transforms._transform import Transform
+from flexsn_nn.transforms._compose import added, before, key_of
+from flexsn_nn.transforms._transform import Call, Transform, Values
 from flexsn_runtime import ScanProgram, transform_at_work
 
 PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+# Calls with what kernels refuse.
+_INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
 
 
 class Chooses(KeepsStates):
@@ -73,9 +79,11 @@ class Chooses(KeepsStates):
         """
         return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
 
-    def _kernels_take(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> bool:
+    def _kernels_take(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
+    ) -> bool:
         """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
-        why = self._why_loop(inputs, states)
+        why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
         if not torch.compiler.is_compiling():
             self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
         return why is None
@@ -95,30 +103,60 @@ class Chooses(KeepsStates):
             ready = self.__dict__["_ready_made"] = self._is_ready_made()
         if ready:
             return None
-        given = (*inputs, *states)
-        training = torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
-        why = self._refusal(inputs, states, training=training)
-        if why is None:
-            return None
-        return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
+        why = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
+        return None if why is None else f"{_INSTEAD} the core: {why}"
+
+    def _why_unchanged(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
+    ) -> str | None:
+        """As `_why_loop`, of a user's transforms."""
+        why = None
+        if any(not is_own(type(transform)) for transform in transforms):
+            why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
+        return None if why is None else f"{_INSTEAD} what transforms make of the core: {why}"
+
+    def _trains(self, given: Sequence[Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
 
     def _ask_for_portability(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        results: Sequence[Tensor],
+        transforms: tuple[Transform, ...],
     ) -> None:
         """Says, once, what kernels would refuse of what the loop has just run."""
-        if portability() == "ignore" or self._is_ready_made() or inputs[0].shape[:1] == (0,):
+        foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
+        if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
             return
-        self._refusals.tell(self._refusal(inputs, states, training=any(result.requires_grad for result in results)))
+        training = any(result.requires_grad for result in results)
+        self._refusals.tell(self._refusal(inputs, states, training=training, transforms=foreign))
 
-    def _refusal(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, training: bool) -> str | None:
-        """Why kernels refuse the core, if they do."""
+    def _refusal(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        training: bool,
+        transforms: tuple[Transform, ...] = (),
+    ) -> str | None:
+        """Why kernels refuse the core, or what a user's transforms make of it, if they do."""
+        used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
+        more_inputs: Values = ()
+        if len(used) > len(self._own_transforms):
+            call = self._call("cpp", inputs)  # as if kernels ran
+            inputs, used = before(call, used)
+            more_inputs, more_states = added(call._replace(inputs=inputs), used)
+            if more_states:
+                states = [*(states or self._initial(inputs)), *more_states]
         return self._refusals.why(
-            self._get_program,
-            inputs,
+            lambda: self._program(used).scan,
+            (*inputs, *more_inputs),
             states,
             single=self._step_mode == "s",
             training=training,
             modules=self.modules(),
+            changes=key_of(used),
         )
 
     def _is_ready_made(self) -> bool:
@@ -178,3 +216,14 @@ class Chooses(KeepsStates):
     def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether nobody but the step asks for the first input."""
         return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
+
+    def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
+        """The call as transforms see it."""
+        compiling = torch.compiler.is_compiling()
+        kernels = backend in COMPILED
+        in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
+
+        def initial_states() -> list[Tensor]:
+            return self._initial(inputs)
+
+        return Call(inputs, self._step_mode, kernels and not compiling, in_step, self._starts_at_zero(), initial_states)

@@ -19,7 +19,7 @@ from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
-from flexsn_nn.transforms._transform import Call, Transform, Values
+from flexsn_nn.transforms._transform import Transform, Values
 from flexsn_runtime import SpikeBitsError, TraceError, repeated_scan, repeated_step, single_step, transform_at_work
 
 Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
@@ -100,7 +100,7 @@ class Runs(Chooses):
         compiling = torch.compiler.is_compiling()
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         if self._backend == "auto" and self._asks_kernels(backend):
-            if self._kernels_take(inputs, states):
+            if self._kernels_take(inputs, states, transforms):
                 try:
                     return self._run_on(backend, inputs, states, keep, transforms)
                 except (TraceError, NotImplementedError):
@@ -108,7 +108,7 @@ class Runs(Chooses):
                         raise
                     self._refusals.forget()  # the core may have changed since
                     self._decisions.forget((inputs[0].device.type, False))
-                    if self._kernels_take(inputs, states):
+                    if self._kernels_take(inputs, states, transforms):
                         raise
             backend = "torch"
         if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
@@ -126,7 +126,7 @@ class Runs(Chooses):
         """As `_run`, by the backend that was chosen."""
         compiling = torch.compiler.is_compiling()
         at_zero = compiling and not states and self._starts_at_zero()
-        given, transforms = transforms, (*self._own_transforms, *transforms)
+        asked, given, transforms = inputs, transforms, (*self._own_transforms, *transforms)
         more_inputs: Values = ()
         more_states: Values = ()
         call = self._call(backend, inputs) if transforms else None
@@ -153,7 +153,7 @@ class Runs(Chooses):
         else:
             results = self._run_core(backend, *tensors, keep, at_zero, transforms)
             if backend == "torch" and self._backend == "auto" and self._step_mode == "m" and not compiling:
-                self._ask_for_portability(inputs, states, results)
+                self._ask_for_portability(asked, states, results, given)
         end = self.num_outputs + sum(transform.num_outputs for transform in transforms)
         outputs, finals = list(results[:end]), list(results[end:])
         sequences: list[Tensor] = []
@@ -168,19 +168,6 @@ class Runs(Chooses):
         return outputs[: self.num_outputs], finals[: self.num_states], sequences[: self.num_states]
 
     # -- with transforms -----------------------------------------------------------------------------------
-
-    def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
-        """The call as transforms see it."""
-        compiling = torch.compiler.is_compiling()
-        kernels = backend in COMPILED
-        in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
-
-        def initial_states() -> list[Tensor]:
-            return self._initial(inputs)
-
-        return Call(
-            inputs, self._step_mode, kernels and not compiling, in_step, self._starts_at_zero(), initial_states
-        )
 
     def _run_kernels(
         self,
@@ -377,16 +364,13 @@ class Runs(Chooses):
             results = repeated_scan(program.scan, tensors, states)
         else:
             completion = changes.completion
-            results = repeated_scan(
-                program.scan, tensors, states, changes.instead, completion and completion.formula
-            )
+            results = repeated_scan(program.scan, tensors, states, changes.instead, completion and completion.formula)
         if results is None:
             return none
         results = self._without_bits(program, results)
         end = own["num_outputs"]
         self._hold_results(list(results[end:]), [], None)
         return results[0] if end == 1 else list(results[:end]), inputs, transforms
-
 
 
 # By backend: the scan that keeps the state sequences, and the one that keeps the final states.

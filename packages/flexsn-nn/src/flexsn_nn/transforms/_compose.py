@@ -75,6 +75,15 @@ def _step(
     return *changed.outputs, *changed.own_outputs, *changed.states, *changed.own_states
 
 
+def check_transforms(transforms: Sequence[Transform]) -> None:
+    """Raises `TypeError` unless all are transforms."""
+    for i, transform in enumerate(transforms):
+        if isinstance(transform, type):
+            raise TypeError(f"transforms[{i}] is the class {transform.__name__}; give an instance.")
+        if not isinstance(transform, Transform):
+            raise TypeError(f"transforms[{i}] is a {type(transform).__name__}; give a flexsn_nn.transforms.Transform.")
+
+
 def key_of(transforms: Sequence[Transform]) -> Hashable:
     """Equal for compositions that one trace serves."""
     return tuple([(type(transform), transform.key) for transform in transforms])
