@@ -20,6 +20,7 @@ from flexsn_nn import (
     nir_exchange,
     plot,
     surrogate,
+    transforms,
 )
 from flexsn_nn._affine import Affine
 from flexsn_nn._flexsn import FlexSN
@@ -167,4 +168,5 @@ __all__ = [
     "plot",
     "set_portability",
     "surrogate",
+    "transforms",
 ]
