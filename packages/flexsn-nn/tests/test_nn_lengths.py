@@ -223,7 +223,8 @@ def test_exported_with_any_number_of_steps() -> None:
             self.neuron = LIF()
 
         def forward(self, x: Tensor, lengths: Tensor, resets: Tensor) -> Tensor:
-            return self.neuron(x, lengths=lengths, resets=resets)
+            result: Tensor = self.neuron(x, lengths=lengths, resets=resets)
+            return result
 
     net, T = Net(), torch.export.Dim("T", min=2)
     resets = torch.zeros(6, 3, dtype=torch.bool)
@@ -248,6 +249,7 @@ def test_counts_sequences_of_states_bits_and_norms(backend: str) -> None:
         for _ in range(3):
             layer.neuron.reset()
             output = layer(x, lengths=lengths)
+            assert layer.neuron.spike_counts is not None
             assert torch.equal(layer.neuron.spike_counts, output.sum((0, 1)))
             sequence = layer.neuron.state_seqs[0]
             assert torch.equal(sequence[2:, 0], sequence[2, 0].expand(7, 4))

@@ -131,7 +131,7 @@ def test_networks_and_lengths_together(backend: str) -> None:
     resets[4] = True
     resets[7] = True
     got = functional.run(net, x, lengths=lengths, resets=resets)
-    last = net[3].states[0]
+    last = functional.get_states(net)["3"][0]
     functional.reset_net(net)
     pieces = [x[:4], x[4:7], x[7:]]
     wanted = []
@@ -144,7 +144,7 @@ def test_networks_and_lengths_together(backend: str) -> None:
     assert not got[6:, 0].any()
     functional.reset_net(net)
     net(x[4:6])
-    assert torch.equal(last[0], net[3].states[0][0])
+    assert torch.equal(last[0], functional.get_states(net)["3"][0][0])
 
 
 def test_an_initial_state_that_is_learned_gets_gradients_from_resets() -> None:
@@ -172,7 +172,7 @@ def test_an_initial_state_that_is_learned_gets_gradients_from_resets() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     neuron, x = LIF(), torch.ones(3, 2, 4)
     with pytest.raises(TypeError, match="resets is a list"):
-        neuron(x, resets=[True])  # type: ignore[arg-type]
+        neuron(x, resets=[True])
     with pytest.raises(ParameterError, match=r"resets are torch.int64; give booleans"):
         neuron(x, resets=torch.ones(3, 2, dtype=torch.int64))
     with pytest.raises(ParameterError, match=r"shape \[2\]; for this input they have \[3, 2\]"):

@@ -94,7 +94,7 @@ def test_lengths_by_a_counter(backend: str, request: pytest.FixtureRequest) -> N
         ):
             layer.reset()
             x = data(11, 5, 7, seed=seed).requires_grad_()
-            output = layer(x, **options)  # type: ignore[arg-type]
+            output = layer(x, **options)
             (gradient,) = torch.autograd.grad((output * torch.arange(11.0).view(-1, 1, 1)).sum(), x)
             results.append((output.detach(), layer.states[0].detach(), gradient))
         assert all(torch.equal(a, b) for a, b in zip(results[0][:2], results[1][:2], strict=True))
@@ -224,4 +224,4 @@ def test_counts_that_do_not_fit_are_refused(backend: str) -> None:
         with pytest.raises(NotImplementedError, match="Transform has no step"):
             neuron(x, transforms=[Transform()])
         with pytest.raises(TypeError, match=r"transforms\[0\] is the class Lengths; give an instance"):
-            neuron(x, transforms=[Lengths])  # type: ignore[list-item]
+            neuron(x, transforms=[Lengths])
