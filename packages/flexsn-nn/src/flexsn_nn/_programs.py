@@ -48,8 +48,11 @@ class Program(NamedTuple):
         """What transforms with this key pass."""
         if self.stand_ins is None:
             return UNCHANGED
-        tensors = [tensor for transform in transforms for tensor in transform.tensors]
-        completion = next((t.completion for t in transforms if t.completion is not None), None)
+        tensors: list[Tensor] = []
+        completion: Completion | None = None
+        for transform in transforms:
+            tensors += transform.tensors
+            completion = completion or transform.completion
         return Changes(self.stand_ins.instead(tensors), completion)
 
 

@@ -223,7 +223,7 @@ class Chooses(KeepsStates):
         kernels = backend in COMPILED
         in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
 
-        def initial_states() -> list[Tensor]:
-            return self._initial(inputs)
+        def initial_states() -> list[Tensor] | None:
+            return None if self._starts_at_zero() else self._initial(inputs)
 
-        return Call(inputs, self._step_mode, kernels and not compiling, in_step, self._starts_at_zero(), initial_states)
+        return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)

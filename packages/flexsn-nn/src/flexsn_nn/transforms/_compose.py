@@ -109,6 +109,10 @@ def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
     inputs: list[Tensor] = []
     states: list[Tensor] = []
     for transform in transforms:
+        kind = type(transform)
+        adds = transform.num_inputs or transform.num_states
+        if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
+            continue
         own_inputs, own_states = tuple(transform.inputs(call)), tuple(transform.states(call))
         if len(own_inputs) != transform.num_inputs or len(own_states) != transform.num_states:
             raise ParameterError(

@@ -40,8 +40,9 @@ class Resets(Transform):
     def before(self, call: Call) -> tuple[Values, Transform | None]:
         """With the initial states of this call."""
         used = Resets(self.resets)
-        if not call.starts_at_zero:
-            used._initial = tuple(call.initial_states())
+        initial = call.initial_states()
+        if initial is not None:
+            used._initial = tuple(initial)
         return call.inputs, used
 
     def inputs(self, call: Call) -> Sequence[Tensor]:

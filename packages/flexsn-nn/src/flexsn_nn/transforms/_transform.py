@@ -57,16 +57,14 @@ class Call(NamedTuple):
         step_mode: `"m"` or `"s"`.
         kernels: compiled kernels run the call, outside of compilers.
         in_step: functions of the first input can be part of the step: kernels or a compiler's operator run it.
-        starts_at_zero: the initial states are zeros.
-        initial_states: makes them, `[*step]` each.
+        initial_states: makes them, `[*step]` each; `None`: they are zeros.
     """
 
     inputs: Values
     step_mode: str
     kernels: bool
     in_step: bool
-    starts_at_zero: bool
-    initial_states: Callable[[], list[Tensor]]
+    initial_states: Callable[[], list[Tensor] | None]
 
     @property
     def step_shape(self) -> tuple[int, ...]:
