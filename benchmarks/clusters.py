@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from measure import graphed, milliseconds, publish, table, where
@@ -22,7 +23,7 @@ from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, inference, training
 from torch import nn
 
 from flexsn_codegen.targets.cuda import Cluster
-from flexsn_runtime.recurrent import _one_launch
+from flexsn_runtime.recurrent import _clusters
 
 SHAPES = ("250x128x256", "1000x128x256", "250x256x512", "250x128x1024", "250x256x128")
 OURS: dict[str, Callable[[int], nn.Module]] = {
@@ -47,6 +48,7 @@ class Made:
         torch.manual_seed(0)
         x = torch.randn(steps, batch, hidden, device=DEVICE).to(dtype)
         layer = layer.to(DEVICE, dtype)
+        self.layer: Any = layer
         self.steps = steps
         self.forward: Run = inference(layer, x)
         self.training: Run = training(layer, x, torch.randn_like(x))
@@ -89,23 +91,22 @@ def compared(name: str, shape: str, dtype: torch.dtype) -> list[list[str]]:
 
 def swept(name: str, shape: str, dtype: torch.dtype) -> Iterator[list[str]]:
     """A row for each division."""
-    original = _one_launch.clusters_for
     hidden = int(shape.split("x")[2])
     for cluster in SWEPT:
-        _one_launch.clusters_for = lambda loop, processors, c=cluster: (
-            one for one in original(loop, 10**9) if one == c
-        )
+        divisions = {"_BLOCKS": cluster.blocks, "_SPLITS": cluster.splits, "_ROW_TILES": cluster.row_tiles}
+        usual = {one: getattr(_clusters, one) for one in divisions}
+        for one, value in divisions.items():
+            setattr(_clusters, one, (value,))
         try:
             made = Made(OURS[name](hidden), shape, dtype)
             made.training()
-            layer = made.training.__closure__[0].cell_contents.layer  # type: ignore[attr-defined]
-            if "clusters" not in str(layer.explain()):
-                continue
-            yield [repr(cluster), *made.times()]
+            if "clusters" in str(made.layer.layer.explain()):
+                yield [repr(cluster), *made.times()]
         except Exception as error:  # a division that has no room
             yield [repr(cluster), str(error).splitlines()[0][:80], ""]
         finally:
-            _one_launch.clusters_for = original
+            for one, values in usual.items():
+                setattr(_clusters, one, values)
 
 
 def main(sweep: bool, only: list[str], seconds: float, path: Path) -> None:

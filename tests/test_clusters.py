@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -86,7 +85,7 @@ def test_sources_compile_for_a_gpu_that_is_not_there(
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """How each loop ran, in words. Loops that one program holds run in clusters, too."""
     found: list[str] = []
     original = _one_launch._InClusters.run
@@ -98,7 +97,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
     monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
     monkeypatch.setattr(_one_launch._InClusters, "run", noted)
-    yield found
+    return found
 
 
 @gpu
