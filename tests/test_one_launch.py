@@ -61,6 +61,7 @@ def exchanged(monkeypatch: pytest.MonkeyPatch) -> Choose:
     """Says whether programs share rows and exchange values; if not, programs have all columns, as far as they fit."""
 
     def choose(yes: bool) -> None:
+        monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
         if DEVICE.type == "cuda":
             monkeypatch.setattr(_tiles, "held_tiles", (lambda *_, **__: None) if yes else held_tiles)
             return
