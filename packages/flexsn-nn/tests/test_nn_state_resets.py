@@ -147,10 +147,12 @@ def test_networks_and_lengths_together(backend: str) -> None:
     assert torch.equal(last[0], functional.get_states(net)["3"][0][0])
 
 
-def test_an_initial_state_that_is_learned_gets_gradients_from_resets() -> None:
+@pytest.mark.long(all_but=["torch"])
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: str) -> None:
     class Begins(LIF):
         def __init__(self) -> None:
-            super().__init__(v_reset=None)
+            super().__init__(v_reset=None, backend=backend)
             self.start = nn.Parameter(torch.tensor([0.5]))
 
         def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:

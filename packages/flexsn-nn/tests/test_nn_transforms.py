@@ -125,21 +125,22 @@ def test_inputs_outputs_tensors_and_numbers(backend: str) -> None:
         assert len(neuron._programs._made) == 3, "the step alone, and one for each number"
 
 
-def test_they_compose_in_their_order_and_with_a_norm() -> None:
+@pytest.mark.long(all_but=["torch"])
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_they_compose_in_their_order_and_with_a_norm(backend: str) -> None:
     """The last one is outermost: what it does to the input comes first; the norm is computed innermost."""
     x, noise, offset = data(9, 3, 4), torch.zeros(9, 1, 4), torch.tensor([1.0])
-    for backend in ("torch", "cpp"):
-        first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
-        LIF(backend=backend)(x, transforms=[first, second])
-        assert first.driven is not None
-        torch.testing.assert_close(first.driven, 2 * (x + 1))
-        norm = nn.BatchNorm1d(4).eval()
-        norm.running_mean = torch.full((4,), 0.5)
-        layer = NormNeuron(norm, LIF(backend=backend))
-        output = layer(x, lengths=torch.tensor([9, 4, 0]))
-        expected = LIF(backend="torch")(OverTime(norm)(x), lengths=torch.tensor([9, 4, 0]))
-        assert torch.equal(output, expected)
-        assert output.any()
+    first, second = Scaled(torch.tensor([2.0]), 0.0, noise), Scaled(offset, 1.0, noise)
+    LIF(backend=backend)(x, transforms=[first, second])
+    assert first.driven is not None
+    torch.testing.assert_close(first.driven, 2 * (x + 1))
+    norm = nn.BatchNorm1d(4).eval()
+    norm.running_mean = torch.full((4,), 0.5)
+    layer = NormNeuron(norm, LIF(backend=backend))
+    output = layer(x, lengths=torch.tensor([9, 4, 0]))
+    expected = LIF(backend="torch")(OverTime(norm)(x), lengths=torch.tensor([9, 4, 0]))
+    assert torch.equal(output, expected)
+    assert output.any()
 
 
 def test_recurrent_steps_and_single_steps() -> None:
@@ -175,7 +176,7 @@ def test_in_a_compiled_graph(compiler: None) -> None:
 
 
 def test_for_all_neurons_of_a_network() -> None:
-    net = nn.Sequential(LIF(), OverTime(nn.Identity()), LIF(v_threshold=0.2))
+    net = nn.Sequential(LIF(backend="torch"), OverTime(nn.Identity()), LIF(v_threshold=0.2, backend="torch"))
     x = data(11, 5, 7) + 1
     got = functional.run(net, x, transforms=[Ends(LENGTHS)])
     functional.reset_net(net)
