@@ -114,7 +114,9 @@ class KeepsStates(Settings):
 
     def _starts_by_input(self) -> bool:
         """True if `init_states` may read more of the inputs than shape, dtype and format: a user's may."""
-        return not is_own(self.init_states)
+        # Dynamo of torch 2.11 takes `__module__` of a bound method for a descriptor.
+        own = self.__dict__
+        return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
 
     def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
         """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
