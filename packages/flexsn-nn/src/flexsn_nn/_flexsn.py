@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.fx import Proxy
 
 from flexsn_nn._affine import Producer
-from flexsn_nn._backends import check_backend, check_step_mode
+from flexsn_nn._backends import Choice, check_backend, check_step_mode
 from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
-from flexsn_nn._explain import constants, kernels, launchers, products, traffic
+from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -328,6 +328,16 @@ class FlexSN(Runs):
         if names:
             lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
         return "\n".join(lines)
+
+    def latest_choice(self, device: str) -> Choice | None:
+        """The backend of calls outside of compilers on a type of device, and the reason; `None`: none ran yet."""
+        return self._decisions.latest((device, False), kinds_of(self.modules()))
+
+    def kernel_names(self) -> tuple[str, ...]:
+        """Names of the kernels that were built so far."""
+        program = self._get_program()
+        names = [name for step in program.specializations for name in step.kernel_names]
+        return tuple(dict.fromkeys(map(without_hash, names)))
 
     def extra_repr(self) -> str:
         core = getattr(self.core, "__name__", type(self.core).__name__)
