@@ -59,6 +59,7 @@ from flexsn_runtime.errors import (
     UnsupportedScanError,
 )
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
+from flexsn_runtime.moments import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
@@ -115,6 +116,8 @@ __all__ = [
     "UnsupportedScanError",
     "__version__",
     "attach_flexsn_handle_finalizer",
+    "batch_moments",
+    "batch_moments_op",
     "build_inference_final_state_kernel",
     "build_inference_kernel",
     "build_training_kernels",
@@ -132,6 +135,7 @@ __all__ = [
     "flexsn_inference_final_state",
     "flexsn_kernel_registry_info",
     "get_flexsn_kernel_handle",
+    "has_moments",
     "launcher_in_words",
     "pack_numbers",
     "prepare",
