@@ -19,6 +19,7 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    pooling,
     surrogate,
 )
 from flexsn_nn._affine import Affine
@@ -83,6 +84,7 @@ from flexsn_nn.neuron import (
     TernaryIF,
     TernaryLIF,
 )
+from flexsn_nn.pooling import plain_pooling, spike_pooling
 from flexsn_runtime import BackendUnavailableError
 
 __version__ = "0.1.0"
@@ -163,8 +165,11 @@ __all__ = [
     "neuron",
     "nir_exchange",
     "on_grid",
+    "plain_pooling",
     "plain_products",
     "plot",
+    "pooling",
     "set_portability",
+    "spike_pooling",
     "surrogate",
 ]

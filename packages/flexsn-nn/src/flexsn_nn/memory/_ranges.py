@@ -94,7 +94,7 @@ _VIEWS = frozenset(
     }
 )
 _SAME = _VIEWS | {
-    "Index", "IndexSelect", "Gather", "Take", "Repeat", "Flip", "Roll", "Clone", "ToCopy", "MaxPool2D",
+    "Index", "IndexSelect", "Gather", "Take", "Repeat", "Flip", "Roll", "Clone", "ToCopy", "MaxPool", "MaxPool2D",
     "MaxPool2DWithIndices", "MaxPool3DWithIndices", "AdaptiveMaxPool2D", "AdaptiveMaxPool3D",
     "FractionalMaxPool2D", "FractionalMaxPool3D", "UpsampleNearest1D", "UpsampleNearest2D",
     "UpsampleNearest3D", "UpsampleNearestExact1D", "UpsampleNearestExact2D", "UpsampleNearestExact3D",
