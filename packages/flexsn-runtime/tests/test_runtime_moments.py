@@ -12,7 +12,7 @@ from flexsn_runtime import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.moments import _launch
 
 # Whole tiles, odd ones, one channel with several programs, no places, one place, three dimensions.
-SHAPES = [(2, 8, 8, 8), (3, 5, 7, 9), (1, 1, 37, 41), (33, 70), (300, 3), (40, 3, 11), (5, 2, 3, 4, 3), (2, 1, 1, 1)]
+SHAPES = [(2, 8, 8, 8), (3, 5, 7, 9), (1, 1, 17, 41), (33, 70), (300, 3), (40, 3, 11), (5, 2, 3, 4, 3), (2, 1, 1, 1)]
 FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": lambda x: x.contiguous(),
     "channels-last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
@@ -53,7 +53,7 @@ def check(x: Tensor) -> None:
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.long(all_but=["plain-contiguous", "far-channels-last", "first is far-contiguous", "drifts-*"])
+@pytest.mark.long(all_but=["far-channels-last", "first is far-contiguous"])
 def test_they_are_as_exact_as_float32(kind: str, form: str) -> None:
     for shape in SHAPES:
         check(FORMATS[form](data(kind, shape)))
@@ -113,13 +113,32 @@ def test_the_operator_has_gradients() -> None:
         mean, var = batch_moments_op(x)
         return mean, var
 
-    assert torch.autograd.gradcheck(both, x)
-    assert torch.autograd.gradgradcheck(both, x)
-    torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),))
-    rows = torch.randn(5, 4, 3, 2)
+    assert torch.autograd.gradcheck(both, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(both, x, fast_mode=True)
+    # The others warn of what they do themselves; `test_in_compiled_graphs` does as much.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),), test_utils=checks)
+    rows = torch.randn(3, 4, 3, 2)
     mean, var = torch.vmap(both)(rows)
     for i, row in enumerate(rows):
         torch.testing.assert_close((mean[i], var[i]), both(row))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_in_compiled_graphs() -> None:
+    x = data("plain", (6, 5, 4, 7))
+
+    def normalised(x: Tensor) -> Tensor:
+        mean, var = batch_moments_op(x)
+        return (x - mean.view(-1, 1, 1)) * torch.rsqrt(var + 1e-5).view(-1, 1, 1)
+
+    torch._dynamo.reset()
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found = torch.compile(normalised, backend="aot_eager", fullgraph=True)(ours)
+    want = torch.nn.functional.batch_norm(theirs, None, None, training=True)
+    torch.testing.assert_close(found, want)
+    grad = torch.randn(found.shape)
+    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
 
 
 @pytest.mark.usefixtures("interpreted")

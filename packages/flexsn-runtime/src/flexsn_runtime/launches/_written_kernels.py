@@ -41,7 +41,9 @@ def run_kernel(
         if again is not None:
             again(tensors)
             return
-        compiled = kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=stages)
+        # Said, because the default changes with the version of Triton.
+        options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+        compiled = kernel[grid](*tensors, *numbers, *constants, **options)
         if compiled is not None:
             whole = (*grid, 1, 1)[:3]
             _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)

@@ -11,15 +11,17 @@ from torch import Tensor
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._written_kernels import run_kernel
 
-# Numbers of a tile: with 8 warps, 8 for each thread, 16 bytes of half precision.
-_TILE = 2048
-_NUM_WARPS = 8
+# Numbers of a tile: 8 for each thread, 16 bytes of half precision.
+_TILE = 1024
+_NUM_WARPS = 4
 _INTERPRETED_TILE = 128
 # Channels that a program reads side by side where they lie so: 128 bytes of half precision.
 _MOST_COLUMNS = 64
 _MOST_PLACES = 1024
-# Programs for each multiprocessor: registers allow two at a time, and some end earlier than others.
+# Programs for each multiprocessor, which runs as many at a time.
 _PROGRAMS = 4
+# Above, the last kernel's parts fill the registers of more warps.
+_FEW_PARTS = 128
 # The last kernel loads what all of them found at once.
 _MOST_PARTS = 512
 _FINISHED = 16
@@ -61,7 +63,7 @@ def moments(x: Tensor, running: Running | None) -> tuple[Tensor, Tensor]:
         (parts, x, mean, var, moved.mean, moved.var, mean if tracked is None else tracked),
         (len(parts), channels, first, count, float(moved.momentum)),
         (running is not None, tracked is not None, _power(len(parts)), width, _accumulated(kind)),
-        num_warps=4,
+        num_warps=4 if len(parts) <= _FEW_PARTS else 8,
     )
     return mean, var
 
@@ -74,9 +76,8 @@ def _of_rows(x: Tensor, rows: int, kind: torch.dtype) -> Tensor:
     programs, tiles = _shared(-(-rows // height), across, x.device)
     parts = torch.empty(programs, 3, columns, dtype=kind, device=x.device)
     constants = (height, width, _accumulated(kind))
-    run_kernel(
-        _kernels().rows_kernel, (programs, across), (x, parts), (rows, columns, tiles), constants, _warps(height * width)
-    )
+    numbers = (rows, columns, tiles)
+    run_kernel(_kernels().rows_kernel, (programs, across), (x, parts), numbers, constants, _warps(height * width))
     return parts
 
 
