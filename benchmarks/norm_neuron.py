@@ -5,8 +5,8 @@
 A fused layer moves nine streams, of the bytes of its input each: statistics read one; the forward reads one and writes
 one; the backward reads two and writes one; what flows through the statistics reads two and writes one. Each row is a
 layer of a ResNet18 behind its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
-of the three, so that a change of the clock meets all of them. It needs a GPU; `--check` runs
-small shapes in Triton's interpreter.
+of the three, so that a change of the clock meets all of them. It needs a GPU; `--check` runs small
+shapes in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from measure import graphed, milliseconds, publish, table, where
 from torch import Tensor, nn
 
-from flexsn_nn import LIF, OverTime
+from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
 from flexsn_nn.layer import NormNeuron
 from flexsn_runtime import batch_moments
@@ -132,8 +132,8 @@ def main() -> None:
         [
             f"# A batch norm and a LIF as one layer, T {T}, B {B}",
             "",
-            "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves the",
-            "bytes of the layer's input; nine are what the layer has to move. All is replayed from CUDA graphs.",
+            "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves",
+            "the bytes of the layer's input; nine are what the layer has to move. All is replayed from CUDA graphs.",
             where(device),
             "",
             *table(head, lines),

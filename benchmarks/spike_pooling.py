@@ -5,8 +5,7 @@
 A forward reads the input and writes the result; a backward reads the result's gradient and writes the input's. Bytes of
 codes, which say where maxima are, come on top, and do not count as bytes to move. `kept` is what the backward keeps, in
 bytes of the input; torch's keeps the input, and 64 bits for each number of the result. All is replayed from CUDA
-graphs, in turns. It needs a GPU; `--check` runs
-small shapes in Triton's interpreter.
+graphs, in turns. It needs a GPU; `--check` runs small shapes in Triton's interpreter.
 """
 
 from __future__ import annotations

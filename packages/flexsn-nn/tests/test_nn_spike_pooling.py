@@ -93,7 +93,8 @@ def test_one_step_at_a_time_and_compiled() -> None:
 
 class OwnPool(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input) + 1
+        result: Tensor = super().forward(input)
+        return result + 1
 
 
 def test_what_is_left_to_torch_and_why() -> None:

@@ -160,7 +160,7 @@ def finish_kernel(
     counts = tl.load(at, mask=inside, other=0.0)
     means = tl.load(at + channels, mask=inside, other=0.0)
     spreads = tl.load(at + 2 * channels, mask=inside, other=0.0)
-    total, middle, squares = _whole(counts, means, spreads, 0)
+    _total, middle, squares = _whole(counts, means, spreads, 0)
     origin = _origin(tl.load(x_ptr + channel.to(tl.int64) * first, mask=there, other=0.0), ACC)
     mean = origin + middle
     size = tl.cast(count, ACC)
@@ -174,6 +174,6 @@ def finish_kernel(
         before = tl.load(running_var_ptr + channel, mask=there, other=0.0)
         unbiased = squares / tl.cast(count - 1, ACC)
         tl.store(running_var_ptr + channel, before * (1.0 - by) + unbiased * by, mask=there)
-    if COUNTS:  # noqa: SIM102 -- a constant, and then a number of the launch
+    if COUNTS:  # noqa: SIM102
         if tl.program_id(0) == 0:
             tl.store(tracked_ptr, tl.load(tracked_ptr) + 1)
