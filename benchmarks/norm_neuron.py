@@ -33,11 +33,11 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 class Shape(NamedTuple):
-    """Of a layer: channels, side of its images, and how many norms of a ResNet18 have it."""
+    """Of a layer: channels, side of its images, number of the norms of a ResNet18 that have it."""
 
     channels: int
     side: int
-    count: int
+    norms: int
 
 
 SHAPES = (Shape(64, 112, 1), Shape(64, 56, 4), Shape(128, 28, 5), Shape(256, 14, 5), Shape(512, 7, 5))
@@ -99,7 +99,8 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
     chosen = parser.parse_args()
     device = torch.device("cpu" if chosen.check else "cuda")
-    lines, sums = [], {}
+    lines: list[tuple[str, ...]] = []
+    sums: dict[tuple[str, str], tuple[float, float, float]] = {}
     for dtype, kind in DTYPES.items():
         for form in FORMATS:
             for shape in SMALL if chosen.check else SHAPES:
@@ -121,7 +122,8 @@ def main() -> None:
                 print(*row, sep=" | ", flush=True)
                 before = sums.get((dtype, form), (0.0, 0.0, 0.0))
                 of_shape = (times.whole, STREAMS * times.stream, times.relu)
-                sums[dtype, form] = tuple(a + shape.count * b for a, b in zip(before, of_shape, strict=True))
+                whole, copies, relu = (a + shape.norms * b for a, b in zip(before, of_shape, strict=True))
+                sums[dtype, form] = whole, copies, relu
     head = ("dtype", "format", "layer", "stream, µs", "torch's statistics / stream", "statistics / stream",
             "forward / 2", "backward / 6", "all, µs", "all / 9 streams", "all / torch's norm + ReLU")  # fmt: skip
     totals = [

@@ -90,9 +90,7 @@ def _of_planes(x: Tensor, kind: torch.dtype) -> Tensor:
     parts = torch.empty(programs, 3, channels, dtype=kind, device=x.device)
     constants = (height, width, _accumulated(kind))
     numbers = (samples, channels, size, tiles)
-    run_kernel(
-        _kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, _warps(height * width)
-    )
+    run_kernel(_kernels().planes_kernel, (channels, programs), (x, parts), numbers, constants, _warps(height * width))
     return parts
 
 

@@ -52,7 +52,14 @@ def _whole(count, mean, spread, AXIS: tl.constexpr):
 
 @triton.jit
 def rows_kernel(
-    x_ptr, parts_ptr, rows, columns, tiles, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACC: tl.constexpr,
+    x_ptr,
+    parts_ptr,
+    rows,
+    columns,
+    tiles,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """`x [rows, columns]` -> `parts [programs, 3, columns]`: counts, means and squared deviations of columns.
 
@@ -78,8 +85,17 @@ def rows_kernel(
         c = tl.load(at + 2 * step, mask=in_c & there[None, :], other=0.0)
         d = tl.load(at + 3 * step, mask=in_d & there[None, :], other=0.0)
         count, mean, spread = _merged(
-            count, mean, spread, a.to(ACC) - origin, b.to(ACC) - origin, c.to(ACC) - origin, d.to(ACC) - origin,
-            in_a, in_b, in_c, in_d,
+            count,
+            mean,
+            spread,
+            a.to(ACC) - origin,
+            b.to(ACC) - origin,
+            c.to(ACC) - origin,
+            d.to(ACC) - origin,
+            in_a,
+            in_b,
+            in_c,
+            in_d,
         )
     counts = count + tl.zeros([ROWS, COLUMNS], ACC)
     total, middle, squares = _whole(counts, mean, spread, 0)
@@ -99,7 +115,15 @@ def _tile_of(tile, across, samples, size, SAMPLES: tl.constexpr, SIZE: tl.conste
 
 @triton.jit
 def planes_kernel(
-    x_ptr, parts_ptr, samples, channels, size, tiles, SAMPLES: tl.constexpr, SIZE: tl.constexpr, ACC: tl.constexpr,
+    x_ptr,
+    parts_ptr,
+    samples,
+    channels,
+    size,
+    tiles,
+    SAMPLES: tl.constexpr,
+    SIZE: tl.constexpr,
+    ACC: tl.constexpr,
 ):
     """`x [samples, channels, size]` -> `parts [programs, 3, channels]`, as `rows_kernel`.
 
@@ -126,8 +150,17 @@ def planes_kernel(
         sample, place, in_d = _tile_of(tile + 3, across, samples, size, SAMPLES, SIZE)
         d = tl.load(start + sample * stride + place, mask=in_d, other=0.0)
         count, mean, spread = _merged(
-            count, mean, spread, a.to(ACC) - origin, b.to(ACC) - origin, c.to(ACC) - origin, d.to(ACC) - origin,
-            in_a, in_b, in_c, in_d,
+            count,
+            mean,
+            spread,
+            a.to(ACC) - origin,
+            b.to(ACC) - origin,
+            c.to(ACC) - origin,
+            d.to(ACC) - origin,
+            in_a,
+            in_b,
+            in_c,
+            in_d,
         )
     lanes: tl.constexpr = SAMPLES * SIZE
     total, middle, squares = _whole(
@@ -141,8 +174,22 @@ def planes_kernel(
 
 @triton.jit
 def finish_kernel(
-    parts_ptr, x_ptr, mean_ptr, var_ptr, running_mean_ptr, running_var_ptr, tracked_ptr, programs, channels, first,
-    count, momentum, MOVES: tl.constexpr, COUNTS: tl.constexpr, PROGRAMS: tl.constexpr, CHANNELS: tl.constexpr,
+    parts_ptr,
+    x_ptr,
+    mean_ptr,
+    var_ptr,
+    running_mean_ptr,
+    running_var_ptr,
+    tracked_ptr,
+    programs,
+    channels,
+    first,
+    count,
+    momentum,
+    MOVES: tl.constexpr,
+    COUNTS: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    CHANNELS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """`parts [programs, 3, channels]` -> `mean [channels]` and `var [channels]`; running statistics follow.

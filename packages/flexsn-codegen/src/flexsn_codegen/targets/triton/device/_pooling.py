@@ -38,8 +38,16 @@ def _begin(image, column, channels, height, width, LAST: tl.constexpr):
 
 @triton.jit
 def _parts(
-    top, left, height, width, KH: tl.constexpr, KW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DIVISOR: tl.constexpr, PADS: tl.constexpr,
+    top,
+    left,
+    height,
+    width,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    PADS: tl.constexpr,
 ):
     """By how much the sum over a window is divided."""
     if DIVISOR != 0:
@@ -55,10 +63,29 @@ def _parts(
 
 @triton.jit
 def maximum_kernel(
-    x_ptr, y_ptr, codes_ptr, rows, columns, channels, height, width, out_height, out_width,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, LAST: tl.constexpr, CODES: tl.constexpr, BITS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr,
+    y_ptr,
+    codes_ptr,
+    rows,
+    columns,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    LAST: tl.constexpr,
+    CODES: tl.constexpr,
+    BITS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """`y [rows, columns]`, and `codes [cdiv(rows, 8 // BITS), columns]` if `CODES`."""
@@ -96,9 +123,26 @@ def maximum_kernel(
 
 @triton.jit
 def average_kernel(
-    x_ptr, y_ptr, rows, columns, channels, height, width, out_height, out_width,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    LAST: tl.constexpr, DIVISOR: tl.constexpr, PADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    x_ptr,
+    y_ptr,
+    rows,
+    columns,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    LAST: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    PADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """`y [rows, columns]`."""
@@ -123,10 +167,30 @@ def average_kernel(
 
 @triton.jit
 def gradient_kernel(
-    g_ptr, codes_ptr, out_ptr, rows, columns, channels, height, width, out_height, out_width,
-    KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
-    DH: tl.constexpr, DW: tl.constexpr, LAST: tl.constexpr, BITS: tl.constexpr, DIVISOR: tl.constexpr,
-    PADS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    g_ptr,
+    codes_ptr,
+    out_ptr,
+    rows,
+    columns,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    DH: tl.constexpr,
+    DW: tl.constexpr,
+    LAST: tl.constexpr,
+    BITS: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    PADS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
     ACC: tl.constexpr,
 ):
     """`out [rows, columns]`, the gradient of the input: of a maximum by its codes, of an average if `BITS` is 0."""
@@ -158,9 +222,7 @@ def gradient_kernel(
                 out_column = out_y * out_width + out_x
             gradient = load(g_ptr + out_row.to(tl.int64) * across + out_column, inside)
             if BITS == 0:
-                parts = _parts(
-                    out_y * SH - PH, out_x * SW - PW, height, width, KH, KW, PH, PW, DIVISOR, PADS
-                )
+                parts = _parts(out_y * SH - PH, out_x * SW - PW, height, width, KH, KW, PH, PW, DIVISOR, PADS)
                 divisor = tl.maximum(parts, 1).to(total.dtype) if DIVISOR == 0 else parts.to(total.dtype)
                 total += tl.where(inside, div(gradient, divisor + tl.zeros_like(total)), 0.0)
             else:
