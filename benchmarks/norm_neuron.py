@@ -6,7 +6,8 @@ A fused layer moves nine streams, of the bytes of its input each: statistics rea
 one; the backward reads two and writes one; what flows through the statistics reads two and writes one. Each row is a
 layer of a ResNet18 behind its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
 of the three, so that a change of the clock meets all of them. It needs a GPU; `--check` runs small
-shapes in Triton's interpreter.
+shapes in Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels that sum gradients: numbers
+of a thread, and programs below which none walks several rows.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from flexsn_nn import LIF
 from flexsn_nn.functional import reset_net
 from flexsn_nn.layer import NormNeuron
 from flexsn_runtime import batch_moments
+from flexsn_runtime.kernels import _rows
 
 T, B = 4, 32
 STREAMS = 9
@@ -97,14 +99,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "norm_neuron.md")
     parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="this one alone")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="this one alone")
+    parser.add_argument("--elements", type=int, default=_rows._ELEMENTS)
+    parser.add_argument("--fewest", type=int, default=_rows._FEWEST_PROGRAMS)
     chosen = parser.parse_args()
+    _rows._ELEMENTS, _rows._FEWEST_PROGRAMS = chosen.elements, chosen.fewest
     device = torch.device("cpu" if chosen.check else "cuda")
     lines: list[tuple[str, ...]] = []
     sums: dict[tuple[str, str], tuple[float, float, float]] = {}
-    for dtype, kind in DTYPES.items():
-        for form in FORMATS:
+    for dtype in chosen.dtype or DTYPES:
+        for form in chosen.format or FORMATS:
             for shape in SMALL if chosen.check else SHAPES:
-                times = measured(shape, kind, form, device)
+                times = measured(shape, DTYPES[dtype], form, device)
                 row = (
                     dtype,
                     form,
