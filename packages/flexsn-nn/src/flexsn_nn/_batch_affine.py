@@ -163,7 +163,9 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
 
 def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance by an operator with kernels, or else by operations that any compiler knows."""
-    if type(frames) is Tensor and not is_exporting() and has_moments(frames):
+    # A tensor that wraps others, as a DTensor, has no kernels; those that compilers trace with stand for plain ones.
+    is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
+    if is_plain and not is_exporting() and has_moments(frames):
         found: tuple[Tensor, Tensor] = batch_moments_op(frames)
         return found
     var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
