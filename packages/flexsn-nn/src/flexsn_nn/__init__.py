@@ -10,6 +10,7 @@ from flexsn_nn import (
     exact,
     functional,
     fusion,
+    graphs,
     init,
     layer,
     loss,
@@ -20,6 +21,7 @@ from flexsn_nn import (
     nir_exchange,
     plot,
     pooling,
+    reports,
     surrogate,
 )
 from flexsn_nn._affine import Affine
@@ -28,6 +30,7 @@ from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._portability import set_portability
 from flexsn_nn.errors import (
+    CaptureWarning,
     ConversionError,
     ExampleError,
     ExportError,
@@ -109,6 +112,7 @@ __all__ = [
     "Affine",
     "Alpha",
     "BackendUnavailableError",
+    "CaptureWarning",
     "ConversionError",
     "ExampleError",
     "ExportError",
@@ -156,6 +160,7 @@ __all__ = [
     "exact_products",
     "functional",
     "fusion",
+    "graphs",
     "init",
     "layer",
     "loss",
@@ -169,6 +174,7 @@ __all__ = [
     "plain_products",
     "plot",
     "pooling",
+    "reports",
     "set_portability",
     "spike_pooling",
     "surrogate",
