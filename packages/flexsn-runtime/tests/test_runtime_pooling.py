@@ -97,6 +97,7 @@ def test_averages(window: str, form: str, pads: bool, divisor: int | None) -> No
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.long(all_but=["contiguous"])
 def test_gradients_in_float64(form: str) -> None:
     x = torch.randn(1, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=FORMATS[form]).requires_grad_()
 
@@ -174,6 +175,7 @@ def test_what_has_no_kernel() -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.long(all_but=["channels-last"])
 def test_in_compiled_graphs(form: str) -> None:
     x = spikes((2, 3, 9, 8)).contiguous(memory_format=FORMATS[form])
     window = WINDOWS["3/2"]
@@ -206,9 +208,9 @@ def test_operators_follow_the_rules() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("window", ["3/2", "2/2", "dilated", "ceil"])
 def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
     for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14)):
         x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
