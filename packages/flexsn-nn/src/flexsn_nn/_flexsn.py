@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,17 @@ class _Repeats(NamedTuple):
 
     program: ScanProgram
     asked: _Asked
+
+
+class Exchange(Protocol):
+    """What runs calls of a neuron between layers with exact products: see `flexsn_nn.exact`."""
+
+    def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """The output of a call; `None`: it runs as ever."""
+
+
+# `FlexSN._asked` of a call that returns a sequence and leaves the states.
+_SEQUENCE: _Asked = ("m", False, False, False)
 
 
 class FlexSN(Leaf):
@@ -307,6 +318,11 @@ class FlexSN(Leaf):
                 self._bits.forget()
                 packing = self._packs()
             repeated = None
+            exchange: Exchange | None = self.__dict__.get("_exchange")
+            if exchange is not None and affine is None and self._asked(packing) == _SEQUENCE and len(inputs) == 1:
+                output = exchange.run(self, inputs)
+                if output is not None:
+                    return output
             if affine is None:
                 repeated = self._repeat(inputs, packing)
             elif self._has_absorbed(inputs):

@@ -62,7 +62,14 @@ from flexsn_runtime.graphs._scan_lowering import KernelLowering
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
-from flexsn_runtime.products import fewest_multiplications, spike_linear, why_slow_product
+from flexsn_runtime.products import (
+    Linked,
+    Links,
+    fewest_multiplications,
+    linked_linear,
+    spike_linear,
+    why_slow_product,
+)
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan

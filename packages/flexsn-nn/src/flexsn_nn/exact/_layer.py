@@ -8,10 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._torch_private import constant, is_exporting
+from flexsn_nn.exact._exchange import has_hooks_after, has_hooks_before, offer_links, written_of
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
 from flexsn_nn.memory._ranges import Range, range_of
-from flexsn_runtime import fewest_multiplications, spike_linear, why_slow_product, why_unavailable
+from flexsn_runtime import (
+    fewest_multiplications,
+    linked_linear,
+    spike_linear,
+    transform_at_work,
+    why_slow_product,
+    why_unavailable,
+)
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
@@ -30,14 +38,24 @@ class ExactForward:
         precision: one of `PRECISIONS`; `None`: torch's.
         known: what the input is by the network's `forward`, in evaluation and in training; `None`: that is not known.
         claimed: the user says that the input consists of spikes.
+        reads: the layer and modules that it is part of, if its input comes from a neuron as it is; otherwise `None`.
+        links: the same, if its output goes to a neuron alone.
 
     Attributes:
         last: outcome of the last call in eager mode, in words; whether an exact product ran.
     """
 
     def __init__(
-        self, layer: nn.Module, precision: str | None, known: tuple[Range | None, Range | None], *, claimed: bool
+        self,
+        layer: nn.Module,
+        precision: str | None,
+        known: tuple[Range | None, Range | None],
+        *,
+        claimed: bool,
+        reads: tuple[nn.Module, ...] | None = None,
+        links: tuple[nn.Module, ...] | None = None,
     ) -> None:
+        self.reads, self.links = reads, links
         self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
         self.last: tuple[str, bool] = (_NEVER, False)
         self._record: Tensor | None = None
@@ -57,13 +75,29 @@ class ExactForward:
             return result
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         if isinstance(layer, nn.Linear):
-            y, record = spike_linear(input, weight, bias, *parts)
+            y, record, ran = self._multiplied(input, weight, bias, parts, compiling)
         else:
             y, record = spike_linear(input.movedim(1, -1), weight.flatten(1), bias, *parts)
-            y = y.movedim(-1, 1)
+            y, ran = y.movedim(-1, 1), record is not None
         if not compiling:
-            self.last, self._record = (_in_words(parts, self.precision), record is not None), record
+            self.last, self._record = (_in_words(parts, self.precision), ran), record
         return y
+
+    def _multiplied(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[int, int], compiling: bool
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """The product, with what neighbours hand over; the record of rows that were not whole; and whether it ran."""
+        if compiling or type(x) is not Tensor or transform_at_work() is not None:
+            y, record = spike_linear(x, weight, bias, *parts)
+            return y, record, record is not None
+        reads, links = self.reads, self.links
+        written = None if reads is None or has_hooks_before(reads) else written_of(x)
+        linked = linked_linear(
+            x, written, weight, bias, parts, links=links is not None and not has_hooks_after(links)
+        )
+        if linked.links is not None:
+            offer_links(linked.y, linked.links)
+        return linked.y, linked.record, True
 
     def account(self) -> tuple[str, bool]:
         """The outcome of the last call, and whether an exact product ran. On a GPU, it waits for it."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from flexsn_runtime._availability import why_unavailable
-from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, transform_at_work
+from flexsn_runtime._saved import saved_of
+from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._tiles import seen_size
 
@@ -48,8 +49,53 @@ def spike_linear(
         return compiled
     if not _are_plain(s, weight, bias) or transform_at_work() is not None or why_unavailable(s.device) is not None:
         return F.linear(s, weight, bias), None
-    result: tuple[Tensor, Tensor] = _SpikeLinear.apply(s, weight, bias, weight_parts, grad_parts)
-    return result
+    return linked_linear(s, None, weight, bias, (weight_parts, grad_parts), links=False)[:2]
+
+
+class Linked(NamedTuple):
+    """The result of a product whose neighbours hand over what they write.
+
+    Attributes:
+        y: `[..., N]` float32.
+        record: as of `spike_linear`; `None`: there was nothing to check.
+        links: `None`: none were made. Otherwise tensors whose gradients, if any arrive, count as a gradient of `y`:
+            bfloat16 ones shaped like `y`, the parts of that gradient, and, for a bias, its sum over the first dimension,
+            float32 `[..., N]` without it.
+    """
+
+    y: Tensor
+    record: Tensor | None
+    links: Links | None
+
+
+class Links(NamedTuple):
+    """See `Linked`. Their values have no meaning."""
+
+    parts: tuple[Tensor, ...]
+    total: Tensor | None
+
+
+def linked_linear(
+    s: Tensor, written: Tensor | None, weight: Tensor, bias: Tensor | None, parts: tuple[int, int], *, links: bool
+) -> Linked:
+    """`spike_linear` in eager mode, of checked operands on a device with kernels.
+
+    Args:
+        s: `[..., K]` float32.
+        written: the same numbers in bfloat16, of which all are whole, dense in memory; `None`: the product makes it.
+        parts: of the weight and of gradients.
+        links: make links for the layer that reads `y`, if kernels can take gradients through them.
+    """
+    with_links = links and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    record: list[Tensor | None] = []
+    results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record)
+    if not with_links:
+        return Linked(results, record[0], None)
+    y, *made = results
+    if not y.requires_grad:
+        return Linked(y, record[0], None)
+    of_parts = parts[1]
+    return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -75,18 +121,22 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
 # -- what is launched --------------------------------------------------------------------------------------------------
 
 
-def _forward(
-    s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int
-) -> tuple[Tensor, Tensor]:
-    shape = (*s.shape[:-1], weight.shape[0])
-    rows = _rows(s)
-    if why_unavailable(s.device) is not None or 0 in (*rows.shape, weight.shape[0]):
-        size = seen_size(rows.shape[0])
-        return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    from flexsn_runtime.products._launch import outputs
+def _runs(s: Tensor, weight: Tensor) -> bool:
+    """True if kernels have something to do."""
+    return why_unavailable(s.device) is None and s.numel() > 0 and weight.shape[0] > 0
 
-    y, seen = outputs(rows, weight, bias, weight_parts)
-    return y.view(shape), seen
+
+def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
+    if not _runs(s, weight):
+        size = seen_size(s.shape[:-1].numel())
+        return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
+    from flexsn_runtime.products._launch import narrow, product, repair_outputs, split
+
+    rows = _rows(s)
+    spikes, seen = narrow(rows)
+    y = product(spikes, split(weight, weight_parts), bias)
+    repair_outputs(rows, weight, bias, y, seen)
+    return y.view((*s.shape[:-1], weight.shape[0])), seen
 
 
 def _gradients(
@@ -97,20 +147,43 @@ def _gradients(
     parts: tuple[int, int],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    rows, grads = _rows(s), _rows(grad)
-    weight_parts, grad_parts = parts
-    of_s = of_weight = None
-    if why_unavailable(s.device) is not None or 0 in (*rows.shape, weight.shape[0]):
+    if not _runs(s, weight):
         return _plain_gradients(grad, s, weight, wanted)
-    from flexsn_runtime.products._launch import input_gradient, split, weight_gradient
+    from flexsn_runtime.products._launch import narrow, split
 
-    if wanted[0] or wanted[1]:
-        pieces = split(grads, grad_parts)
-        if wanted[0]:
-            of_s = input_gradient(pieces, weight, weight_parts).view(s.shape)
-        if wanted[1]:
-            of_weight = weight_gradient(grads, pieces, rows, seen)
-    return [of_s, of_weight, grads.sum(0) if wanted[2] else None]
+    grads = _rows(grad)
+    cut = tuple(split(grads, parts[1])) if wanted[0] or wanted[1] else ()
+    spikes = narrow(_rows(s))[0] if wanted[1] else None
+    pieces = split(weight, parts[0]) if wanted[0] else None
+    return [*_of_parts(cut, (grads,), s, weight, spikes, pieces, seen), grads.sum(0) if wanted[2] else None]
+
+
+def _of_parts(
+    cut: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    s: Tensor,
+    weight: Tensor,
+    spikes: Tensor | None,
+    pieces: Tensor | None,
+    seen: Tensor | None,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `s` and of the weight.
+
+    Args:
+        cut: the output's gradient in parts, `[M, N]` each.
+        grads: what it is the sum of, as exactly as it is known: itself, or its parts.
+        spikes: `s` in bfloat16; `None`: the weight has no gradient.
+        pieces: of the weight; `None`: `s` has no gradient.
+        seen: which rows of `s` are not whole; `None`: all are.
+    """
+    from flexsn_runtime.products._launch import input_gradient, product_over_rows, repair_weights
+
+    N, K = weight.shape
+    of_s = None if pieces is None else input_gradient(cut, pieces, K).view(s.shape)
+    of_weight = None if spikes is None else product_over_rows(cut, spikes, N, K)
+    if of_weight is not None and seen is not None:
+        repair_weights(grads, _rows(s), of_weight, seen)
+    return of_s, of_weight
 
 
 def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -130,27 +203,89 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _SpikeLinear(SingleLevelFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int
-    ) -> tuple[Tensor, Tensor]:
-        y, seen = _forward(s, weight, bias, weight_parts)
-        ctx.mark_non_differentiable(seen)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(s, weight, seen)
-        ctx.parts = weight_parts, grad_parts
-        return y, seen
+    """One node for a product, and for the links to the layer that reads it."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        grad = grads[0]
-        if grad is None:
-            return None, None, None, None, None
-        s, weight, seen = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:3])
-        if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            return *_plain_gradients(grad, s, weight, wanted), None, None
-        return *_gradients(grad, s, weight, seen, ctx.parts, wanted), None, None
+    def forward(
+        ctx: Any,
+        s: Tensor,
+        written: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        parts: tuple[int, int],
+        links: bool,
+        record: list[Tensor | None],
+    ) -> Any:
+        N, K = weight.shape
+        ctx.parts, ctx.links, ctx.shape = parts, links, s.shape
+        ctx.set_materialize_grads(False)
+        if not _runs(s, weight):
+            record.append(torch.zeros(seen_size(s.shape[:-1].numel()), dtype=torch.int32, device=s.device))
+            ctx.save_for_backward(s, None, weight, None, None)
+            return F.linear(s, weight, bias)
+        from flexsn_runtime.products._launch import narrow, product, repair_outputs, split, takes_as_written
+
+        spikes: Tensor | None = None if written is None else written.view(-1, K)
+        seen: Tensor | None = None
+        if spikes is None or not takes_as_written(spikes):
+            spikes, seen = narrow(_rows(s))
+        pieces = split(weight, parts[0])
+        y = product(spikes, pieces, bias)
+        if seen is not None:
+            repair_outputs(_rows(s), weight, bias, y, seen)
+        record.append(seen)
+        needs_s, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        # Hooks may keep `s` in fewer bits than its copy has.
+        keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
+        ctx.save_for_backward(s, spikes if keeps else None, weight, pieces if needs_s else None, seen)
+        y = y.view((*s.shape[:-1], N))
+        if not links:
+            return y
+        made = [_nothing(y.shape, torch.bfloat16, y.device) for _ in range(parts[1])]
+        if needs_bias:
+            made.append(_nothing(y.shape[1:], torch.float32, y.device))
+        return y, *made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *linked: Tensor | None) -> Any:
+        if grad is None and all(one is None for one in linked):
+            return (None,) * 7
+        of_parts = ctx.parts[1]
+        arrived, sums = linked[:of_parts], linked[of_parts:]
+        s, spikes, weight, pieces, seen = saved_of(ctx)
+        wanted = [ctx.needs_input_grad[i] for i in (0, 2, 3)]
+        is_plain = torch.is_grad_enabled() or transform_at_work() is not None or not _runs(s, weight)
+        if is_plain or any(map(is_batched, (grad, *linked))):
+            of_s, of_weight, of_bias = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
+            return of_s, None, of_weight, of_bias, None, None, None
+        from flexsn_runtime.products._launch import narrow, split
+
+        if grad is None and all(one is not None for one in linked):
+            grads = cut = tuple(_rows(one).contiguous() for one in arrived if one is not None)
+            of_bias = _rows(sums[0]).sum(0) if sums and sums[0] is not None else None
+        else:
+            whole = _rows(_sum(grad, arrived))
+            grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
+            of_bias = whole.sum(0) if wanted[2] else None
+        if wanted[1] and spikes is None:
+            spikes = narrow(_rows(s))[0]
+        of_s, of_weight = _of_parts(cut, grads, s, weight, spikes if wanted[1] else None, pieces, seen)
+        return of_s, None, of_weight, of_bias, None, None, None
+
+
+def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor whose values are never read: one number of memory."""
+    return torch.empty_strided(shape, (0,) * len(shape), dtype=dtype, device=device)
+
+
+def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
+    """A gradient and the parts of another one, float32."""
+    total = grad
+    for part in reversed(parts):
+        if part is not None:
+            total = part.float() if total is None else total + part.float()
+    assert total is not None
+    return total
 
 
 # -- for compilers -----------------------------------------------------------------------------------------------------
@@ -166,7 +301,7 @@ def spike_linear_op(
     grad_parts: int,
 ) -> tuple[Tensor, Tensor]:
     """The result of `spike_linear`, and where `s` is not whole, which the backward takes."""
-    return _forward(s, weight, bias, weight_parts)
+    return forward(s, weight, bias, weight_parts)
 
 
 @spike_linear_op.register_fake

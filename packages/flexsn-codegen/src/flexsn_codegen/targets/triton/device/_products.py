@@ -3,8 +3,8 @@
 A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
 cores truncate their sums: every `CHUNK` terms, a sum leaves them and is added in float32.
 
-Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts are padded
-with zeros to whole chunks.
+Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts of weights are
+padded with zeros to whole chunks. Spikes and parts of gradients are as neurons write them, or padded.
 """
 
 from __future__ import annotations
@@ -91,21 +91,25 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, M, N, padded, PARTS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    s_ptr, w_ptr, b_ptr, y_ptr, M, N, s_units, padded, UNIT: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):
-    """`y [M, N] = s W^T + b`, of `s [M, padded * _PADDING]` and `w [PARTS, N, padded * _PADDING]`."""
+    """`y [M, N] = s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
     k = tl.arange(0, CHUNK)
     columns = padded * _PADDING
-    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * columns + k[None, :]
+    s_columns = s_units * UNIT
+    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * s_columns + k[None, :]
     w_at = w_ptr + (n % N).to(tl.int64)[:, None] * columns + k[None, :]
     plane = tl.cast(N, tl.int64) * columns
     total = tl.zeros([BM, BN], tl.float32)
-    for _ in range(columns // CHUNK):
-        s = tl.load(s_at)
+    for j in range(columns // CHUNK):
+        if UNIT < CHUNK:
+            s = tl.load(s_at, mask=(k < s_columns - j * CHUNK)[None, :], other=0.0)
+        else:
+            s = tl.load(s_at)
         part = tl.zeros([BM, BN], tl.float32)
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
@@ -119,67 +123,81 @@ def outputs_kernel(
 
 @triton.jit
 def weights_kernel(
-    g_ptr, s_ptr, out_ptr, M, N, K, g_padded, s_padded, PARTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    CHUNK: tl.constexpr, SHARES: tl.constexpr,
+    g0_ptr, g1_ptr, g2_ptr, s_ptr, out_ptr, M, N, K, g_units, s_units, G_UNIT: tl.constexpr, S_UNIT: tl.constexpr,
+    PARTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, SHARES: tl.constexpr,
 ):
-    """`out [SHARES, N, K]`, whose sum is `g^T s`, of `g [PARTS, M, g_padded * _PADDING]` and
-    `s [M, s_padded * _PADDING]`.
+    """`out [SHARES, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
+
+    Pointers to parts beyond `PARTS` are not read.
     """
     tiles = tl.cdiv(K, BK)
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
     k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
     share = tl.program_id(1)
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
-    g_columns = g_padded * _PADDING
-    s_columns = s_padded * _PADDING
-    plane = tl.cast(M, tl.int64) * g_columns
+    g_columns = g_units * G_UNIT
+    s_columns = s_units * S_UNIT
     total = tl.zeros([BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
         inside = (m < M)[:, None]
         row = m.to(tl.int64)[:, None]
         s = tl.load(s_ptr + row * s_columns + k[None, :], mask=inside & (k < s_columns)[None, :], other=0.0)
-        g_at = g_ptr + row * g_columns + n[None, :]
+        g_at = row * g_columns + n[None, :]
+        here = inside & (n < g_columns)[None, :]
         part = tl.zeros([BN, BK], tl.float32)
-        for p in tl.static_range(PARTS):
-            g = tl.load(g_at + (PARTS - 1 - p) * plane, mask=inside & (n < g_columns)[None, :], other=0.0)
-            part = dot(tl.trans(g), s, part)
-        total += part
+        if PARTS > 2:
+            part = dot(tl.trans(tl.load(g2_ptr + g_at, mask=here, other=0.0)), s, part)
+        if PARTS > 1:
+            part = dot(tl.trans(tl.load(g1_ptr + g_at, mask=here, other=0.0)), s, part)
+        total += dot(tl.trans(tl.load(g0_ptr + g_at, mask=here, other=0.0)), s, part)
     at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, total, mask=(n < N)[:, None] & (k < K)[None, :])
 
 
 @triton.jit
 def inputs_kernel(
-    g_ptr, w_ptr, out_ptr, M, N, K, g_padded, w_padded, G_PARTS: tl.constexpr, W_PARTS: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    g0_ptr, g1_ptr, g2_ptr, w_ptr, out_ptr, M, N, K, g_units, w_padded, G_UNIT: tl.constexpr, G_PARTS: tl.constexpr,
+    W_PARTS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
 ):
-    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two."""
+    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
+
+    Parts of g are `[M, g_units * G_UNIT]`; pointers to parts beyond `G_PARTS` are not read.
+    """
     pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
     m = pm * BM + tl.arange(0, BM)
     k = pk * BK + tl.arange(0, BK)
     n = tl.arange(0, CHUNK)
-    g_columns = g_padded * _PADDING
+    g_columns = g_units * G_UNIT
     w_columns = w_padded * _PADDING
-    g_at = g_ptr + (m % M).to(tl.int64)[:, None] * g_columns + n[None, :]
+    g_at = (m % M).to(tl.int64)[:, None] * g_columns + n[None, :]
     w_at = w_ptr + n.to(tl.int64)[:, None] * w_columns + k[None, :]
-    g_plane = tl.cast(M, tl.int64) * g_columns
     w_plane = tl.cast(N, tl.int64) * w_columns
     here = (k < w_columns)[None, :]
     total = tl.zeros([BM, BK], tl.float32)
     for j in range(tl.cdiv(N, CHUNK)):
         inside = (n < N - j * CHUNK)[:, None] & here
         part = tl.zeros([BM, BK], tl.float32)
-        g0 = tl.load(g_at)
+        held = (n < g_columns - j * CHUNK)[None, :]
+        if G_UNIT < CHUNK:
+            g0 = tl.load(g0_ptr + g_at, mask=held, other=0.0)
+        else:
+            g0 = tl.load(g0_ptr + g_at)
         w0 = tl.load(w_at, mask=inside, other=0.0)
         if G_PARTS > 2:
-            g2 = tl.load(g_at + 2 * g_plane)
+            if G_UNIT < CHUNK:
+                g2 = tl.load(g2_ptr + g_at, mask=held, other=0.0)
+            else:
+                g2 = tl.load(g2_ptr + g_at)
             part = dot(g2, w0, part)
         if W_PARTS > 2:
             w2 = tl.load(w_at + 2 * w_plane, mask=inside, other=0.0)
             part = dot(g0, w2, part)
         if G_PARTS > 1:
-            g1 = tl.load(g_at + g_plane)
+            if G_UNIT < CHUNK:
+                g1 = tl.load(g1_ptr + g_at, mask=held, other=0.0)
+            else:
+                g1 = tl.load(g1_ptr + g_at)
             if W_PARTS > 1:
                 w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
                 if G_PARTS > 2 or W_PARTS > 2:
@@ -197,42 +215,53 @@ def inputs_kernel(
 
 
 @triton.jit
-def repair_outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, K, s_row, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
-    columns = tl.cdiv(N, BN)
-    k = tl.arange(0, BK)
-    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
-        if tl.load(seen_ptr + tile // columns) != 0:
-            m = tile // columns * BM + tl.arange(0, BM)
-            n = tile % columns * BN + tl.arange(0, BN)
-            s_at = s_ptr + m.to(tl.int64)[:, None] * s_row + k[None, :]
-            w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
-            total = tl.zeros([BM, BN], tl.float32)
-            for j in range(tl.cdiv(K, BK)):
-                inside = k < K - j * BK
-                s = tl.load(s_at + j * BK, mask=(m < M)[:, None] & inside[None, :], other=0.0)
-                w = tl.load(w_at + j * BK, mask=(n < N)[None, :] & inside[:, None], other=0.0)
-                total = tl.dot(s, w, total, input_precision="ieee")
-            if BIAS:
-                total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
-            stored = (m < M)[:, None] & (n < N)[None, :]
-            tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=stored)
-
-
-@triton.jit
-def repair_weights_kernel(
-    g_ptr, s_ptr, out_ptr, seen_ptr, M, N, K, g_row, s_row, count, BN: tl.constexpr, BK: tl.constexpr,
-    BM: tl.constexpr, SEEN: tl.constexpr,
-):
-    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0."""
+def _any(seen_ptr, count, SEEN: tl.constexpr):
+    """True if one of `count` numbers is not 0."""
     found = tl.zeros([SEEN], tl.int32)
     for first in range(0, count, SEEN):
         at = first + tl.arange(0, SEEN)
         found = tl.maximum(found, tl.load(seen_ptr + at, mask=at < count, other=0))
-    if tl.max(found, 0) != 0:
+    return tl.max(found, 0) != 0
+
+
+@triton.jit
+def repair_outputs_kernel(
+    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, K, s_row, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, SEEN: tl.constexpr,
+):
+    """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
+    columns = tl.cdiv(N, BN)
+    k = tl.arange(0, BK)
+    # Nearly always there is none, which is seen at once; a look at each tile takes its time.
+    if _any(seen_ptr, tl.cdiv(M, BM), SEEN):
+        for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
+            if tl.load(seen_ptr + tile // columns) != 0:
+                m = tile // columns * BM + tl.arange(0, BM)
+                n = tile % columns * BN + tl.arange(0, BN)
+                s_at = s_ptr + m.to(tl.int64)[:, None] * s_row + k[None, :]
+                w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
+                total = tl.zeros([BM, BN], tl.float32)
+                for j in range(tl.cdiv(K, BK)):
+                    inside = k < K - j * BK
+                    s = tl.load(s_at + j * BK, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+                    w = tl.load(w_at + j * BK, mask=(n < N)[None, :] & inside[:, None], other=0.0)
+                    total = tl.dot(s, w, total, input_precision="ieee")
+                if BIAS:
+                    total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
+                stored = (m < M)[:, None] & (n < N)[None, :]
+                tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=stored)
+
+
+@triton.jit
+def repair_weights_kernel(
+    g0_ptr, g1_ptr, g2_ptr, s_ptr, out_ptr, seen_ptr, M, N, K, g_row, s_row, count, PARTS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, SEEN: tl.constexpr,
+):
+    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0.
+
+    g is the sum of its parts, of any dtype.
+    """
+    if _any(seen_ptr, count, SEEN):
         columns = tl.cdiv(K, BK)
         for tile in range(tl.program_id(0), tl.cdiv(N, BN) * columns, tl.num_programs(0)):
             n = tile // columns * BN + tl.arange(0, BN)
@@ -241,8 +270,13 @@ def repair_weights_kernel(
             for j in range(tl.cdiv(M, BM)):
                 m = j * BM + tl.arange(0, BM)
                 row = m.to(tl.int64)
-                g_at = g_ptr + row[None, :] * g_row + n[:, None]
-                g = tl.load(g_at, mask=(m < M)[None, :] & (n < N)[:, None], other=0.0)
+                g_at = row[None, :] * g_row + n[:, None]
+                here = (m < M)[None, :] & (n < N)[:, None]
+                g = tl.load(g0_ptr + g_at, mask=here, other=0.0).to(tl.float32)
+                if PARTS > 1:
+                    g += tl.load(g1_ptr + g_at, mask=here, other=0.0).to(tl.float32)
+                if PARTS > 2:
+                    g += tl.load(g2_ptr + g_at, mask=here, other=0.0).to(tl.float32)
                 s_at = s_ptr + row[:, None] * s_row + k[None, :]
                 s = tl.load(s_at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
                 total = tl.dot(g, s, total, input_precision="ieee")
