@@ -58,17 +58,20 @@ def narrow(s: Tensor) -> tuple[Tensor, Tensor]:
     return spikes, seen
 
 
-def product(spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | None = None) -> Tensor:
+def product(
+    spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | None = None, *, lead: tuple[int, ...] = ()
+) -> Tensor:
     """`s W^T + b`, `[M, N]` float32.
 
     Args:
         spikes: `[M, K]` bfloat16, or with rows padded as those of `pieces`.
         pieces: of the weight, from `split`.
+        lead: dimensions of the result in the place of M.
     """
     parts, N, padded = pieces.shape
     M, row = spikes.shape
     device = spikes.device
-    y = torch.empty((M, N), dtype=torch.float32, device=device)
+    y = torch.empty((*(lead or (M,)), N), dtype=torch.float32, device=device)
     bias = None if bias is None else bias.contiguous()
 
     def make() -> Kernel:

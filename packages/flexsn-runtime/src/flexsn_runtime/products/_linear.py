@@ -230,7 +230,8 @@ class _SpikeLinear(SingleLevelFunction):
         if spikes is None or not takes_as_written(spikes):
             spikes, seen = narrow(_rows(s))
         pieces = split(weight, parts[0])
-        y = product(spikes, pieces, bias)
+        # Of its shape at once: autograd allows no change in place of a view that is made here.
+        y = product(spikes, pieces, bias, lead=s.shape[:-1])
         if seen is not None:
             repair_outputs(_rows(s), weight, bias, y, seen)
         record.append(seen)
@@ -238,7 +239,8 @@ class _SpikeLinear(SingleLevelFunction):
         # Hooks may keep `s` in fewer bits than its copy has.
         keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
         ctx.save_for_backward(s, spikes if keeps else None, weight, pieces if needs_s else None, seen)
-        y = y.view((*s.shape[:-1], N))
+        if s.dim() == 1:
+            y = y[0].clone()
         if not links:
             return y
         made = [_nothing(y.shape, torch.bfloat16, y.device) for _ in range(parts[1])]
