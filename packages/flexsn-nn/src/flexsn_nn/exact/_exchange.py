@@ -159,9 +159,9 @@ class Exchange:
             return neuron._initial(inputs)
         x = inputs[0]
         zero = self._zero
-        if zero is None or zero.device != x.device or zero.is_inference():
-            zero = self._zero = torch.zeros((), dtype=x.dtype, device=x.device)
-        return [zero.expand(x.shape[1:])] * neuron.num_states
+        if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
+            zero = self._zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
+        return [zero] * neuron.num_states
 
     def _program(self, neuron: FlexSN, core: Any, kind: tuple[bool, int, bool]) -> ScanProgram:
         program = self._programs.get(kind)

@@ -42,7 +42,7 @@ class ExactForward:
         links: the same, if its output goes to a neuron alone.
 
     Attributes:
-        last: outcome of the last call in eager mode, in words; whether an exact product ran.
+        last: outcome of the last call in eager mode, the number of parts or words; whether an exact product ran.
     """
 
     def __init__(
@@ -57,9 +57,12 @@ class ExactForward:
     ) -> None:
         self.reads, self.links = reads, links
         self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
-        self.last: tuple[str, bool] = (_NEVER, False)
+        self.last: tuple[str | tuple[int, int], bool] = (_NEVER, False)
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
+        # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
+        self._kind: tuple[object, ...] | None = None
+        self._reason: str | None = None
 
     def __call__(self, input: Tensor) -> Tensor:
         """As the layer's own `forward`."""
@@ -80,7 +83,7 @@ class ExactForward:
             y, record = spike_linear(input.movedim(1, -1), weight.flatten(1), bias, *parts)
             y, ran = y.movedim(-1, 1), record is not None
         if not compiling:
-            self.last, self._record = (_in_words(parts, self.precision), ran), record
+            self.last, self._record = (parts, ran), record
         return y
 
     def _multiplied(
@@ -101,7 +104,8 @@ class ExactForward:
 
     def account(self) -> tuple[str, bool]:
         """The outcome of the last call, and whether an exact product ran. On a GPU, it waits for it."""
-        words, ran = self.last
+        outcome, ran = self.last
+        words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
             words += "; its input was not whole, so rows were computed again in float32"
         if words == _NEVER and any(self.known):
@@ -111,21 +115,27 @@ class ExactForward:
 
     def _why_not(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
         """Why torch's product runs; `None`: the exact one does."""
+        if torch.is_autocast_enabled(x.device.type):
+            return "under autocast"
+        if not compiling:
+            kind = x.shape, x.stride(), x.dtype, x.device, weight.dtype, weight.device
+            if self._kind != kind:
+                self._kind, self._reason = kind, self._why_never(x, weight, compiling)
+            return self._why_unknown(x, compiling) if self._reason is None else self._reason
+        return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
+
+    def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
+        """The same of any tensors of these layouts."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not fit"
-        if torch.is_autocast_enabled(x.device.type):
-            return "under autocast"
         unavailable = why_unavailable(x.device)
         if unavailable is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
             return cpu if x.device.type == "cpu" else unavailable
         if compiling and is_exporting():
             return "exported programs have torch's operators alone"
-        unknown = self._why_unknown(x, compiling)
-        if unknown is not None:
-            return unknown
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
                 return "its input has no batch"
@@ -198,7 +208,7 @@ _NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"
 _HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
-def _in_words(parts: tuple[int, int], precision: str | None) -> str:
+def _in_words(parts: tuple[int, int]) -> str:
     of_weight, of_gradients = parts
     return (
         f"exact products; weight in {of_weight} part{'s' if of_weight > 1 else ''}, gradients in {of_gradients} "

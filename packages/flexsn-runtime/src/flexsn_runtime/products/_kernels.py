@@ -12,7 +12,7 @@ from torch import Tensor
 from flexsn_codegen.targets.triton import interpreting, launcher
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
-from flexsn_runtime.launches._launch import on_device
+from flexsn_runtime.launches._launch import on_device, single_device
 
 _prepared: Recent[Kernel] = Recent()
 
@@ -45,6 +45,10 @@ class Kernel:
 
     def __call__(self, *tensors: Tensor) -> None:
         """Launches it over tensors whose dtypes and alignments are those of the first call."""
+        again = self._again
+        if again is not None and single_device():
+            again(tensors)
+            return
         if triton_interpreted():
             with interpreting():
                 self._function[self._grid](*tensors, *self._numbers)

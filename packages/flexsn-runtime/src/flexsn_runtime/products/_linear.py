@@ -13,6 +13,16 @@ from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
+from flexsn_runtime.products._launch import (
+    input_gradient,
+    narrow,
+    product,
+    product_over_rows,
+    repair_outputs,
+    repair_weights,
+    split,
+    takes_as_written,
+)
 from flexsn_runtime.products._tiles import seen_size
 
 MOST_PARTS = 3
@@ -130,8 +140,6 @@ def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -
     if not _runs(s, weight):
         size = seen_size(s.shape[:-1].numel())
         return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    from flexsn_runtime.products._launch import narrow, product, repair_outputs, split
-
     rows = _rows(s)
     spikes, seen = narrow(rows)
     y = product(spikes, split(weight, weight_parts), bias)
@@ -149,8 +157,6 @@ def _gradients(
 ) -> list[Tensor | None]:
     if not _runs(s, weight):
         return _plain_gradients(grad, s, weight, wanted)
-    from flexsn_runtime.products._launch import narrow, split
-
     grads = _rows(grad)
     cut = tuple(split(grads, parts[1])) if wanted[0] or wanted[1] else ()
     spikes = narrow(_rows(s))[0] if wanted[1] else None
@@ -176,8 +182,6 @@ def _of_parts(
         pieces: of the weight; `None`: `s` has no gradient.
         seen: which rows of `s` are not whole; `None`: all are.
     """
-    from flexsn_runtime.products._launch import input_gradient, product_over_rows, repair_weights
-
     N, K = weight.shape
     of_s = None if pieces is None else input_gradient(cut, pieces, K).view(s.shape)
     of_weight = None if spikes is None else product_over_rows(cut, spikes, N, K)
@@ -216,16 +220,14 @@ class _SpikeLinear(SingleLevelFunction):
         links: bool,
         record: list[Tensor | None],
     ) -> Any:
-        N, K = weight.shape
-        ctx.parts, ctx.links, ctx.shape = parts, links, s.shape
+        ctx.parts = parts
         ctx.set_materialize_grads(False)
-        if not _runs(s, weight):
+        ctx.is_plain = s.numel() == 0 or weight.shape[0] == 0
+        if ctx.is_plain:
             record.append(torch.zeros(seen_size(s.shape[:-1].numel()), dtype=torch.int32, device=s.device))
             ctx.save_for_backward(s, None, weight, None, None)
             return F.linear(s, weight, bias)
-        from flexsn_runtime.products._launch import narrow, product, repair_outputs, split, takes_as_written
-
-        spikes: Tensor | None = None if written is None else written.view(-1, K)
+        spikes: Tensor | None = None if written is None else written.view(-1, weight.shape[1])
         seen: Tensor | None = None
         if spikes is None or not takes_as_written(spikes):
             spikes, seen = narrow(_rows(s))
@@ -250,20 +252,21 @@ class _SpikeLinear(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, *linked: Tensor | None) -> Any:
-        if grad is None and all(one is None for one in linked):
+        first = grad if grad is not None or not linked else linked[0]
+        if first is None:
             return (None,) * 7
         of_parts = ctx.parts[1]
         arrived, sums = linked[:of_parts], linked[of_parts:]
         s, spikes, weight, pieces, seen = saved_of(ctx)
-        wanted = [ctx.needs_input_grad[i] for i in (0, 2, 3)]
-        is_plain = torch.is_grad_enabled() or transform_at_work() is not None or not _runs(s, weight)
-        if is_plain or any(map(is_batched, (grad, *linked))):
+        needs = ctx.needs_input_grad
+        wanted = (needs[0], needs[2], needs[3])
+        is_plain = ctx.is_plain or torch.is_grad_enabled() or transform_at_work() is not None
+        if is_plain or is_batched(first):
             of_s, of_weight, of_bias = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
             return of_s, None, of_weight, of_bias, None, None, None
-        from flexsn_runtime.products._launch import narrow, split
-
-        if grad is None and all(one is not None for one in linked):
-            grads = cut = tuple(_rows(one).contiguous() for one in arrived if one is not None)
+        if grad is None:
+            N = weight.shape[0]
+            grads = cut = tuple([one.reshape(-1, N) for one in arrived])
             of_bias = _rows(sums[0]).sum(0) if sums and sums[0] is not None else None
         else:
             whole = _rows(_sum(grad, arrived))
@@ -276,7 +279,7 @@ class _SpikeLinear(SingleLevelFunction):
 
 
 def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor whose values are never read: one number of memory."""
+    """A tensor whose values have no meaning: one number of memory."""
     return torch.empty_strided(shape, (0,) * len(shape), dtype=dtype, device=device)
 
 
