@@ -49,8 +49,8 @@ def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
     """For each product: its spikes came in bfloat16, and it offered links."""
     calls = []
 
-    def record(s: Tensor, written: Tensor | None, *rest: Any, links: bool) -> Linked:
-        linked = linked_linear(s, written, *rest, links=links)
+    def record(s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
+        linked = linked_linear(s, written, *rest, **options)
         calls.append((written is not None, linked.links is not None))
         return linked
 

@@ -289,7 +289,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] 
     "counts": (lambda x: x, ILIF, True),
     "a difference": (lambda x: x - x.roll(1, -1), LIF, True),
     "a mask": (lambda x: x * x.flip(-1), TernaryLIF, True),
-    "a scale": (lambda x: x * 0.3, LIF, False),
+    "a scale": (lambda x: x * 0.3, LIF, True),
+    "a scale of a sum": (lambda x: (x + x.flip(-1)).roll(1, 0) / 8, TernaryLIF, True),
+    "a negative scale": (lambda x: x * -0.3, LIF, False),
+    "two scales": (lambda x: x * 0.3 * 0.7, LIF, False),
+    "dropout that scales": (lambda x: torch.native_dropout(x, 0.3, True)[0], LIF, True),
+    "a mean of two": (lambda x: nn.functional.avg_pool1d(x, 2, 1, 1)[..., :-1], LIF, True),
     "noise": (noisy, LIF, False),
     "dropout": (nn.Dropout(0.3).eval(), LIF, True),
     "pooling": (lambda x: nn.functional.max_pool1d(x, 3, 1, 1), LIF, True),
@@ -324,6 +329,10 @@ def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool)
     assert_near(results[1], results[0])
     if training:
         assert ran(products[0]) == {"fc": exact}, str(products[0])
+        assert ("not whole" in str(products[0])) == (case in REPAIRED)
+
+
+REPAIRED = {"a change that autograd does not see", "a neuron that is said to give spikes"}
 
 
 def test_what_is_never_replaced_is_said() -> None:

@@ -11,7 +11,7 @@ from flexsn_nn._torch_private import constant, is_exporting
 from flexsn_nn.exact._exchange import has_hooks_after, has_hooks_before, offer_links, written_of
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
-from flexsn_nn.memory._ranges import Range, range_of
+from flexsn_nn.memory._ranges import Range, Unknown, scaled_range_of
 from flexsn_runtime import (
     fewest_multiplications,
     linked_linear,
@@ -63,6 +63,8 @@ class ExactForward:
         # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
         self._kind: tuple[object, ...] | None = None
         self._reason: str | None = None
+        # Of its input, in this call.
+        self._scale = 1.0
 
     def __call__(self, input: Tensor) -> Tensor:
         """As the layer's own `forward`."""
@@ -80,8 +82,8 @@ class ExactForward:
         if isinstance(layer, nn.Linear):
             y, record, ran = self._multiplied(input, weight, bias, parts, compiling)
         else:
-            y, record = spike_linear(input.movedim(1, -1), weight.flatten(1), bias, *parts)
-            y, ran = y.movedim(-1, 1), record is not None
+            y, record, ran = self._multiplied(input.movedim(1, -1), weight.flatten(1), bias, parts, compiling)
+            y = y.movedim(-1, 1)
         if not compiling:
             self.last, self._record = (parts, ran), record
         return y
@@ -91,12 +93,20 @@ class ExactForward:
     ) -> tuple[Tensor, Tensor | None, bool]:
         """The product, with what neighbours hand over; the record of rows that were not whole; and whether it ran."""
         if compiling or type(x) is not Tensor or transform_at_work() is not None:
+            if self._scale != 1.0:
+                return torch.nn.functional.linear(x, weight, bias), None, False
             y, record = spike_linear(x, weight, bias, *parts)
             return y, record, record is not None
         reads, links = self.reads, self.links
         written = None if reads is None or has_hooks_before(reads) else written_of(x)
         linked = linked_linear(
-            x, written, weight, bias, parts, links=links is not None and not has_hooks_after(links)
+            x,
+            written,
+            weight,
+            bias,
+            parts,
+            links=links is not None and not has_hooks_after(links),
+            scale=self._scale,
         )
         if linked.links is not None:
             offer_links(linked.y, linked.links)
@@ -148,15 +158,16 @@ class ExactForward:
         return _why_slow(x.device)
 
     def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
+        self._scale = 1.0
         if self.claimed:
             return None
         found: Range | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            followed = range_of(x)
-            if not isinstance(followed, Range):
+            followed = scaled_range_of(x)
+            if isinstance(followed, Unknown):
                 made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
                 return f"its input does not consist of spikes{made}"
-            found = followed
+            found, self._scale = followed
         if found is None:
             return "its input is not known to consist of spikes"
         if max(-found.low, found.high) > _LARGEST:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -40,8 +41,12 @@ def split(x: Tensor, parts: int) -> Tensor:
     return out
 
 
-def narrow(s: Tensor) -> tuple[Tensor, Tensor]:
-    """`s [M, K]` float32 in bfloat16, `[M, padded K]`, and a record that is not 0 for rows that are not whole there."""
+def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+    """`s [M, K]` float32 in bfloat16, `[M, padded K]`, and a record that is not 0 for rows that are not whole there.
+
+    Args:
+        scale: that of `s / scale` instead, where each number of `s` is a whole one times this, rounded.
+    """
     s = _dense_rows(s)
     M, K = s.shape
     padding = device_module().PADDING
@@ -51,17 +56,24 @@ def narrow(s: Tensor) -> tuple[Tensor, Tensor]:
     row, unit = s.stride(0), _unit(s)
 
     def make() -> Kernel:
-        numbers = (M, K // unit, row // unit, padded, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
+        numbers = (M, K // unit, row // unit, padded, _bits(scale))
+        numbers += (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
         return Kernel("narrow_kernel", (-(-M // CHECKED_ROWS),), numbers, s.device)
 
-    prepared(("narrow", M, K, row, unit, _aligned(s), s.device), make)(s, spikes, seen)
+    prepared(("narrow", M, K, row, scale, _aligned(s), s.device), make)(s, spikes, seen)
     return spikes, seen
 
 
 def product(
-    spikes: Tensor, pieces: Tensor, bias: Tensor | None, tile: Tile | None = None, *, lead: tuple[int, ...] = ()
+    spikes: Tensor,
+    pieces: Tensor,
+    bias: Tensor | None,
+    tile: Tile | None = None,
+    *,
+    lead: tuple[int, ...] = (),
+    scale: float = 1.0,
 ) -> Tensor:
-    """`s W^T + b`, `[M, N]` float32.
+    """`scale s W^T + b`, `[M, N]` float32.
 
     Args:
         spikes: `[M, K]` bfloat16, or with rows padded as those of `pieces`.
@@ -77,13 +89,13 @@ def product(
     def make() -> Kernel:
         of = tile or tile_for("outputs", M, N, parts, device)
         unit = _row_unit(spikes)
-        numbers = (M, N, row // unit, padded // device_module().PADDING)
-        constants = (unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP)
+        numbers = (M, N, row // unit, padded // device_module().PADDING, _bits(scale))
+        constants = (scale != 1.0, unit, parts, bias is not None, of.rows, of.columns, of.chunk, _GROUP)
         grid = (-(-M // of.rows) * -(-N // of.columns),)
         return Kernel("outputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     added = y if bias is None else bias
-    key = ("outputs", M, row, N, padded, parts, bias is not None, tile, _aligned(spikes), _aligned(added), device)
+    key = ("outputs", M, row, N, padded, parts, bias is not None, scale, tile, _aligned(spikes), _aligned(added), device)
     prepared(key, make)(spikes, pieces, added, y)
     return y
 
@@ -177,6 +189,12 @@ def input_gradient(grads: Sequence[Tensor], pieces: Tensor, K: int, tile: Tile |
     key = ("inputs", M, N, K, row, padded, g_parts, w_parts, tile, _aligned(first), device)
     prepared(key, make)(*_three(grads), pieces, out)
     return out
+
+
+def _bits(scale: float) -> int:
+    """Those of a float32."""
+    found: int = struct.unpack("i", struct.pack("f", scale))[0]
+    return found
 
 
 def takes_as_written(rows: Tensor) -> bool:

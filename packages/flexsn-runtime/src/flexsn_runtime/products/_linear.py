@@ -69,8 +69,7 @@ class Linked(NamedTuple):
         y: `[..., N]` float32.
         record: as of `spike_linear`; `None`: there was nothing to check.
         links: `None`: none were made. Otherwise tensors whose gradients, if any arrive, count as a gradient of `y`:
-            bfloat16 ones shaped like `y`, the parts of that gradient, and, for a bias, its sum over the first dimension,
-            float32 `[..., N]` without it.
+            bfloat16 ones shaped like `y`, its parts, and, for a bias, its sum over the first dimension, float32.
     """
 
     y: Tensor
@@ -86,7 +85,14 @@ class Links(NamedTuple):
 
 
 def linked_linear(
-    s: Tensor, written: Tensor | None, weight: Tensor, bias: Tensor | None, parts: tuple[int, int], *, links: bool
+    s: Tensor,
+    written: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    parts: tuple[int, int],
+    *,
+    links: bool,
+    scale: float = 1.0,
 ) -> Linked:
     """`spike_linear` in eager mode, of checked operands on a device with kernels.
 
@@ -95,10 +101,11 @@ def linked_linear(
         written: the same numbers in bfloat16, of which all are whole, dense in memory; `None`: the product makes it.
         parts: of the weight and of gradients.
         links: make links for the layer that reads `y`, if kernels can take gradients through them.
+        scale: of the spikes: `s / scale` are whole numbers, but for rounding.
     """
     with_links = links and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
     record: list[Tensor | None] = []
-    results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record)
+    results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record, scale)
     if not with_links:
         return Linked(results, record[0], None)
     y, *made = results
@@ -172,19 +179,22 @@ def _of_parts(
     spikes: Tensor | None,
     pieces: Tensor | None,
     seen: Tensor | None,
+    scale: float = 1.0,
 ) -> tuple[Tensor | None, Tensor | None]:
     """The gradients of `s` and of the weight.
 
     Args:
         cut: the output's gradient in parts, `[M, N]` each.
         grads: what it is the sum of, as exactly as it is known: itself, or its parts.
-        spikes: `s` in bfloat16; `None`: the weight has no gradient.
+        spikes: `s / scale` in bfloat16; `None`: the weight has no gradient.
         pieces: of the weight; `None`: `s` has no gradient.
         seen: which rows of `s` are not whole; `None`: all are.
     """
     N, K = weight.shape
     of_s = None if pieces is None else input_gradient(cut, pieces, K).view(s.shape)
     of_weight = None if spikes is None else product_over_rows(cut, spikes, N, K)
+    if of_weight is not None and scale != 1.0:
+        of_weight = of_weight.mul_(scale)
     if of_weight is not None and seen is not None:
         repair_weights(grads, _rows(s), of_weight, seen)
     return of_s, of_weight
@@ -219,8 +229,9 @@ class _SpikeLinear(SingleLevelFunction):
         parts: tuple[int, int],
         links: bool,
         record: list[Tensor | None],
+        scale: float,
     ) -> Any:
-        ctx.parts = parts
+        ctx.parts, ctx.scale = parts, scale
         ctx.set_materialize_grads(False)
         ctx.is_plain = s.numel() == 0 or weight.shape[0] == 0
         if ctx.is_plain:
@@ -230,10 +241,10 @@ class _SpikeLinear(SingleLevelFunction):
         spikes: Tensor | None = None if written is None else written.view(-1, weight.shape[1])
         seen: Tensor | None = None
         if spikes is None or not takes_as_written(spikes):
-            spikes, seen = narrow(_rows(s))
+            spikes, seen = narrow(_rows(s), scale)
         pieces = split(weight, parts[0])
         # Of its shape at once: autograd allows no change in place of a view that is made here.
-        y = product(spikes, pieces, bias, lead=s.shape[:-1])
+        y = product(spikes, pieces, bias, lead=s.shape[:-1], scale=scale)
         if seen is not None:
             repair_outputs(_rows(s), weight, bias, y, seen)
         record.append(seen)
@@ -254,7 +265,7 @@ class _SpikeLinear(SingleLevelFunction):
     def backward(ctx: Any, grad: Tensor | None, *linked: Tensor | None) -> Any:
         first = grad if grad is not None or not linked else linked[0]
         if first is None:
-            return (None,) * 7
+            return (None,) * 8
         of_parts = ctx.parts[1]
         arrived, sums = linked[:of_parts], linked[of_parts:]
         s, spikes, weight, pieces, seen = saved_of(ctx)
@@ -263,7 +274,7 @@ class _SpikeLinear(SingleLevelFunction):
         is_plain = ctx.is_plain or torch.is_grad_enabled() or transform_at_work() is not None
         if is_plain or is_batched(first):
             of_s, of_weight, of_bias = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
-            return of_s, None, of_weight, of_bias, None, None, None
+            return of_s, None, of_weight, of_bias, None, None, None, None
         if grad is None:
             N = weight.shape[0]
             grads = cut = tuple([one.reshape(-1, N) for one in arrived])
@@ -273,9 +284,10 @@ class _SpikeLinear(SingleLevelFunction):
             grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
             of_bias = whole.sum(0) if wanted[2] else None
         if wanted[1] and spikes is None:
-            spikes = narrow(_rows(s))[0]
-        of_s, of_weight = _of_parts(cut, grads, s, weight, spikes if wanted[1] else None, pieces, seen)
-        return of_s, None, of_weight, of_bias, None, None, None
+            spikes = narrow(_rows(s), ctx.scale)[0]
+        spikes = spikes if wanted[1] else None
+        of_s, of_weight = _of_parts(cut, grads, s, weight, spikes, pieces, seen, ctx.scale)
+        return of_s, None, of_weight, of_bias, None, None, None, None
 
 
 def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -53,12 +53,22 @@ def split_kernel(
         left = _rest(left, part)
 
 
+# Added and taken away again, it rounds numbers below 2 ** 22 to whole ones.
+_ROUND = tl.constexpr(1.5 * 2.0**23)
+
+
+@triton.jit
+def _float(bits):
+    """A float32 from its bits: kernels are launched with integers alone."""
+    return tl.cast(bits, tl.int32).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def narrow_kernel(
-    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, UNIT: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, scale_bits, SCALED: tl.constexpr, UNIT: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16.
+    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16; if `SCALED`, `s / scale`.
 
     `seen [cdiv(M, ROWS) + 2]` is not 0 for rows in which a number is not whole in one bfloat16; its last two numbers
     are 0.
@@ -71,6 +81,11 @@ def narrow_kernel(
     for first in range(0, padded * _PADDING, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
         s = tl.load(s_ptr + at * (s_units * UNIT) + column, mask=here & (column < units * UNIT), other=0.0)
+        if SCALED:
+            scale = _float(scale_bits)
+            whole = (s / scale + _ROUND) - _ROUND
+            seen = seen | (whole * scale != s).to(tl.int32)
+            s = whole
         seen = seen | (s.to(tl.int32, bitcast=True) & 65535)
         stored = here & (column < padded * _PADDING)
         tl.store(spikes_ptr + at * (padded * _PADDING) + column, s.to(tl.bfloat16), mask=stored)
@@ -90,11 +105,20 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 
 @triton.jit
+def _load(at, here, MASKED: tl.constexpr):
+    """Numbers of a chunk; those beyond a row, if a row can end in it, are 0."""
+    if MASKED:
+        return tl.load(at, mask=here, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, M, N, s_units, padded, UNIT: tl.constexpr, PARTS: tl.constexpr, BIAS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    s_ptr, w_ptr, b_ptr, y_ptr, M, N, s_units, padded, scale_bits, SCALED: tl.constexpr, UNIT: tl.constexpr,
+    PARTS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
-    """`y [M, N] = s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
+    """`y [M, N] = s W^T + b`, or `scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
@@ -106,16 +130,15 @@ def outputs_kernel(
     plane = tl.cast(N, tl.int64) * columns
     total = tl.zeros([BM, BN], tl.float32)
     for j in range(columns // CHUNK):
-        if UNIT < CHUNK:
-            s = tl.load(s_at, mask=(k < s_columns - j * CHUNK)[None, :], other=0.0)
-        else:
-            s = tl.load(s_at)
+        s = _load(s_at, (k < s_columns - j * CHUNK)[None, :], UNIT < CHUNK)
         part = tl.zeros([BM, BN], tl.float32)
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
         total += part
         s_at += CHUNK
         w_at += CHUNK
+    if SCALED:
+        total *= _float(scale_bits)
     if BIAS:
         total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
@@ -179,25 +202,16 @@ def inputs_kernel(
         inside = (n < N - j * CHUNK)[:, None] & here
         part = tl.zeros([BM, BK], tl.float32)
         held = (n < g_columns - j * CHUNK)[None, :]
-        if G_UNIT < CHUNK:
-            g0 = tl.load(g0_ptr + g_at, mask=held, other=0.0)
-        else:
-            g0 = tl.load(g0_ptr + g_at)
+        g0 = _load(g0_ptr + g_at, held, G_UNIT < CHUNK)
         w0 = tl.load(w_at, mask=inside, other=0.0)
         if G_PARTS > 2:
-            if G_UNIT < CHUNK:
-                g2 = tl.load(g2_ptr + g_at, mask=held, other=0.0)
-            else:
-                g2 = tl.load(g2_ptr + g_at)
+            g2 = _load(g2_ptr + g_at, held, G_UNIT < CHUNK)
             part = dot(g2, w0, part)
         if W_PARTS > 2:
             w2 = tl.load(w_at + 2 * w_plane, mask=inside, other=0.0)
             part = dot(g0, w2, part)
         if G_PARTS > 1:
-            if G_UNIT < CHUNK:
-                g1 = tl.load(g1_ptr + g_at, mask=held, other=0.0)
-            else:
-                g1 = tl.load(g1_ptr + g_at)
+            g1 = _load(g1_ptr + g_at, held, G_UNIT < CHUNK)
             if W_PARTS > 1:
                 w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
                 if G_PARTS > 2 or W_PARTS > 2:
