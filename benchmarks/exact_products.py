@@ -303,7 +303,8 @@ def main() -> None:
         publish([*lines, *sweep(deadline)], arguments.output)
         return
     header: tuple[str, ...] = (
-        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "narrowed", "three / float32", "two / TF32",
+        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "narrowed", "three / float32",
+        "two / TF32",
         "error: float32", "TF32", "three parts", "two parts",
     )  # fmt: skip
     rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]

@@ -14,8 +14,8 @@ from flexsn_nn.fusion._dataflow import forward_graphs
 _PURE = frozenset(
     {
         "add", "cat", "div", "dropout", "matmul", "max", "mean", "mul", "neg", "stack", "sub", "sum", "truediv",
-        "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "maximum", "minimum", "size",
-        "dim", "numel", "stride",
+        "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "maximum", "minimum",
+        "size", "dim", "numel", "stride",
     }
 )  # fmt: skip
 _SIZES = frozenset({"shape", "ndim", "dtype", "device"})

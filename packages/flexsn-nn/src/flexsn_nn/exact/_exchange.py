@@ -30,7 +30,7 @@ class _Written(NamedTuple):
 
 
 def written_of(x: Tensor) -> Tensor | None:
-    """The numbers of `x` in bfloat16, shaped alike, as the neuron's kernel wrote them beside it; `None`: there are none.
+    """The numbers of `x` in bfloat16, shaped alike, as the neuron's kernel wrote them; `None`: there are none.
 
     `x` is the neuron's output, or a view of all of it in the same order, and was not changed since.
     """
@@ -63,14 +63,14 @@ def _take_links(x: Tensor) -> Links | None:
 
 def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
     """True if hooks see inputs of any of these modules, and may change them in ways that a version does not show."""
-    return bool(_modules._global_forward_pre_hooks) or any([one._forward_pre_hooks for one in modules])
+    return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
 
 
 def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
     """The same of outputs, but for the hook of `exact_products`."""
     if _modules._global_forward_hooks:
         return True
-    return any([one._forward_hooks and any(map(_is_of_others, one._forward_hooks.values())) for one in modules])
+    return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())
 
 
 def _is_of_others(hook: object) -> bool:

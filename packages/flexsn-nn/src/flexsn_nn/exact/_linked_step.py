@@ -15,9 +15,9 @@ _LARGEST = 3.3895313892515355e38
 class LinkedStep:
     """`core` with more inputs, outputs and states, so that its kernels write what products with spikes read.
 
-    `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`: `spikes` is the first output in bfloat16. The
-    gradient of `x` flows to the links alone: each link of `parts` receives a bfloat16 part of it, and `total` its sum over
-    time, as the gradient of an initial state.
+    `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`: `spikes` is the first output in bfloat16.
+    The gradient of `x` flows to the links alone: each link of `parts` receives a bfloat16 part of it, and `total` its
+    sum over time, as the gradient of an initial state.
 
     Args:
         core: the step, of one input.

@@ -57,8 +57,8 @@ def narrow(s: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
 
     def make() -> Kernel:
         numbers = (M, K // unit, row // unit, padded, _bits(scale))
-        numbers += (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
-        return Kernel("narrow_kernel", (-(-M // CHECKED_ROWS),), numbers, s.device)
+        constants = (scale != 1.0, unit, CHECKED_ROWS, 64 if triton_interpreted() else 256)
+        return Kernel("narrow_kernel", (-(-M // CHECKED_ROWS),), (*numbers, *constants), s.device)
 
     prepared(("narrow", M, K, row, scale, _aligned(s), s.device), make)(s, spikes, seen)
     return spikes, seen
@@ -95,7 +95,8 @@ def product(
         return Kernel("outputs_kernel", grid, (*numbers, *constants), device, of.num_warps, of.stages)
 
     added = y if bias is None else bias
-    key = ("outputs", M, row, N, padded, parts, bias is not None, scale, tile, _aligned(spikes), _aligned(added), device)
+    aligned = _aligned(spikes), _aligned(added)
+    key = ("outputs", M, row, N, padded, parts, bias is not None, scale, tile, aligned, device)
     prepared(key, make)(spikes, pieces, added, y)
     return y
 

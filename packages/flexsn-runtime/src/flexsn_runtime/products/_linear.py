@@ -277,7 +277,7 @@ class _SpikeLinear(SingleLevelFunction):
             return of_s, None, of_weight, of_bias, None, None, None, None
         if grad is None:
             N = weight.shape[0]
-            grads = cut = tuple([one.reshape(-1, N) for one in arrived])
+            grads = cut = tuple([one.reshape(-1, N) for one in arrived if one is not None])
             of_bias = _rows(sums[0]).sum(0) if sums and sums[0] is not None else None
         else:
             whole = _rows(_sum(grad, arrived))
@@ -286,8 +286,8 @@ class _SpikeLinear(SingleLevelFunction):
         if wanted[1] and spikes is None:
             spikes = narrow(_rows(s), ctx.scale)[0]
         spikes = spikes if wanted[1] else None
-        of_s, of_weight = _of_parts(cut, grads, s, weight, spikes, pieces, seen, ctx.scale)
-        return of_s, None, of_weight, of_bias, None, None, None, None
+        gradients = _of_parts(cut, grads, s, weight, spikes, pieces, seen, ctx.scale)
+        return gradients[0], None, gradients[1], of_bias, None, None, None, None
 
 
 def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

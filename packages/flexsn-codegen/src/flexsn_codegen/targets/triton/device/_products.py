@@ -65,8 +65,8 @@ def _float(bits):
 
 @triton.jit
 def narrow_kernel(
-    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, scale_bits, SCALED: tl.constexpr, UNIT: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, scale_bits, SCALED: tl.constexpr,
+    UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16; if `SCALED`, `s / scale`.
 
