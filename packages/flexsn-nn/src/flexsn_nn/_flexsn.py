@@ -841,9 +841,7 @@ class FlexSN(Leaf):
             return None
         return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
-    def _ask_for_portability(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
-    ) -> None:
+    def _ask_for_portability(self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]) -> None:
         """Says, once, what kernels would refuse of what the loop has just run."""
         if portability() == "ignore" or self._is_ready_made() or inputs[0].shape[:1] == (0,):
             return

@@ -201,9 +201,7 @@ class BackwardScan:
         ]
         first_grad = len(arguments.all) + len(kept_params)
         self._copied = {
-            first_grad + i: dense[g.dim()]
-            for i, g in enumerate(cotangents.all)
-            if g is not None and _is_copied(g)
+            first_grad + i: dense[g.dim()] for i, g in enumerate(cotangents.all) if g is not None and _is_copied(g)
         }
         places = [
             *operands.params,

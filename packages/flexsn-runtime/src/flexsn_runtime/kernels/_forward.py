@@ -202,9 +202,7 @@ class ForwardScan:
         """
         return self._run(arguments, self._sequences)
 
-    def _run(
-        self, arguments: Sequence[Tensor | None], allocators: Sequence[Callable[[], Tensor]]
-    ) -> list[Tensor]:
+    def _run(self, arguments: Sequence[Tensor | None], allocators: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
         written = [allocate() for allocate in allocators]
         if self._launch is not None:
             tensors = [*arguments, *written]

@@ -114,7 +114,5 @@ def backward_scan(
         kept = [t for t in tensors[first_kept:first_grad] if t is not None]
         grads = tensors[first_grad:]
         cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
-        scan = step.backward_scans[key] = BackwardScan(
-            step, arguments, kept, cotangents, wanted, residuals=residuals
-        )
+        scan = step.backward_scans[key] = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
     return scan

@@ -44,9 +44,7 @@ class TrainedScan:
         self.step = step
         self._wanted, self._state_seqs = wanted, state_seqs
         self._residuals = step.residuals(wanted)
-        self.forward = forward_scan(
-            step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals
-        )
+        self.forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
         self.first_kept = self.forward.first_kept
         flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
         self.first_bits = self.forward.first_bits
@@ -137,9 +135,7 @@ class TrainedScan:
         latest = self._latest
         if latest is not None and computed == latest[0] and latest[1](tensors) and transform_at_work() is None:
             return latest[2]
-        scan = backward_scan(
-            self.step, tensors, computed, state_seqs=self._state_seqs, residuals=self._residuals
-        )
+        scan = backward_scan(self.step, tensors, computed, state_seqs=self._state_seqs, residuals=self._residuals)
         self._latest = computed, same_layout(tensors), scan
         return scan
 

@@ -116,9 +116,7 @@ def repair_outputs(s: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor, se
     prepared(("repair outputs", M, N, K, row, bias is not None, aligned, s.device), make)(s, weight, added, y, seen)
 
 
-def product_over_rows(
-    grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, tile: Tile | None = None
-) -> Tensor:
+def product_over_rows(grads: Sequence[Tensor], spikes: Tensor, N: int, K: int, tile: Tile | None = None) -> Tensor:
     """`g^T s`, `[N, K]` float32.
 
     Args:

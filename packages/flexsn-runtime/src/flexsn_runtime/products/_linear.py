@@ -381,5 +381,3 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
 
 
 spike_linear_op.register_autograd(_backward, setup_context=_setup)
-
-

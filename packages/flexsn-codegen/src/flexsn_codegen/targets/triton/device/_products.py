@@ -35,7 +35,15 @@ def _rest(x, part):
 
 @triton.jit
 def split_kernel(
-    x_ptr, parts_ptr, rows, units, x_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr,
+    parts_ptr,
+    rows,
+    units,
+    x_units,
+    padded,
+    PARTS: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """`x [rows, units * UNIT]` float32 -> `parts [PARTS, rows, padded * _PADDING]` bfloat16; their sum is `x`."""
@@ -65,8 +73,18 @@ def _float(bits):
 
 @triton.jit
 def narrow_kernel(
-    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, scale_bits, SCALED: tl.constexpr,
-    UNIT: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    s_ptr,
+    spikes_ptr,
+    seen_ptr,
+    M,
+    units,
+    s_units,
+    padded,
+    scale_bits,
+    SCALED: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
 ):
     """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16; if `SCALED`, `s / scale`.
 
@@ -114,11 +132,25 @@ def _load(at, here, MASKED: tl.constexpr):
 
 @triton.jit
 def outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, M, N, s_units, padded, scale_bits, SCALED: tl.constexpr, UNIT: tl.constexpr,
-    PARTS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CHUNK: tl.constexpr,
+    s_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    M,
+    N,
+    s_units,
+    padded,
+    scale_bits,
+    SCALED: tl.constexpr,
+    UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`y [M, N] = s W^T + b`, or `scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
+    """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
@@ -146,8 +178,23 @@ def outputs_kernel(
 
 @triton.jit
 def weights_kernel(
-    g0_ptr, g1_ptr, g2_ptr, s_ptr, out_ptr, M, N, K, g_units, s_units, G_UNIT: tl.constexpr, S_UNIT: tl.constexpr,
-    PARTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, SHARES: tl.constexpr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
+    s_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    g_units,
+    s_units,
+    G_UNIT: tl.constexpr,
+    S_UNIT: tl.constexpr,
+    PARTS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
     """`out [SHARES, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
 
@@ -180,8 +227,23 @@ def weights_kernel(
 
 @triton.jit
 def inputs_kernel(
-    g0_ptr, g1_ptr, g2_ptr, w_ptr, out_ptr, M, N, K, g_units, w_padded, G_UNIT: tl.constexpr, G_PARTS: tl.constexpr,
-    W_PARTS: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
+    w_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    g_units,
+    w_padded,
+    G_UNIT: tl.constexpr,
+    G_PARTS: tl.constexpr,
+    W_PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
 
@@ -240,8 +302,20 @@ def _any(seen_ptr, count, SEEN: tl.constexpr):
 
 @triton.jit
 def repair_outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, K, s_row, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SEEN: tl.constexpr,
+    s_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    seen_ptr,
+    M,
+    N,
+    K,
+    s_row,
+    BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SEEN: tl.constexpr,
 ):
     """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
     columns = tl.cdiv(N, BN)
@@ -268,8 +342,23 @@ def repair_outputs_kernel(
 
 @triton.jit
 def repair_weights_kernel(
-    g0_ptr, g1_ptr, g2_ptr, s_ptr, out_ptr, seen_ptr, M, N, K, g_row, s_row, count, PARTS: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, SEEN: tl.constexpr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
+    s_ptr,
+    out_ptr,
+    seen_ptr,
+    M,
+    N,
+    K,
+    g_row,
+    s_row,
+    count,
+    PARTS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    SEEN: tl.constexpr,
 ):
     """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0.
 
