@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
@@ -112,6 +113,7 @@ def linked_linear(
     if not y.requires_grad:
         return Linked(y, record[0], None)
     of_parts = parts[1]
+    y.grad_fn.y = weakref.ref(y)
     return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
 
 
@@ -268,6 +270,9 @@ class _SpikeLinear(SingleLevelFunction):
             return (None,) * 8
         of_parts = ctx.parts[1]
         arrived, sums = linked[:of_parts], linked[of_parts:]
+        y = None if grad is first else ctx.y()
+        if y is not None and (y._backward_hooks or y.retains_grad):
+            raise RuntimeError(_LATE)
         s, spikes, weight, pieces, seen = saved_of(ctx)
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[2], needs[3])
@@ -288,6 +293,13 @@ class _SpikeLinear(SingleLevelFunction):
         spikes = spikes if wanted[1] else None
         gradients = _of_parts(cut, grads, s, weight, spikes, pieces, seen, ctx.scale)
         return gradients[0], None, gradients[1], of_bias, None, None, None, None
+
+
+_LATE = (
+    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
+    "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
+    "exact_products(net, skip=[name])."
+)
 
 
 def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
