@@ -16,10 +16,12 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import networks
 import torch
 from measure import graphed, in_processes, milliseconds, publish, table, where
 from torch import Tensor, nn
@@ -206,7 +208,56 @@ class Network(nn.Module):
         return logits
 
 
-def training_step(net: Network, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+class Case(NamedTuple):
+    """A network, how it is made, and its data."""
+
+    name: str
+    make: Callable[[bool], nn.Module]
+    x: Tensor
+    labels: Tensor
+    also: tuple[str, ...] = ()
+
+
+def linear_case(name: str) -> Case:
+    *sizes, steps, batch = NETWORKS[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
+    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+    title = f"{name}, T {steps}, B {batch}"
+    return Case(title, lambda spiking: Network(tuple(sizes), spiking), x, labels, ("first",))
+
+
+class OverSteps(nn.Module):
+    """The mean over time and, of more than classes, over the last dimension."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x).mean(0)
+        return y.mean(-1) if y.dim() > 2 else y
+
+
+def activation(spiking: bool) -> Callable[[], nn.Module]:
+    return LIF if spiking else nn.ReLU
+
+
+def large_case(name: str) -> Case:
+    generator = torch.Generator("cuda").manual_seed(0)
+    if name == "VGG-8":
+        x = torch.randn(4, 64, 3, 32, 32, device="cuda", generator=generator)
+        make = networks.vgg8
+        title = "VGG-8, 32 x 32, T 4, B 64"
+    else:
+        x = (torch.rand(4, 32, 384, 196, device="cuda", generator=generator) < 0.2).float()
+        make = partial(networks.SpikformerBlock, 384, 12)
+        title = "Spikformer block, 196 tokens of 384, T 4, B 32"
+    labels = torch.randint(10, (x.shape[1],), device="cuda", generator=generator)
+    return Case(title, lambda spiking: OverSteps(make(activation(spiking))), x, labels)
+
+
+def training_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     parameters = list(net.parameters())
 
     def step() -> tuple[Tensor, ...]:
@@ -226,17 +277,14 @@ RUNS = (  # name, spiking, exact, precision of torch
 )
 
 
-def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
-    *sizes, steps, batch = NETWORKS[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
-    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
+    x, labels = case.x, case.labels
     made: dict[str, tuple[Callable[[], object], Callable[[], object], str, float]] = {}
     for title, spiking, exact, precision in RUNS:
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(precision)
-        net = Network(tuple(sizes), spiking).cuda()
-        products = exact_products(net, also=["first"]) if exact else None
+        net = case.make(spiking).cuda()
+        products = exact_products(net, also=case.also) if exact else None
         step = training_step(net, x, labels)
         for _ in range(3):
             step()
@@ -261,20 +309,16 @@ def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
             for base in ("ReLU, float32", "ReLU, TF32")
             for mine, theirs in zip(both, medians[base], strict=True)
         ]
-        shape = f"{name}, T {steps}, B {batch}"
-        yield shape, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
+        yield case.name, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
 
 
 def kernels(name: str) -> Iterator[tuple[str, ...]]:
     """Kernels of one training step, in three parts, the longest first."""
-    *sizes, steps, batch = NETWORKS[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
-    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+    case = linear_case(name)
     torch.manual_seed(0)
-    net = Network(tuple(sizes), True).cuda()
-    exact_products(net, also=["first"])
-    step = training_step(net, x, labels)
+    net = case.make(True).cuda()
+    exact_products(net, also=case.also)
+    step = training_step(net, case.x, case.labels)
     for _ in range(100):  # by then the compiled launcher is there
         step()
     torch.cuda.synchronize()
@@ -314,9 +358,13 @@ def main() -> None:
     publish(lines, arguments.output)
     header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "of ReLU in float32",
               "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
-    rows = [row for name in NETWORKS for row in network_rows(name)]
-    lines += ["A training step, forward and backward:", "", *table(header, rows)]
-    publish(lines, arguments.output)
+    rows = [row for name in NETWORKS for row in network_rows(linear_case(name))]
+    lines += ["A training step, forward and backward:", ""]
+    publish([*lines, *table(header, rows)], arguments.output)
+    for name in ("Spikformer block", "VGG-8"):
+        torch.cuda.empty_cache()
+        rows += network_rows(large_case(name), rounds=3)
+        publish([*lines, *table(header, rows)], arguments.output)
 
 
 if __name__ == "__main__":

@@ -160,7 +160,9 @@ class Exchange:
         x = inputs[0]
         zero = self._zero
         if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
-            zero = self._zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
+            zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
+            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # else it is written at a replay
+                self._zero = zero
         return [zero] * neuron.num_states
 
     def _program(self, neuron: FlexSN, core: Any, kind: tuple[bool, int, bool]) -> ScanProgram:
