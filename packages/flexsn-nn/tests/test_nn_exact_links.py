@@ -253,11 +253,13 @@ def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> N
 def test_a_hook_that_comes_too_late_is_an_error() -> None:
     net = network()
     exact_products(net, also=["0"])
-    y = net[0](spikes())
-    s = net[1](y)
-    y.retain_grad()
-    with pytest.raises(RuntimeError, match="Register it before"):
-        s.sum().backward()
+    for besides in (0, 1):
+        y = net[0](spikes())
+        s = net[1](y)
+        y.retain_grad()
+        with pytest.raises(RuntimeError, match="Register it before"):
+            (s.sum() + besides * y.sum()).backward()
+        functional.reset_net(net)
 
 
 def test_two_readers_of_one_output() -> None:

@@ -270,16 +270,17 @@ class _SpikeLinear(SingleLevelFunction):
             return (None,) * 8
         of_parts = ctx.parts[1]
         arrived, sums = linked[:of_parts], linked[of_parts:]
-        y = None if grad is first else ctx.y()
-        if y is not None and (y._backward_hooks or y.retains_grad):
-            raise RuntimeError(_LATE)
+        if linked and linked[0] is not None:
+            y = ctx.y()
+            if y is not None and (y._backward_hooks or y.retains_grad):
+                raise RuntimeError(_LATE)
         s, spikes, weight, pieces, seen = saved_of(ctx)
         needs = ctx.needs_input_grad
         wanted = (needs[0], needs[2], needs[3])
         is_plain = ctx.is_plain or torch.is_grad_enabled() or transform_at_work() is not None
         if is_plain or is_batched(first):
-            of_s, of_weight, of_bias = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
-            return of_s, None, of_weight, of_bias, None, None, None, None
+            plain = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
+            return plain[0], None, plain[1], plain[2], None, None, None, None
         if grad is None:
             N = weight.shape[0]
             grads = cut = tuple([one.reshape(-1, N) for one in arrived if one is not None])
@@ -288,10 +289,11 @@ class _SpikeLinear(SingleLevelFunction):
             whole = _rows(_sum(grad, arrived))
             grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
             of_bias = whole.sum(0) if wanted[2] else None
-        if wanted[1] and spikes is None:
-            spikes = narrow(_rows(s), ctx.scale)[0]
-        spikes = spikes if wanted[1] else None
-        gradients = _of_parts(cut, grads, s, weight, spikes, pieces, seen, ctx.scale)
+        if spikes is None and wanted[1]:
+            narrowed = narrow(_rows(s), ctx.scale)[0]
+        else:
+            narrowed = spikes if wanted[1] else None
+        gradients = _of_parts(cut, grads, s, weight, narrowed, pieces, seen, ctx.scale)
         return gradients[0], None, gradients[1], of_bias, None, None, None, None
 
 
