@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import ILIF, LIF, FlexSN, OverTime, TernaryLIF, exact_products, functional, on_grid, plain_products
 from flexsn_nn.errors import UnknownNameError
-from flexsn_nn.exact import ExactProducts
+from flexsn_nn.exact import ExactProducts, _exchange
 from flexsn_nn.fusion import fuse_norms
 from flexsn_nn.memory import PackedSpikes
 
@@ -408,3 +408,29 @@ def test_a_network_that_is_compiled_or_captured_has_the_bits_of_eager_mode() -> 
     graph.replay()
     torch.cuda.synchronize()
     assert_near(captured, eager)
+
+
+def whole_loads() -> Any:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(704, 512), LIF(), nn.Linear(512, 520), LIF(), nn.Linear(520, 128)).cuda()
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            layer.weight.mul_(4)
+    return net
+
+
+@pytest.mark.gpu
+def test_what_is_handed_over_on_a_gpu_is_what_passes_would_make() -> None:
+    x = (torch.rand(50, 64, 704, generator=torch.Generator().manual_seed(0)) < 0.1).float().cuda()
+    net, plain = whole_loads(), whole_loads()
+    exact_products(net, also=["0"])
+    exact_products(plain, also=["0"])
+    for module in plain.modules():
+        vars(module).pop(_exchange.ATTRIBUTE, None)
+    want = step(plain, x)
+    first = step(net, x)
+    assert torch.equal(first[0], want[0])
+    assert_near(first, want)
+    for _ in range(150):  # by then the compiled launcher may be there
+        last = step(net, x)
+    assert all(torch.equal(one, other) for one, other in zip(first, last, strict=True))

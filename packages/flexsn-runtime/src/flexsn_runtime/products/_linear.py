@@ -290,10 +290,9 @@ class _SpikeLinear(SingleLevelFunction):
             grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
             of_bias = whole.sum(0) if wanted[2] else None
         if spikes is None and wanted[1]:
-            narrowed = narrow(_rows(s), ctx.scale)[0]
-        else:
-            narrowed = spikes if wanted[1] else None
-        gradients = _of_parts(cut, grads, s, weight, narrowed, pieces, seen, ctx.scale)
+            spikes = narrow(_rows(s), ctx.scale)[0]
+        operands = spikes if wanted[1] else None, pieces if wanted[0] else None
+        gradients = _of_parts(cut, grads, s, weight, *operands, seen, ctx.scale)
         return gradients[0], None, gradients[1], of_bias, None, None, None, None
 
 
