@@ -20,6 +20,7 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    pooling,
     reports,
     surrogate,
     transforms,
@@ -87,6 +88,7 @@ from flexsn_nn.neuron import (
     TernaryIF,
     TernaryLIF,
 )
+from flexsn_nn.pooling import plain_pooling, spike_pooling
 from flexsn_runtime import BackendUnavailableError
 
 __version__ = "0.1.0"
@@ -169,10 +171,13 @@ __all__ = [
     "neuron",
     "nir_exchange",
     "on_grid",
+    "plain_pooling",
     "plain_products",
     "plot",
+    "pooling",
     "reports",
     "set_portability",
+    "spike_pooling",
     "surrogate",
     "transforms",
 ]
