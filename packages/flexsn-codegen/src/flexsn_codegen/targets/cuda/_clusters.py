@@ -27,6 +27,8 @@ from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
 
 _COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
+_LARGE = 2  # sums of products of first parts that do not wait for each other
+_FEW_REGISTERS = 128  # of a matrix in a thread: there is room for more sums
 _EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
 
 
@@ -501,9 +503,12 @@ class _Writer:
         """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
         pieces = len(part.pieces)
         small = self._matrix_parts(sent) > 1
-        for name in ("large", "small") if small else ("large",):
-            self._line(f"float {name}[{pieces}][row_tiles][2][4] = {{}};")
+        chains = {"small": self._small_chains(part), "large": _LARGE} if small else {"large": _LARGE}
+        for name, count in chains.items():
+            self._line(f"float {name}[{pieces}][row_tiles][{count}][4] = {{}};")
         pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
+        pairs.sort(key=lambda pair: -sum(pair))
+        num_small = sum(a + b > 0 for a, b in pairs) if small else 0
         self._line("#pragma unroll")
         with self._block(f"for (int k = 0; k < {terms}; k++)"):
             self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
@@ -519,19 +524,23 @@ class _Writer:
                         value = f"*reinterpret_cast<const uint2*>({slot})"
                     self._line(f"const uint2 operand_{a} = {value};")
                 for number in range(pieces):
-                    for a, b in sorted(pairs, key=lambda pair: -sum(pair)):
-                        total = "small" if small and a + b else "large"
+                    for place, (a, b) in enumerate(pairs):
+                        is_small = small and a + b > 0
+                        chain = f"({num_small} * k + {place}) % {chains['small']}" if is_small else f"k % {_LARGE}"
                         self._line(
-                            f"{sent.format}::multiply({total}[{number}][n][k & 1], matrix_{i}[{number}][k][{b}], "
-                            f"operand_{a}.x, operand_{a}.y);"
+                            f"{sent.format}::multiply({'small' if is_small else 'large'}[{number}][n][{chain}], "
+                            f"matrix_{i}[{number}][k][{b}], operand_{a}.x, operand_{a}.y);"
                         )
         self._line(f"float total[{pieces}][row_tiles][4];")
         self._line("#pragma unroll")
         with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
-            texts = [
-                f"({name}[p][n][0][j] + {name}[p][n][1][j])" for name in (("small", "large") if small else ("large",))
-            ]
-            self._line(f"total[p][n][j] = {' + '.join(texts)};")
+            sums = [" + ".join(f"{name}[p][n][{k}][j]" for k in range(count)) for name, count in chains.items()]
+            self._line(f"total[p][n][j] = {' + '.join(f'({one})' for one in sums)};")
+
+    def _small_chains(self, part: Multiply) -> int:
+        """Sums of small products that do not wait for each other: one product takes some 30 cycles."""
+        registers = len(part.pieces) * self._terms(part) * self._matrix_parts(self._sent[part.operand.port]) * 4
+        return 4 if registers <= _FEW_REGISTERS else 2
 
     def _share(self, i: int, pieces: int) -> None:
         """Has the first warp of a tile the sums of all of them."""
