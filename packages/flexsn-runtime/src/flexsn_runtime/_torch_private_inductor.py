@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flexsn_codegen.targets.cpp import inlined
-from flexsn_graph.versions import expect, needed
+from flexsn_hop.versions import expect, needed
 
 _NO_CPP = "AOTInductor cannot compile networks with neurons for the CPU"
 

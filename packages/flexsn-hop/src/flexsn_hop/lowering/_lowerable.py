@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
-from flexsn_hop._formats import copy_in_order, sequence_order, state_order
 from flexsn_hop._layout import ScanLayout
 from flexsn_hop._torch_private import builtin_scan, builtin_while_loop
 from flexsn_hop.errors import LoweringError, LoweringGradientError
+from flexsn_hop.formats import copy_in_order, sequence_order, state_order
 from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
 from flexsn_hop.operator._eager import check_step, contiguous_copy, empty_scan
 

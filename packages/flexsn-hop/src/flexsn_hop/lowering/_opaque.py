@@ -5,9 +5,7 @@ A compiler that knows nothing of the scan can call it: Inductor does, where no k
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +13,6 @@ from typing import Any
 import torch
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout
-from flexsn_hop._text import read_graph, write_graph
 from flexsn_hop._torch_private import numbers_of_a_step
 from flexsn_hop.operator._loop import (
     backward_loop,
@@ -24,6 +21,7 @@ from flexsn_hop.operator._loop import (
     forward_loop,
     forward_shapes,
 )
+from flexsn_hop.text import from_text, merged, read_graph, to_text, write_graph
 
 __all__ = ["encode_program", "run_scan"]
 
@@ -52,18 +50,15 @@ class _Program:
 def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout) -> str:
     """The text that :func:`run_scan` takes: layout and nodes of the graphs.
 
-    Base64, because code generators write it into a string literal of Python or C++.
-
     Raises:
         LoweringError: A graph holds something that has no text.
     """
-    program = {"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs]}
-    return base64.b64encode(json.dumps(program).encode()).decode()
+    return to_text({"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs]})
 
 
 @functools.lru_cache(maxsize=512)
 def _decode(program: str) -> _Program:
-    content = json.loads(base64.b64decode(program))
+    content = from_text(program)
     fields = content["layout"]
     layout: ScanLayout | BackwardLayout
     if "scan" in fields:
@@ -74,25 +69,13 @@ def _decode(program: str) -> _Program:
     return _Program(tuple(map(read_graph, content["graphs"])), layout)
 
 
-def _merge(
-    tensors: Sequence[torch.Tensor],
-    sizes: Sequence[int] | None,
-    size_positions: Sequence[int] | None,
-) -> list[Any]:
-    """The flat arguments; AOTInductor's runtime gives an empty list as None."""
-    args: list[Any] = list(tensors)
-    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
-        args.insert(position, size)
-    return args
-
-
 def _run(
     program: str,
     tensors: Sequence[torch.Tensor],
     sizes: Sequence[int] | None,
     size_positions: Sequence[int] | None,
 ) -> list[torch.Tensor]:
-    return list(_decode(program).run(_merge(tensors, sizes, size_positions)))
+    return list(_decode(program).run(merged(tensors, sizes, size_positions)))
 
 
 def _shapes(
@@ -103,7 +86,7 @@ def _shapes(
 ) -> list[torch.Tensor]:
     # Not from the cache: the graph's constants are fake here.
     with numbers_of_a_step(tensors):
-        return list(_decode.__wrapped__(program).shapes(_merge(tensors, sizes, size_positions)))
+        return list(_decode.__wrapped__(program).shapes(merged(tensors, sizes, size_positions)))
 
 
 # The loop reads any strides, so that the compiler need not copy an input to a certain layout.

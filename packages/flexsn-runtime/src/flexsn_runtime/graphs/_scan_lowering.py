@@ -1,7 +1,6 @@
 """Scans in a compiler's graph as launches of scan kernels.
 
-`KernelLowering` is what `flexsn_hop.register_scan_lowering` takes. Neither package imports the other: the layouts
-below are what this one reads of `flexsn_hop.ScanLayout` and `BackwardLayout`.
+`KernelLowering` is a `flexsn_hop.ScanLowering`.
 """
 
 from __future__ import annotations
@@ -12,16 +11,18 @@ import hashlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 import flexsn_codegen
 import flexsn_graph
+import flexsn_hop
 import flexsn_runtime
 from flexsn_graph import NonPointwiseError, StepValue, TraceError
-from flexsn_graph.callers import warn
+from flexsn_hop import BackwardLayout, ScanLayout
+from flexsn_hop.callers import warn
 from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint
@@ -35,45 +36,6 @@ from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import StepCost, checkpoint_distance
 from flexsn_runtime.plans._plans import PLANNERS
-
-
-class ForwardLayout(Protocol):
-    """What the forward operator takes and returns; see `flexsn_hop.ScanLayout`."""
-
-    @property
-    def num_inputs(self) -> int: ...
-    @property
-    def num_states(self) -> int: ...
-    @property
-    def num_outputs(self) -> int: ...
-    @property
-    def final_state(self) -> bool: ...
-    @property
-    def checkpoint_interval(self) -> int: ...
-    @property
-    def spare_checkpoints(self) -> int: ...
-    @property
-    def zero_states(self) -> tuple[bool, ...]: ...
-
-
-class BackwardLayout(Protocol):
-    """What the backward operator takes and returns; see `flexsn_hop.BackwardLayout`."""
-
-    @property
-    def scan(self) -> ForwardLayout: ...
-    @property
-    def needs(self) -> tuple[bool, ...]: ...
-    @property
-    def active_states(self) -> tuple[bool, ...]: ...
-    @property
-    def output_grads(self) -> tuple[bool, ...]: ...
-    @property
-    def state_grads(self) -> tuple[bool, ...]: ...
-    @property
-    def saved_interval(self) -> int: ...
-    @property
-    def wanted(self) -> tuple[bool, ...]: ...
-    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]: ...
 
 
 class KernelLowering:
@@ -118,20 +80,20 @@ class KernelLowering:
         backward = planner.plan(largest, cost, carried=0).backward
         return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
-    def forward(self, core: fx.GraphModule, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+    def forward(self, core: fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         """The forward scan; see `flexsn_hop.ScanLowering`.
 
         Raises:
             UnsupportedScanError: no kernel can be made of the core.
         """
-        graph = GraphStep(core, *_counts(layout), _values(layout, flat_args))
+        graph = GraphStep(core, *layout.counts, _values(layout, flat_args))
         with _refusals():
             try:
                 return self._forward(graph, layout, flat_args)
             except NonPointwiseError:
                 staged = StagedGraph(
                     core,
-                    *_counts(layout),
+                    *layout.counts,
                     layout.zero_states,
                     layout.final_state,
                     layout.checkpoint_interval,
@@ -140,7 +102,7 @@ class KernelLowering:
                 )
                 return self._staged(staged, flat_args, layout.zero_states)
 
-    def _forward(self, graph: GraphStep, layout: ForwardLayout, flat_args: Sequence[Any]) -> list[Tensor]:
+    def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
         step = GraphSpecialization.of(graph, flat_args[0].device, interval or None, self._on_cpu)
         arguments = _arguments(step, flat_args, layout)
@@ -170,7 +132,7 @@ class KernelLowering:
         """A step with products of its values and captured matrices."""
         args = list(flat_args)
         for i in [graph.num_inputs + i for i, zero in enumerate(zeros) if zero]:
-            args[i] = args[i].new_zeros(args[i].shape)  # nobody has written it
+            args[i] = args[i].new_zeros(args[i].shape)  # its memory was never written
         graph.check(args)
         if "torch._inductor" in sys.modules and is_ahead_of_time():
             warn(
@@ -190,7 +152,7 @@ class KernelLowering:
         scan = layout.scan
         flat_args, saved, output_grads, state_grads = layout.split(args)
         flows = (*layout.output_grads, *layout.active_states)
-        graphs = GraphStep(core, *_counts(scan), _values(scan, flat_args), vjp, flows, layout.wanted)
+        graphs = GraphStep(core, *scan.counts, _values(scan, flat_args), vjp, flows, layout.wanted)
         came = (*layout.output_grads, *layout.state_grads)
         gradients = [*output_grads, *state_grads]
         with _refusals():
@@ -199,7 +161,7 @@ class KernelLowering:
             except NonPointwiseError:
                 staged = StagedGraph(
                     core,
-                    *_counts(scan),
+                    *scan.counts,
                     scan.zero_states,
                     scan.final_state,
                     0,
@@ -268,11 +230,7 @@ def _may_have_products(core: fx.GraphModule) -> bool:
     return any(name.split(".")[0] in _PRODUCTS for name in names)
 
 
-def _counts(layout: ForwardLayout) -> tuple[int, int, int]:
-    return layout.num_inputs, layout.num_states, layout.num_outputs
-
-
-def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
+def _values(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Size]:
     """What one step takes of `[*input_seqs, *init_states, *lifted]`."""
     return [
         StepValue(tuple(value.shape[i < layout.num_inputs :]), value.dtype) if isinstance(value, Tensor) else value
@@ -280,12 +238,11 @@ def _values(layout: ForwardLayout, flat_args: Sequence[Any]) -> list[StepValue |
     ]
 
 
-def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ForwardLayout) -> Arguments:
-    num_inputs, num_states = layout.num_inputs, layout.num_states
-    states = flat_args[num_inputs : num_inputs + num_states]
-    zeros = layout.zero_states or (False,) * num_states
+def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ScanLayout) -> Arguments:
+    inputs, states, _ = layout.split(flat_args)
+    zeros = layout.zero_states or (False,) * layout.num_states
     return Arguments(
-        tuple(flat_args[:num_inputs]),
+        tuple(inputs),
         tuple(None if zero else state for state, zero in zip(states, zeros, strict=True)),
         tuple(flat_args[position] for position in step.lifted),
     )
@@ -306,7 +263,7 @@ def _refusals() -> Iterator[None]:
 def _digest() -> str:
     """Of the sources of the packages that write kernels."""
     digest = hashlib.sha256()
-    for package in (flexsn_graph, flexsn_codegen, flexsn_runtime):
+    for package in (flexsn_hop, flexsn_graph, flexsn_codegen, flexsn_runtime):
         assert package.__file__ is not None
         folder = Path(package.__file__).parent
         for path in sorted([*folder.rglob("*.py"), *folder.rglob("*.h")]):

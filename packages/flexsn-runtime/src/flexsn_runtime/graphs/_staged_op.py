@@ -7,19 +7,18 @@ them as it is in eager mode. The backward runs the forward once more, for what i
 
 from __future__ import annotations
 
-import base64
 import functools
-import json
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
 
 from flexsn_codegen import Numerics
 from flexsn_graph import Port, RecurrentTrace, Role, trace_core
+from flexsn_hop.errors import LoweringError
+from flexsn_hop.text import from_text, merged, read_graph, to_text, write_graph
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import as_outside, untraced
@@ -30,8 +29,6 @@ from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import ScanFormat, strides_like
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import backward_staged, forward_staged, without_autocast
-
-Step = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class StagedGraph:
         came: for each of `[*outputs, *state results]`, whether its gradient is an argument.
     """
 
-    core: Step
+    core: fx.GraphModule
     num_inputs: int
     num_states: int
     num_outputs: int
@@ -62,7 +59,7 @@ class StagedGraph:
     interval: int
     spare: int
     on_cpu: TargetName
-    vjp: Step | None = None
+    vjp: fx.GraphModule | None = None
     cotangents: tuple[bool, ...] = ()
     wanted: tuple[bool, ...] = ()
     needs: tuple[bool, ...] = ()
@@ -144,7 +141,7 @@ class _Specialized:
         with untraced():
             primals = [like.primal() for like in likes[:first_lifted] if isinstance(like, _Like)]
             lifted = [like.lifted() if isinstance(like, _Like) else like for like in likes[first_lifted:]]
-            run = graph.core
+            run: Callable[..., Any] = graph.core
             if graph.vjp is not None:
                 run = differentiable(run, graph.vjp, graph.cotangents, graph.wanted)
 
@@ -179,7 +176,7 @@ def _run(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
     graph = _graph(program)
-    args = _merged(tensors, sizes, size_positions)
+    args = merged(tensors, sizes, size_positions)
     device = args[0].device
     count = len(graph.needs) if graph.vjp is not None else len(args)
     likes = tuple(_Like.of(value, i < graph.num_inputs, int) for i, value in enumerate(args[:count]))
@@ -258,8 +255,8 @@ def _shapes(
     program: str, tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
 ) -> list[Tensor]:
     """Tensors like the results, for sizes that may be symbols."""
-    graph = _graph(program)
-    args = _merged(tensors, sizes, size_positions)
+    graph = _graph.__wrapped__(program)  # not from the cache: its constants are fake here
+    args = merged(tensors, sizes, size_positions)
     if graph.vjp is not None:
         arguments = (args[i] for i, need in enumerate(graph.needs) if need)
         return [t.new_empty_strided(t.shape, strides_like(t, guarded=True)) for t in arguments]
@@ -284,14 +281,6 @@ def _shapes(
     return found
 
 
-def _merged(tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None) -> list[Any]:
-    """The arguments; AOTInductor's runtime gives an empty list as `None`."""
-    args: list[Any] = list(tensors)
-    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
-        args.insert(position, size)
-    return args
-
-
 # Kernels read any strides: a compiler need not copy an argument to a certain layout.
 torch.library.define(
     "flexsn_runtime::run_staged",
@@ -310,35 +299,17 @@ _GRAPHS = ("core", "vjp")
 
 
 def _text(graph: StagedGraph) -> str:
-    """In base64: code generators write it into a string literal of Python or C++."""
     fields = {name: getattr(graph, name) for name in StagedGraph.__slots__ if name not in _GRAPHS}
-    sources = {name: _source(step) for name in _GRAPHS if (step := getattr(graph, name)) is not None}
-    return base64.b64encode(json.dumps([fields, sources]).encode()).decode()
+    graphs = {name: getattr(graph, name) for name in _GRAPHS if getattr(graph, name) is not None}
+    try:
+        return to_text([fields, {name: write_graph(step) for name, step in graphs.items()}])
+    except LoweringError as error:
+        raise UnsupportedScanError(f"{error}.") from error
 
 
 @functools.lru_cache(maxsize=256)
 def _graph(program: str) -> StagedGraph:
-    fields, sources = json.loads(base64.b64decode(program))
+    fields, graphs = from_text(program)
     values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}
-    values |= {name: _function(source) for name, source in sources.items()}
+    values |= {name: read_graph(nodes) for name, nodes in graphs.items()}
     return StagedGraph(**values)
-
-
-def _source(step: Step) -> str:
-    """Python that defines `forward(self, *arguments)`. The graph holds no constant tensors."""
-    code = cast("fx.GraphModule", step).graph.python_code(root_module="self")
-    lines = ["import torch", "inf, nan = float('inf'), float('nan')"]
-    for name, value in code.globals.items():
-        if isinstance(value, types.ModuleType):
-            lines.append(f"import {value.__name__} as {name}")
-        elif getattr(torch, name, None) is value:
-            lines.append(f"from torch import {name}")
-        elif not name.startswith("fx_pytree") and name not in ("pytree", "NoneType", "inf", "nan"):
-            raise UnsupportedScanError(f"the core uses {name} ({value!r}), which cannot be written as text.")
-    return "\n".join([*lines, code.src])
-
-
-def _function(source: str) -> Step:
-    namespace: dict[str, Any] = {}
-    exec(compile(source, "<step of a scan>", "exec"), namespace)
-    return functools.partial(namespace["forward"], None)

@@ -6,9 +6,11 @@ arguments: a tracer calls `full` and records one constant instead.
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,12 +19,35 @@ from torch import fx
 from flexsn_hop._torch_private import HigherOrderOperator, OpOverload
 from flexsn_hop.errors import LoweringError
 
-__all__ = ["read_graph", "write_graph"]
+__all__ = ["from_text", "merged", "read_graph", "to_text", "write_graph"]
 
 MOST_CONSTANT_ELEMENTS = 4096
 
 _TORCH_VALUES = (torch.dtype, torch.layout, torch.memory_format)
 _aten = torch.ops.aten
+
+
+# -- operators with a program as an argument ---------------------------------------------------------------------
+
+
+def to_text(content: Any) -> str:
+    """What JSON has as one argument of an operator: base64, since code generators put it into string literals."""
+    return base64.b64encode(json.dumps(content).encode()).decode()
+
+
+def from_text(text: str) -> Any:
+    """The content that :func:`to_text` took; tuples come back as lists."""
+    return json.loads(base64.b64decode(text))
+
+
+def merged(
+    tensors: Sequence[torch.Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
+) -> list[Any]:
+    """Arguments in order, where tensors and sizes come apart. AOTInductor passes an empty list as None."""
+    args: list[Any] = list(tensors)
+    for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions
+        args.insert(position, size)
+    return args
 
 
 # -- writing -------------------------------------------------------------------------------------------------------
