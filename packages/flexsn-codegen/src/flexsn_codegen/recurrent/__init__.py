@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flexsn_codegen.recurrent._loop import Call, Exchange, Loop, Multiply, NotOneLaunchError, loop_of
-from flexsn_codegen.targets.triton._recurrent import (
+from flexsn_codegen.recurrent._triton import (
     COUNTER_DISTANCE,
     Load,
     LoopKernel,

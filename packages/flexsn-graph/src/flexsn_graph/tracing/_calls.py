@@ -15,11 +15,11 @@ from flexsn_graph._location import SourceLocation, user_location
 from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
 from flexsn_graph._torch_private_ops import pytree
 from flexsn_graph.reads import is_library
-from flexsn_graph.traces._sizes import OF_SIZES, depends_on_batch
 from flexsn_graph.tracing._capture import CaptureMode, WriteError
 from flexsn_graph.tracing._checks import WITHOUT_CHECKS
 from flexsn_graph.tracing._prologue import Call, CalledOp, Hoists, Ref, stays
 from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+from flexsn_graph.tracing._sizes import OF_SIZES, depends_on_batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import numbers_of_a_step
-from flexsn_hop.operator._loop import (
+from flexsn_hop.loop._loop import (
     backward_loop,
     backward_samples,
     backward_shapes,

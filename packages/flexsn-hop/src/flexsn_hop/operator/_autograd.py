@@ -12,9 +12,9 @@ import torch
 from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._torch_private import below_autograd, outside_of_tracing, trace_step
 from flexsn_hop.errors import DoubleBackwardError
+from flexsn_hop.loop._arguments import StepFunction
+from flexsn_hop.loop._loop import backward_samples, forward_samples
 from flexsn_hop.lowering._lowering import checkpoint_interval, find_lowerings
-from flexsn_hop.operator._arguments import StepFunction
-from flexsn_hop.operator._loop import backward_samples, forward_samples
 from flexsn_hop.operator._operator import flex_sn_scan, flex_sn_scan_backward
 from flexsn_hop.operator._vjp import Activity, find_activity, step_vjp, without_absent
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from flexsn_codegen.core._once import ancestors, computed_once, needed_for
 from flexsn_codegen.errors import GraphError, UnsupportedOpError
 from flexsn_codegen.source._dtypes import register_dtype
 from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
 from flexsn_codegen.source._numerics import Numerics, Precision
-from flexsn_codegen.source._once import ancestors, computed_once, needed_for
 from flexsn_codegen.source._source import CoreSource, Once, identifier
 from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
 from flexsn_codegen.targets._base import Op
