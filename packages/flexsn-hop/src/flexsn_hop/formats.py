@@ -100,7 +100,7 @@ def _is_dense(shape: Sequence[Any], operand: Operand, order: Order) -> bool:
     return True
 
 
-def dense_strides(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
+def dense_strides(shape: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
     """The strides of memory without holes, in which dimensions have this order."""
     strides: list[Any] = [1] * len(shape)
     unit = 1
@@ -112,7 +112,7 @@ def dense_strides(shape: Sequence[Any], order: Order) -> tuple[Any, ...]:
 
 def contiguous_strides(shape: Sequence[Any]) -> tuple[Any, ...]:
     """The strides of a contiguous tensor."""
-    return dense_strides(shape, tuple(range(len(shape))))
+    return dense_strides(shape, range(len(shape)))
 
 
 def order_like(tensor: torch.Tensor) -> Order:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from flexsn_codegen.recurrent._loop import Call, Exchange, Loop, Multiply, NotOneLaunchError, loop_of
+from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, StageCall, loop_of
 from flexsn_codegen.recurrent._triton import (
     COUNTER_DISTANCE,
     Load,
     LoopKernel,
     LoopSpec,
-    Place,
     Tiles,
+    ValueLayout,
     loop_source,
     memory_of,
     two_strides,
@@ -17,7 +17,6 @@ from flexsn_codegen.recurrent._triton import (
 
 __all__ = [
     "COUNTER_DISTANCE",
-    "Call",
     "Exchange",
     "Load",
     "Loop",
@@ -25,8 +24,9 @@ __all__ = [
     "LoopSpec",
     "Multiply",
     "NotOneLaunchError",
-    "Place",
+    "StageCall",
     "Tiles",
+    "ValueLayout",
     "loop_of",
     "loop_source",
     "memory_of",

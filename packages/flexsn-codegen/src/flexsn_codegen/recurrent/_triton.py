@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Loop, Multiply
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Loop, Multiply, StageCall
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
 from flexsn_codegen.targets.triton import TRITON
@@ -30,7 +30,7 @@ _LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ValueLayout:
     """How a value of each step lies in memory.
 
     Attributes:
@@ -96,8 +96,8 @@ class LoopSpec:
 
     loop: Loop
     cores: Sequence[CoreSource | None]
-    loads: Sequence[tuple[Load, Place]]
-    stores: Sequence[tuple[View, Place]]
+    loads: Sequence[tuple[Load, ValueLayout]]
+    stores: Sequence[tuple[View, ValueLayout]]
     matrix_strides: Mapping[int, tuple[int, ...]]
     tiles: Tiles
     backwards: bool
@@ -131,7 +131,7 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
     loads: list[Load] = []
     stores: list[View] = []
     for part in loop.parts:
-        if isinstance(part, Call):
+        if isinstance(part, StageCall):
             used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
             views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
             found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
@@ -144,7 +144,7 @@ def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
 
 def loop_source(name: str, spec: LoopSpec) -> LoopKernel:
     """Writes the kernel of a loop, whose name starts with `name`."""
-    return _Writer(spec).write(name)
+    return _LoopWriter(spec).write(name)
 
 
 def _power(n: int) -> int:
@@ -183,7 +183,7 @@ class _Block:
         return " & ".join(found)
 
 
-class _Writer:
+class _LoopWriter:
     def __init__(self, spec: LoopSpec) -> None:
         loop = spec.loop
         self._spec, self._loop = spec, loop
@@ -251,7 +251,7 @@ class _Writer:
     def _widths(self) -> set[int]:
         found = {width for width, _ in self._loop.carried.values()}
         for part in self._loop.parts:
-            found |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+            found |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         return found
 
     # -- before the rows -----------------------------------------------------------------------------------------
@@ -336,7 +336,7 @@ class _Writer:
 
     def _lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
-            if not isinstance(part, Call) or core is None:
+            if not isinstance(part, StageCall) or core is None:
                 continue
             for port in core.arguments:
                 if port.role is Role.LIFTED:
@@ -404,7 +404,7 @@ class _Writer:
             self._line(line)
         self._later.clear()
 
-    def _call(self, i: int, part: Call) -> None:
+    def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
         assert core is not None
         loads = [load for load, _ in self._spec.loads]
@@ -539,7 +539,7 @@ class _Writer:
             return [Columns(port, 0, self._loop.carried[port][0])]
         found: set[Columns] = set()
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 found |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
                 found |= {Columns(port, first, count) for first, count in part.pieces}
@@ -574,7 +574,7 @@ class _Writer:
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
-    def _address(self, role: Role, i: int, place: Place, step: str, width: int, first: int = 0) -> str:
+    def _address(self, role: Role, i: int, place: ValueLayout, step: str, width: int, first: int = 0) -> str:
         pointer = self._param(role, i)
         own = f"({first} + own_{width}[None, :])" if first else f"own_{width}[None, :]"
         if place.row is not None:
@@ -616,7 +616,7 @@ class _Writer:
         stored: list[tuple[int, View, int, int]] = []
         number = 0
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 for view in part.stored:
                     if view is not None:
                         stored.append((number, view, part.width, 0))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flexsn_nn._torch_private import constant, is_exporting
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
-from flexsn_nn.memory._ranges import Range, range_of
+from flexsn_nn.memory._ranges import WholeRange, range_of
 from flexsn_runtime import fewest_multiplications, spike_linear, why_slow_product, why_unavailable
 
 PRECISIONS = ("highest", "high", "medium", "exact")
@@ -36,7 +36,12 @@ class ExactForward:
     """
 
     def __init__(
-        self, layer: nn.Module, precision: str | None, known: tuple[Range | None, Range | None], *, claimed: bool
+        self,
+        layer: nn.Module,
+        precision: str | None,
+        known: tuple[WholeRange | None, WholeRange | None],
+        *,
+        claimed: bool,
     ) -> None:
         self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
         self.last: tuple[str, bool] = (_NEVER, False)
@@ -106,10 +111,10 @@ class ExactForward:
     def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
         if self.claimed:
             return None
-        found: Range | None = self.known[self.layer.training]
+        found: WholeRange | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
             followed = range_of(x)
-            if not isinstance(followed, Range):
+            if not isinstance(followed, WholeRange):
                 made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
                 return f"its input does not consist of spikes{made}"
             found = followed

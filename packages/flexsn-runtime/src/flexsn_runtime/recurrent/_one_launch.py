@@ -14,15 +14,15 @@ from torch import Tensor
 from flexsn_codegen import TRITON
 from flexsn_codegen.recurrent import (
     COUNTER_DISTANCE,
-    Call,
     Load,
     Loop,
     LoopKernel,
     LoopSpec,
     Multiply,
     NotOneLaunchError,
-    Place,
+    StageCall,
     Tiles,
+    ValueLayout,
     loop_of,
     loop_source,
     memory_of,
@@ -93,7 +93,7 @@ class Loops:
         key = (id(over.staged), loop.lasting, places, tuple(strides.items()), tiles, over.backwards, over.from_zero)
         found = self._kernels.get(key)
         if found is None:
-            cores = [step.core_of(part.stage) if isinstance(part, Call) else None for part in loop.parts]
+            cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
             written = [core for core in cores if core is not None]
             if any(core.target is not TRITON for core in written):
                 raise NotOneLaunchError("its kernels are not written in Triton")
@@ -121,8 +121,8 @@ class Memory:
         matrices: by number.
     """
 
-    loads: tuple[tuple[Load, Place], ...]
-    stores: tuple[tuple[View, Place], ...]
+    loads: tuple[tuple[Load, ValueLayout], ...]
+    stores: tuple[tuple[View, ValueLayout], ...]
     tensors: Mapping[Port, Tensor]
     numbers: Mapping[str, int]
     matrices: Mapping[int, Tensor]
@@ -266,7 +266,7 @@ def _sources(
         shape = (2, parts, groups * rows, columns)
         found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     for part in loop.parts:
-        if isinstance(part, Call):
+        if isinstance(part, StageCall):
             for i, layout in part.stage.graph.layouts.items():
                 found[Port(Role.LIFTED, i)] = partial(_lifted, i=i, offset=layout.offset, device=device)
     count = groups * COUNTER_DISTANCE
@@ -306,7 +306,7 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
     tensors: dict[Port, Tensor] = {}
     numbers: dict[str, int] = {}
 
-    def place(port: Port, rows: Rows, shape: tuple[int, ...]) -> Place:
+    def place(port: Port, rows: Rows, shape: tuple[int, ...]) -> ValueLayout:
         sequence = rows.sequence
         missing = len(shape) + 1 - sequence.dim()  # of a value that broadcasts to the step
         memory = sequence[(slice(None), *(None,) * missing)].expand(num_steps, *shape)
@@ -317,9 +317,9 @@ def _memory(loop: Loop, over: OverTime) -> Memory:
             raise NotOneLaunchError(f"a value has {error}") from None
         time = memory.stride(0)
         if column == 1 and time == loop.num_rows * row:
-            return Place(row)
+            return ValueLayout(row)
         numbers.update({f"{port.name}_time": time, f"{port.name}_row": row, f"{port.name}_column": column})
-        return Place(None)
+        return ValueLayout(None)
 
     to_load, to_store = memory_of(loop)
     loads = [

@@ -10,7 +10,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CompiledEntry:
     """What the CUDA driver needs to launch a compiled kernel.
 
     Attributes:
@@ -48,7 +48,7 @@ def launcher(
     return _triton_private.launcher(compiled, grid, numbers, device)
 
 
-def entry(compiled: Any, numbers: tuple[int, ...]) -> Entry | None:
+def entry(compiled: Any, numbers: tuple[int, ...]) -> CompiledEntry | None:
     """How to launch a compiled kernel without Python, on an NVIDIA GPU.
 
     Args:
