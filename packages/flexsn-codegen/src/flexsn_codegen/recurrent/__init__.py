@@ -1,34 +1,23 @@
-"""Kernels of recurrent steps: one launch for all T, with products and the exchange of their operands inside."""
+"""Recurrent steps in one launch for all T: the loop, with products and the exchange of their operands inside.
+
+Languages write it: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
+"""
 
 from __future__ import annotations
 
 from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, StageCall, loop_of
-from flexsn_codegen.recurrent._triton import (
-    COUNTER_DISTANCE,
-    Load,
-    LoopKernel,
-    LoopSpec,
-    Tiles,
-    ValueLayout,
-    loop_source,
-    memory_of,
-    two_strides,
-)
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, memory_of, two_strides
 
 __all__ = [
-    "COUNTER_DISTANCE",
     "Exchange",
     "Load",
     "Loop",
-    "LoopKernel",
     "LoopSpec",
     "Multiply",
     "NotOneLaunchError",
     "StageCall",
-    "Tiles",
     "ValueLayout",
     "loop_of",
-    "loop_source",
     "memory_of",
     "two_strides",
 ]
