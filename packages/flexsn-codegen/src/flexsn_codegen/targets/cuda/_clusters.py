@@ -11,7 +11,6 @@ has what others sent after they had read it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
@@ -238,17 +237,18 @@ class _ClusterWriter:
         arguments += [f"const int64_t {size}" for size in self._sizes]
         cores = {core.name: core for core in self._spec.cores if core is not None}
         body = "\n".join(self._lines)
-        digest = hashlib.sha256(f"({arguments})\n{body}\n{list(cores)} {cluster}".encode()).hexdigest()[:12]
-        full = f"{identifier(name, reserved=CUDA.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in cores.values())
+        content = f"({arguments})\n{body}\n{list(cores)} {cluster}"
         separator = ",\n    "
-        source = (
-            f"{CUDA.header}\n\n{functions}\n\n"
-            f"// All steps of a recurrent loop. One cluster: {cluster.rows} rows; one block: columns of each value.\n"
-            f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
-            f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
-        )
-        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), CUDA)
+
+        def write(full: str) -> str:
+            return (
+                "// All steps of a recurrent loop. "
+                f"One cluster: {cluster.rows} rows; one block: columns of each value.\n"
+                f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
+                f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
+            )
+
+        kernel = framed(name, CUDA, self._params, self._sizes, cores.values(), content, write)
         return ClusterKernel(kernel, threads, self._shared_bytes(), registers)
 
     # -- memory of a block -------------------------------------------------------------------------------------------

@@ -12,18 +12,19 @@ A program that has all columns of its rows exchanges nothing: it multiplies what
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import tl_name
+from flexsn_codegen.targets.triton._writer import jit_function
 from flexsn_graph import Port, Role, View
 
 _LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
@@ -177,16 +178,9 @@ class _LoopWriter:
         body = "\n".join(self._lines)
         cores = {core.name: core for core in self._spec.cores if core is not None}
         text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._tiles}"
-        full = f"{identifier(name, reserved=TRITON.reserved)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
-        unspecialised = ", ".join(f'"{size}"' for size in self._sizes)
-        functions = "\n\n".join(core.source for core in cores.values())
         doc = "All steps of a recurrent loop. One program: BLOCK rows, some columns of each value, all T."
-        source = (
-            f"{TRITON.header}\n\n{functions}\n\n@triton.jit(do_not_specialize=[{unspecialised}])\n"
-            f'def {full}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
-        )
-        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
+        write = partial(jit_function, arguments=arguments, unspecialised=self._sizes, body=body, doc=doc)
+        kernel = framed(name, TRITON, self._params, self._sizes, cores.values(), text, write)
         exchanges = self._loop.exchanges if self._tiles.exchanged else ()
         slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in exchanges)
         return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
