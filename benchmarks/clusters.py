@@ -10,6 +10,7 @@ measures divisions of a step instead. It needs a GPU with clusters.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -55,6 +56,7 @@ class Made:
 
     def times(self) -> tuple[str, str]:
         """Microseconds a step of the forward, ms of a training step."""
+        gc.collect()  # of graphs before, whose nodes of leaves have other streams
         forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
         return (
             f"{1e3 * forward / self.steps:.2f}",

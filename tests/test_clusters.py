@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -160,6 +161,18 @@ def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
     torch.cuda.synchronize()
     assert differing.tolist() == [0, 0]
     assert told == ["forward"] * 10_000
+
+
+@gpu
+def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
+    expected = run(core, tensors, None)
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(run, core, tensors, "triton").result()
+    for a, b in zip(results, expected, strict=True):
+        assert torch.equal(a, b)
+    assert told == ["forward"]
 
 
 @gpu

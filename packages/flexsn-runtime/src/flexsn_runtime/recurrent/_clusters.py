@@ -21,9 +21,14 @@ _MOST_THREADS = 1024
 _MOST_OF_MATRICES = 192
 
 
+def clusters_wanted() -> bool:
+    """False where `FLEXSN_CLUSTERS` is 0."""
+    return os.environ.get(_VARIABLE, "1") != "0"
+
+
 def why_no_clusters(device: torch.device) -> str | None:
     """The reason why a GPU runs no kernels in clusters; `None`: it does."""
-    if os.environ.get(_VARIABLE, "1") == "0":
+    if not clusters_wanted():
         return f"{_VARIABLE} is 0"
     if device.type != "cuda" or torch.version.hip:
         return "only CUDA has clusters"

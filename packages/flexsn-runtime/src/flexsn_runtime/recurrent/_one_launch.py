@@ -32,7 +32,7 @@ from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
-from flexsn_runtime.recurrent._clusters import clusters_for, why_no_clusters
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
 from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
@@ -275,7 +275,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _In
     rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, *layouts, *matrices)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:

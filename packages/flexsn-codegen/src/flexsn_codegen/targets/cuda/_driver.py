@@ -29,6 +29,15 @@ def _check(code: int, what: str) -> None:
         raise CompilationError(f"CUDA's driver {what}: {(text.value or b'unknown error').decode()}.")
 
 
+def _enter(device: torch.device) -> None:
+    """Makes the context of PyTorch's runtime current in a thread that has none yet, as autograd's threads at first."""
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
+    if not context.value:
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device.index or 0), "has no context")
+        _check(driver.cuCtxSetCurrent(context), "has no context")
+
+
 class CudaFunction:
     """A kernel on one GPU.
 
@@ -55,7 +64,7 @@ class CudaFunction:
         driver = _driver()
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.current_stream()  # makes the context
+            _enter(device)
             _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "does not load a kernel")
             _check(
                 driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
@@ -88,6 +97,7 @@ class CudaFunction:
         arguments = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
         stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
         with torch.cuda.device(self._device):
+            _enter(self._device)
             code = _driver().cuLaunchKernel(
                 self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, arguments, None
             )
