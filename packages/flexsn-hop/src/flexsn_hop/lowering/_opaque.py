@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from flexsn_hop.loop._loop import (
     forward_loop,
     forward_shapes,
 )
-from flexsn_hop.text import from_text, merged, read_graph, to_text, write_graph
+from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
 
 __all__ = ["encode_program", "run_scan"]
 
@@ -53,20 +53,13 @@ def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | 
     Raises:
         LoweringError: A graph holds something that has no text.
     """
-    return to_text({"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs]})
+    return to_text({"layout": write_layout(layout), "graphs": [write_graph(graph) for graph in graphs]})
 
 
 @functools.lru_cache(maxsize=512)
 def _decode(program: str) -> _Program:
     content = from_text(program)
-    fields = content["layout"]
-    layout: ScanLayout | BackwardLayout
-    if "scan" in fields:
-        lists = {key: tuple(v) for key, v in fields.items() if isinstance(v, list)}
-        layout = BackwardLayout(scan=ScanLayout(**fields["scan"]), saved_interval=fields["saved_interval"], **lists)
-    else:
-        layout = ScanLayout(**fields)
-    return _Program(tuple(map(read_graph, content["graphs"])), layout)
+    return _Program(tuple(map(read_graph, content["graphs"])), read_layout(content["layout"]))
 
 
 def _run(

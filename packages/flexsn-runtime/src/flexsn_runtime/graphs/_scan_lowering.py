@@ -29,7 +29,7 @@ from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime._torch_private_inductor import is_ahead_of_time
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
-from flexsn_runtime.graphs._staged_op import StagedGraph
+from flexsn_runtime.graphs._staged_op import StagedGraph, unknown_states
 from flexsn_runtime.graphs._symbols import Size
 from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
@@ -91,16 +91,7 @@ class KernelLowering:
             try:
                 return self._forward(graph, layout, flat_args)
             except NonPointwiseError:
-                staged = StagedGraph(
-                    core,
-                    *layout.counts,
-                    layout.zero_states,
-                    layout.final_state,
-                    layout.checkpoint_interval,
-                    layout.spare_checkpoints,
-                    self._on_cpu,
-                )
-                return self._staged(staged, flat_args, layout.zero_states)
+                return self._staged(StagedGraph(core, layout, self._on_cpu), flat_args)
 
     def _forward(self, graph: GraphStep, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:
         interval, spare = layout.checkpoint_interval, layout.spare_checkpoints
@@ -126,12 +117,10 @@ class KernelLowering:
         assert step.distance is not None
         return [*result.returned, *(_every(t, interval // step.distance, rows) for t in result.checkpoints)]
 
-    def _staged(
-        self, graph: StagedGraph, flat_args: Sequence[Any], zeros: Sequence[bool], rest: Sequence[Tensor] = ()
-    ) -> list[Tensor]:
+    def _staged(self, graph: StagedGraph, flat_args: Sequence[Any], rest: Sequence[Tensor] = ()) -> list[Tensor]:
         """A step with products of its values and captured matrices."""
         args = list(flat_args)
-        for i in [graph.num_inputs + i for i, zero in enumerate(zeros) if zero]:
+        for i in graph.scan.zero_positions:
             args[i] = args[i].new_zeros(args[i].shape)  # its memory was never written
         graph.check(args)
         if "torch._inductor" in sys.modules and is_ahead_of_time():
@@ -153,27 +142,12 @@ class KernelLowering:
         flat_args, saved, output_grads, state_grads = layout.split(args)
         flows = (*layout.output_grads, *layout.active_states)
         graphs = GraphStep(core, *scan.counts, _values(scan, flat_args), vjp, flows, layout.wanted)
-        came = (*layout.output_grads, *layout.state_grads)
         gradients = [*output_grads, *state_grads]
         with _refusals():
             try:
                 return self._backward(graphs, layout, flat_args, saved, gradients)
             except NonPointwiseError:
-                staged = StagedGraph(
-                    core,
-                    *scan.counts,
-                    scan.zero_states,
-                    scan.final_state,
-                    0,
-                    0,
-                    self._on_cpu,
-                    vjp,
-                    flows,
-                    layout.wanted,
-                    layout.needs,
-                    came,
-                )
-                return self._staged(staged, flat_args, scan.zero_states, gradients)
+                return self._staged(StagedGraph(core, layout, self._on_cpu, vjp), flat_args, gradients)
 
     def _backward(
         self,
@@ -240,12 +214,8 @@ def _values(layout: ScanLayout, flat_args: Sequence[Any]) -> list[StepValue | Si
 
 def _arguments(step: GraphSpecialization, flat_args: Sequence[Any], layout: ScanLayout) -> Arguments:
     inputs, states, _ = layout.split(flat_args)
-    zeros = layout.zero_states or (False,) * layout.num_states
-    return Arguments(
-        tuple(inputs),
-        tuple(None if zero else state for state, zero in zip(states, zeros, strict=True)),
-        tuple(flat_args[position] for position in step.lifted),
-    )
+    lifted = tuple(flat_args[position] for position in step.lifted)
+    return Arguments(tuple(inputs), tuple(unknown_states(layout, states)), lifted)
 
 
 @contextlib.contextmanager
