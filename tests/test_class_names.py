@@ -19,6 +19,7 @@ _ROWS = "rows of a step that one program walks, and rows of memory that steps wr
 
 SEVERAL_OWNERS: Mapping[str, str] = {
     "Absorbed": "of a step, and of a report that is a public name",
+    "Call": "a public name of transforms, and a call of many functions at once",
     "Converted": _PUBLIC,
     "CoreArityError": _SAME_IDEA,
     "ExampleError": _PUBLIC,

@@ -232,8 +232,8 @@ def test_convolutions_over_points() -> None:
 class Scaled(LIF):
     """Gives no spikes, whatever its range says."""
 
-    def forward(self, *inputs: Tensor, affine: object = None) -> Tensor:
-        spikes = super().forward(*inputs)
+    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+        spikes = super().forward(*inputs, **options)
         assert isinstance(spikes, Tensor)
         return spikes * 0.3
 

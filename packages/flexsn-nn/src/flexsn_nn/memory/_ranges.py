@@ -119,6 +119,7 @@ _SAME = _VIEWS | {
     "Roll",
     "Clone",
     "ToCopy",
+    "MaxPool",
     "MaxPool2D",
     "MaxPool2DWithIndices",
     "MaxPool3DWithIndices",

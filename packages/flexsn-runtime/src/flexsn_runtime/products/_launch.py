@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flexsn_codegen.targets.triton import interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._recent import Recent
+from flexsn_runtime.launches._written_kernels import run_kernel
 from flexsn_runtime.products._tiles import CHECKED_ROWS, Tile, seen_size, shares_of, tile_for
 
-_again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
 # Programs of a kernel that usually finds nothing to do.
 _REPAIRERS = 128
 _REPAIR_TILE = 64
@@ -173,21 +170,4 @@ def _run(
     num_warps: int = 4,
     stages: int = 1,
 ) -> None:
-    """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it."""
-    device = tensors[0].device
-    kernel = getattr(_kernels(), name)
-    if triton_interpreted():
-        with interpreting():
-            kernel[grid](*tensors, *numbers, *constants)
-        return
-    like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
-    key = (name, device, grid, numbers, constants, num_warps, stages, *like)
-    again = _again.get(key)
-    if again is not None:
-        again(tensors)
-        return
-    with on_device(device):
-        compiled = kernel[grid](*tensors, *numbers, *constants, num_warps=num_warps, num_stages=stages)
-    if compiled is not None:
-        whole = (*grid, 1, 1)[:3]
-        _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)
+    run_kernel(getattr(_kernels(), name), grid, tensors, numbers, constants, num_warps, stages)
