@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,17 @@ from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
 from flexsn_nn.transforms._resets import Resets
 from flexsn_nn.transforms._transform import Transform
+
+
+class SequenceRunner(Protocol):
+    """What runs calls of a neuron between layers with exact products: see `flexsn_nn.exact`."""
+
+    def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """The output of a call; `None`: it runs as ever."""
+
+
+# `FlexSN._asked` of a call that returns a sequence and leaves the states.
+_SEQUENCE = ("m", False, ())
 
 
 class FlexSN(Runs):
@@ -193,6 +204,11 @@ class FlexSN(Runs):
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())
+            exchange: SequenceRunner | None = self.__dict__.get("_exchange")
+            if exchange is not None and len(inputs) == 1 and not self._own_transforms:
+                output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
+                if output is not None:
+                    return output
             repeated, inputs, changes = self._repeat(inputs, changes)
             if repeated is not None:
                 return repeated

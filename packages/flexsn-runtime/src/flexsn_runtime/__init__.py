@@ -64,7 +64,14 @@ from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
 from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
-from flexsn_runtime.products import fewest_multiplications, spike_linear, why_slow_product
+from flexsn_runtime.products import (
+    Linked,
+    Links,
+    fewest_multiplications,
+    linked_linear,
+    spike_linear,
+    why_slow_product,
+)
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
@@ -96,6 +103,8 @@ __all__ = [
     "LaunchPlan",
     "LauncherError",
     "LayoutError",
+    "Linked",
+    "Links",
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
@@ -140,6 +149,7 @@ __all__ = [
     "get_flexsn_kernel_handle",
     "has_moments",
     "launcher_in_words",
+    "linked_linear",
     "max_pool",
     "pack_numbers",
     "prepare",
