@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import hint_of
+from flexsn_codegen.core._core import emit_core
 from flexsn_codegen.errors import TraceError
 from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import Conditions, follow, hold, integers
@@ -21,7 +22,6 @@ from flexsn_codegen.functions._host_numbers import Expression, Notes
 from flexsn_codegen.functions._kernel import PREFIX, named
 from flexsn_codegen.functions._launch import launch, target_on
 from flexsn_codegen.functions._layout import Plan, plan_layout
-from flexsn_codegen.source._core import emit_core
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen.targets import Target

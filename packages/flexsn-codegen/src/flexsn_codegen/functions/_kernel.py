@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flexsn_codegen.core._core import emit_core
 from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError
 from flexsn_codegen.functions._calls import Structure, put_together, results_apart
 from flexsn_codegen.functions._captured import Captured
@@ -20,7 +21,6 @@ from flexsn_codegen.functions._follow import Conditions, follow, hold, integers
 from flexsn_codegen.functions._host_numbers import Expression, Notes, noting
 from flexsn_codegen.functions._launch import launch, target_on
 from flexsn_codegen.functions._layout import Plan, plan_layout
-from flexsn_codegen.source._core import emit_core
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource, StepLayout
 from flexsn_codegen.targets import Target

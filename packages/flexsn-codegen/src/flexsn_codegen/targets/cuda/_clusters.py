@@ -11,17 +11,16 @@ has what others sent after they had read it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Multiply, NotOneLaunchError
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, framed
 from flexsn_codegen.targets.cpp._literals import cpp_name
 from flexsn_codegen.targets.cuda._target import CUDA
 from flexsn_graph import Port, Role, View, not_zero_one
@@ -83,7 +82,7 @@ def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel
     Raises:
         NotOneLaunchError: a loop that clusters do not compute.
     """
-    return _Writer(spec, cluster).write(name)
+    return _ClusterWriter(spec, cluster).write(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Sent:
         return f"sent_{self.number}"
 
 
-class _Writer:
+class _ClusterWriter:
     def __init__(self, spec: LoopSpec, cluster: Cluster) -> None:
         self._spec, self._loop, self._cluster = spec, spec.loop, cluster
         self._width = spec.loop.width
@@ -129,7 +128,7 @@ class _Writer:
         loop = self._loop
         widths = {width for width, _ in loop.carried.values()}
         for part in loop.parts:
-            widths |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+            widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         if widths != {self._width}:
             raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
         for e in loop.exchanges:
@@ -175,7 +174,7 @@ class _Writer:
             return (Columns(port, 0, self._loop.carried[port][0]),)
         found: set[Columns] = set()
         for part in self._loop.parts:
-            if isinstance(part, Call):
+            if isinstance(part, StageCall):
                 found |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
                 found |= {Columns(port, first, count) for first, count in part.pieces}
@@ -240,17 +239,18 @@ class _Writer:
         arguments += [f"const int64_t {size}" for size in self._sizes]
         cores = {core.name: core for core in self._spec.cores if core is not None}
         body = "\n".join(self._lines)
-        digest = hashlib.sha256(f"({arguments})\n{body}\n{list(cores)} {cluster}".encode()).hexdigest()[:12]
-        full = f"{identifier(name, reserved=CUDA.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in cores.values())
+        content = f"({arguments})\n{body}\n{list(cores)} {cluster}"
         separator = ",\n    "
-        source = (
-            f"{CUDA.header}\n\n{functions}\n\n"
-            f"// All steps of a recurrent loop. One cluster: {cluster.rows} rows; one block: columns of each value.\n"
-            f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
-            f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
-        )
-        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), CUDA)
+
+        def write(full: str) -> str:
+            return (
+                "// All steps of a recurrent loop. "
+                f"One cluster: {cluster.rows} rows; one block: columns of each value.\n"
+                f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
+                f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
+            )
+
+        kernel = framed(name, CUDA, self._params, self._sizes, cores.values(), content, write)
         return ClusterKernel(kernel, threads, self._shared_bytes(), registers)
 
     # -- memory of a block -------------------------------------------------------------------------------------------
@@ -369,7 +369,7 @@ class _Writer:
 
     def _lifted(self) -> None:
         for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
-            if not isinstance(part, Call) or core is None:
+            if not isinstance(part, StageCall) or core is None:
                 continue
             for port in core.arguments:
                 if port.role is Role.LIFTED:
@@ -440,7 +440,7 @@ class _Writer:
                 with self._each():
                     self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
 
-    def _call(self, i: int, part: Call) -> None:
+    def _call(self, i: int, part: StageCall) -> None:
         core = self._spec.cores[i]
         assert core is not None
         arguments = [self._argument(i, part, port) for port in core.arguments]
@@ -460,7 +460,7 @@ class _Writer:
                 self._later.append((self._next_store, result, 0))
                 self._next_store += 1
 
-    def _argument(self, i: int, part: Call, port: Port) -> str:
+    def _argument(self, i: int, part: StageCall, port: Port) -> str:
         if port.role is Role.LIFTED:
             down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
             return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
@@ -645,7 +645,7 @@ class _Writer:
                 )
 
 
-def _written_by(part: Call | Multiply) -> Iterable[Port]:
+def _written_by(part: StageCall | Multiply) -> Iterable[Port]:
     if isinstance(part, Multiply):
         return (part.port,)
     return tuple(columns.port for columns in part.writes if columns is not None)
