@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from flexsn_graph import Phase, TraceError, UnsupportedCoreError
-from flexsn_runtime._availability import triton_interpreted, why_unavailable
+from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
-from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.backend import TargetName, why_unavailable
 from flexsn_runtime.contract._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,

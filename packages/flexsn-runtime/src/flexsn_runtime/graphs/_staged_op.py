@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from flexsn_codegen import Numerics
 from flexsn_graph import Port, RecurrentTrace, Role, trace_core
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import as_outside, untraced
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import UnsupportedScanError
 from flexsn_runtime.graphs._differentiable import differentiable
 from flexsn_runtime.graphs._symbols import Assignment

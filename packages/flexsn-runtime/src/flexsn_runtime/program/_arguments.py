@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import StepValue
-from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import target_on
 from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.backend import target_on, why_unavailable
 from flexsn_runtime.errors import (
     BackendUnavailableError,
     DeviceError,

@@ -14,15 +14,16 @@ from torch import Tensor
 from flexsn_codegen import Numerics, Precision
 from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
 from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._residuals import check_policy
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core, trace_values
 
 # So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.

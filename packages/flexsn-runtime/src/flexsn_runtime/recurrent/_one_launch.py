@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flexsn_codegen import TRITON
 from flexsn_codegen.recurrent import (
     COUNTER_DISTANCE,
     Call,
@@ -29,7 +28,6 @@ from flexsn_codegen.recurrent import (
     two_strides,
 )
 from flexsn_graph import Port, Role, StagedStep, View
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
@@ -95,8 +93,6 @@ class Loops:
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, Call) else None for part in loop.parts]
             written = [core for core in cores if core is not None]
-            if any(core.target is not TRITON for core in written):
-                raise NotOneLaunchError("its kernels are not written in Triton")
             if any(core.numbers for core in written):
                 raise NotOneLaunchError("a stage takes numbers")
             spec = LoopSpec(
@@ -197,8 +193,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
         raise NotOneLaunchError("there is one step")
     if over.arriving:
         raise NotOneLaunchError("gradients come to the states after each step")
-    if torch.version.hip or (step.device.type != "cuda" and not triton_interpreted()):
-        raise NotOneLaunchError("only CUDA launches programs that wait for each other")
+    why = step.backend.why_not_together(step.device)
+    if why is not None:
+        raise NotOneLaunchError(why)
     loops, staged = step.loops, over.staged
     loop = loops.loop(staged, over.lasting)
     to_load, to_store = loops.memory(staged, over.lasting)

@@ -11,13 +11,14 @@ import torch
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
 from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import as_outside
+from flexsn_runtime.backend import TargetName
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans import _tuned as tuned
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, checkpoint_distance, one_chunk
 from flexsn_runtime.step._bits import check_bits
 from flexsn_runtime.step._residuals import Policy, choose_residuals
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 
 _EXACT = Numerics()
 
@@ -86,11 +87,11 @@ class Specialization(CoreSpecialization):
 
     def plan(self, ncl: int) -> LaunchPlan:
         """How the kernels are launched over a step of `ncl` elements."""
-        limit = self._planner.size_class(ncl)
+        limit = self.backend.size_class(ncl)
         plan = self._plans.get(limit)
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
-            usual = self._planner.plan(limit, self.cost, carried)
+            usual = self.backend.plan(limit, self.cost, carried)
             plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
         return plan
 
@@ -117,7 +118,7 @@ class Specialization(CoreSpecialization):
 
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
-        limit = self._planner.size_class(ncl)
+        limit = self.backend.size_class(ncl)
         tuned.save(self._plan_key(limit), plan)
 
     def forget_plans(self) -> None:
@@ -130,7 +131,7 @@ class Specialization(CoreSpecialization):
     def _plan_key(self, limit: int) -> dict[str, str | int]:
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
-        return {**key, "language": self._target.name}
+        return {**key, "language": self.backend.target.name}
 
     def core(self, residuals: Residuals | None = None) -> CoreSource:
         """The source of the step, which returns the residuals as well."""
