@@ -40,11 +40,12 @@ from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
 from flexsn_nn._refusals import Refusals, kinds_of
-from flexsn_nn._run_kernels import run_again, run_between_graphs, run_kernels, run_step_between_graphs
+from flexsn_nn._run_kernels import run_between_graphs, run_kernels, run_step_between_graphs
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._state_shapes import check_states, plain_states, step_shape
 from flexsn_nn._stateful import check_first_run, is_own, is_own_forward
 from flexsn_nn._torch_private import (
+    backward_pass,
     between_graphs,
     constant,
     is_exporting,
@@ -58,8 +59,7 @@ from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
     TraceError,
-    repeated_scan,
-    repeated_step,
+    repeated_call,
     single_step,
     transform_at_work,
 )
@@ -300,9 +300,12 @@ class FlexSN(Leaf):
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         if not compiling:
-            check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
-            if any(state.is_inference() for state in self.states):
-                self.__dict__["states"] = _for_autograd(self.states)
+            if backward_pass() != -1:
+                check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
+            for state in self.states:
+                if state.is_inference():
+                    self.__dict__["states"] = _for_autograd(self.states)
+                    break
             if self._bits.asked > 0:
                 self._bits.forget()
                 packing = self._packs()
@@ -594,12 +597,10 @@ class FlexSN(Leaf):
                 results = self._run_packing(inputs, states, keep, absorbed, count)
             if results is None:
                 program = self._get_program(absorbed, counting=count)
-                if compiling or keep:
-                    run = run_between_graphs if compiling else run_kernels
-                    results = run(program, (*inputs, *states), keep, absorbed)
-                else:
-                    results = run_again(program, inputs, states, absorbed)
-                    self._remember(program, count=count, pack=False)
+                run = run_between_graphs if compiling else run_kernels
+                results = run(program, (*inputs, *states), keep, absorbed)
+                if not compiling:
+                    self._remember(program, keep=keep, count=count, pack=False)
         else:
             results = self._run_core(backend, (*inputs, *states), keep, at_zero, absorbed)
             if backend == "torch" and self._backend == "auto" and not compiling:
@@ -633,11 +634,8 @@ class FlexSN(Leaf):
         """As kernels run it, and notes the bits of the first output; `None`: it is not known to be 0 or 1."""
         program = self._get_program(affine, counting=count, packing=True)
         try:
-            if keep:
-                *results, bits = run_kernels(program, (*inputs, *states), True, affine)
-            else:
-                *results, bits = run_again(program, inputs, states, affine)
-                self._remember(program, count=count, pack=True)
+            *results, bits = run_kernels(program, (*inputs, *states), keep, affine)
+            self._remember(program, keep=keep, count=count, pack=True)
         except SpikeBitsError as error:
             self._bits.refuse(self.core, str(error))
             return None
@@ -650,10 +648,10 @@ class FlexSN(Leaf):
         mode = own["_step_mode"]
         return mode, own["store_state_seqs"] and mode == "m", own["count_spikes"], packing
 
-    def _remember(self, program: ScanProgram, *, count: bool, pack: bool) -> None:
-        """Lets `_repeat` make calls of this program, if it can: those that keep no sequences and count nothing."""
+    def _remember(self, program: ScanProgram, *, keep: bool, count: bool, pack: bool) -> None:
+        """Lets `_repeat` make calls of this program, if it can: those that count nothing."""
         if not count and self._widening is None:
-            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, False, pack))
+            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, keep, False, pack))
 
     def _has_absorbed(self, inputs: tuple[Tensor, ...]) -> bool:
         """Whether the call before took into its step what it was given for it, and would again with these inputs."""
@@ -677,7 +675,10 @@ class FlexSN(Leaf):
         """
         own = self.__dict__
         repeats: _Repeats | None = own["_repeats"]
-        if repeats is None or repeats.asked != self._asked(packing):
+        if repeats is None:
+            return None
+        mode = own["_step_mode"]  # a module's attributes take five times as long
+        if repeats.asked != (mode, own["store_state_seqs"] and mode == "m", own["count_spikes"], packing):
             return None
         program = repeats.program
         core, instead = program.core, None
@@ -688,21 +689,22 @@ class FlexSN(Leaf):
             core = core.core
         if (own["core"] if "core" in own else own["_modules"].get("core")) is not core:
             return None  # one that was registered, and not assigned
-        states = own["states"]
-        if own["_step_mode"] == "s":
-            results = repeated_step(program, inputs, states) if states else None
-        elif len(states) != own["num_states"] and (states or not self._starts_at_zero()):
+        states, single, keep = own["states"], own["_step_mode"] == "s", repeats.asked[1]
+        if len(states) != own["num_states"] and (states or single or not self._starts_at_zero()):
             return None
-        else:
-            completion = None if affine is None else affine.completion
-            results = repeated_scan(program, inputs, states, instead, completion and completion.formula)
-        if results is None:
+        completion = None if affine is None else affine.completion
+        formula = None if completion is None else completion.formula
+        results = repeated_call(program, inputs, states, instead, formula, single=single, state_seqs=keep)
+        if results is None or (keep and not len(inputs[0])):
             return None
         end = own["num_outputs"]
         if packing:
             *results, bits = results
             self._bits.note(results[0], bits)
-        self._hold_results(list(results[end:]), [], None)
+        carried = list(results[end:])
+        finals = [sequence[-1] for sequence in carried] if keep else carried
+        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        own.update(states=finals, state_seqs=carried if keep else [], spike_counts=None)
         return results[0] if end == 1 else list(results[:end])
 
     @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
@@ -861,7 +863,7 @@ class FlexSN(Leaf):
             program = self._get_program()
             results = (run_step_between_graphs if compiling else single_step)(program, inputs, states)
             if not compiling:
-                self._remember(program, count=False, pack=False)
+                self._remember(program, keep=False, count=False, pack=False)
             return results[: self.num_outputs], results[self.num_outputs :]
         primals = (*[x.unsqueeze(0) for x in inputs], *states)
         if backend in COMPILED:

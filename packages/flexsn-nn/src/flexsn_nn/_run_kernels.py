@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._torch_private import between_graphs
-from flexsn_runtime import ScanProgram, completed_scan, prepare, scan, scan_again, single_step
+from flexsn_runtime import ScanProgram, completed_scan, run_program, single_step
 
 
 def run_kernels(
@@ -19,28 +17,12 @@ def run_kernels(
     Args:
         affine: of the first input, of a step `Behind` one.
     """
-    instead = _instead(program, affine)
-    completion = None if affine is None else affine.completion
-    if instead is None or completion is None:
-        step, arguments = prepare(program, tensors, instead=instead)
-        return scan(step, arguments, state_seqs=state_seqs)
     inputs, states = tensors[: program.num_inputs], tensors[program.num_inputs :]
-    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
-
-
-def run_again(
-    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Absorbed | None
-) -> tuple[Tensor, ...]:
-    """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
-
-    Args:
-        affine: as for `run_kernels`.
-    """
     instead = _instead(program, affine)
     completion = None if affine is None else affine.completion
     if instead is None or completion is None:
-        return scan_again(program, inputs, states, instead)
-    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=False))
+        return run_program(program, inputs, states, instead, state_seqs=state_seqs)
+    return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=state_seqs))
 
 
 def _instead(program: ScanProgram, affine: Absorbed | None) -> dict[int, Tensor] | None:

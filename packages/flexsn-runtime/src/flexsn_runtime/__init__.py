@@ -69,7 +69,14 @@ from flexsn_runtime.program._completed_scan import completed_scan
 from flexsn_runtime.program._completion import Completion, GradientFormula
 from flexsn_runtime.program._program import PointwiseProgram, ScanProgram
 from flexsn_runtime.program._refusal import why_refused
-from flexsn_runtime.program._repeated import remember, repeated_scan, repeated_step, scan_again
+from flexsn_runtime.program._repeated import (
+    remember,
+    repeated_call,
+    repeated_scan,
+    repeated_step,
+    run_program,
+    scan_again,
+)
 from flexsn_runtime.program._single_step import single_step
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.recurrent._staged_autograd import scan
@@ -139,10 +146,12 @@ __all__ = [
     "release_active_flexsn_kernel_handle",
     "release_flexsn_kernel_handle",
     "remember",
+    "repeated_call",
     "repeated_scan",
     "repeated_step",
     "retain_flexsn_kernel_handle",
     "retain_owner_flexsn_kernel_handle",
+    "run_program",
     "scan",
     "scan_again",
     "single_step",

@@ -55,7 +55,8 @@ class CppLaunch:
         if self._run is None:
             self.compile(tensors)
             assert self._run is not None
-        launch_program(self._run, tensors, self._numbers)
+        run = self._run  # as `launch_program`, in one call
+        run.function(run.pack(*map(Tensor.data_ptr, tensors), *self._numbers, torch.get_num_threads()))
 
     def entry(self) -> Entry | None:
         """How it is launched by its address; `None`: it is not compiled."""

@@ -60,22 +60,22 @@ class Specialization(CoreSpecialization):
         self._cores: dict[Residuals | None, CoreSource] = {}
         self._vjps: dict[Hashable, tuple[StepGraph, CoreSource | None]] = {}
         self._plans: dict[int, LaunchPlan] = {}  # by size class
-        # Prepared launches by the layout of their arguments: see `kernels/_scan.py`.
-        self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
-        self.backward_scans: Recent[Any] = Recent()
+        # Plans by kind and layout: see `kernels/_scan.py`.
+        self.plans: Recent[Any] = Recent()
+        self.has_backward = False  # one was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
             self._residuals = {}  # chosen by the size of a step
             self._vjps = {key: vjp for key, vjp in self._vjps.items() if vjp[0].is_of_any_batch}
         super()._begin(trace)
-        self.forward_scans, self.backward_scans = Recent(), Recent()
+        self.plans, self.has_backward = Recent(), False
         self._plans = {}  # those on disk may be others now
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
-        self.forward_scans, self.backward_scans = Recent(), Recent()
+        self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
         """Raises what the kernels' makers raise of the step, and compiles nothing."""
@@ -125,8 +125,7 @@ class Specialization(CoreSpecialization):
         """Looks for plans on disk again, and prepares launches again."""
         with self._lock:
             self._plans.clear()
-            self.forward_scans.clear()
-            self.backward_scans.clear()
+            self.plans.clear()
 
     def _plan_key(self, limit: int) -> dict[str, str | int]:
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
@@ -246,5 +245,4 @@ class Specialization(CoreSpecialization):
         """Drops the compiled kernels, and what is prepared with them."""
         with self._lock:
             super().close()
-            self.forward_scans.clear()
-            self.backward_scans.clear()
+            self.plans.clear()
