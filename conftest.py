@@ -172,9 +172,7 @@ def python_gradients(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, ...]]:
     needs: list[tuple[bool, ...]] = []
     gradients = TrainedScan.gradients
 
-    def noted(
-        scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]
-    ) -> Sequence[Tensor | None]:
+    def noted(scan: TrainedScan, tensors: Sequence[Tensor | None], needed: Sequence[bool]) -> Sequence[Tensor | None]:
         needs.append(tuple(needed))
         return gradients(scan, tensors, needed)
 

@@ -196,9 +196,7 @@ print(time.perf_counter() - begun)
         environment = {**os.environ, **{name: f"{empty}/{name}" for name in names}, OWN_LAUNCHER: own_launcher}
         environment["PYTHONPYCACHEPREFIX"] = bytecode
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        run = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-        )
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         raise RuntimeError(run.stderr)
     return float(json.loads(run.stdout.splitlines()[-1]))

@@ -84,9 +84,7 @@ def arguments(row: Row, dtype: torch.dtype, *, wide: bool) -> list[Any]:
     """The same numbers in each call."""
     generator = torch.Generator().manual_seed(0)
     given = [a.make(dtype, generator) if isinstance(a, Values) else a for a in row.arguments]
-    return [
-        (a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given
-    ]
+    return [(a.double() if wide and a.dtype == dtype else a).to(DEVICE) if isinstance(a, Tensor) else a for a in given]
 
 
 def as_tuple(value: Any) -> tuple[Tensor, ...]:

@@ -58,9 +58,7 @@ def main() -> None:
     digits = example()
     rows = []
     for bits in (None, *arguments.bits):
-        found = [
-            accuracy(digits, bits, seed, arguments.epochs, arguments.device) for seed in range(arguments.seeds)
-        ]
+        found = [accuracy(digits, bits, seed, arguments.epochs, arguments.device) for seed in range(arguments.seeds)]
         name = "float32" if bits is None else f"grid, {bits} bits"
         spread = statistics.stdev(found) if len(found) > 1 else 0.0
         each = ", ".join(f"{one:.2%}" for one in found)

@@ -187,7 +187,7 @@ def main() -> None:
         "",
         "`python benchmarks/neurons.py`: one forward and one backward of the module, medians in ms, in one run.",
         "`copy 5` moves as many bytes as five streams; `graph` is the replay of the call under a CUDA graph; `loop` is",
-        "`backend=\"torch\"`; ops per element and step, of the step and of its VJP; registers per thread, forward and",
+        '`backend="torch"`; ops per element and step, of the step and of its VJP; registers per thread, forward and',
         f"backward. Reasons: of calls above {LIMIT}.",
         where(device),
         "",

@@ -94,9 +94,7 @@ def main() -> int:
             print(f"piece {piece['piece']}: {piece['different']}\n", flush=True)
     total = counts.pop("lives", 0)
     names = sorted({name.split(":")[0] for name in counts})
-    rows = [
-        (name, counts[name], counts[f"{name}: raised"] or "", counts[f"{name}: refused"] or "") for name in names
-    ]
+    rows = [(name, counts[name], counts[f"{name}: raised"] or "", counts[f"{name}: refused"] or "") for name in names]
     publish(
         [
             "# Random lives of networks",

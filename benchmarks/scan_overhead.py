@@ -97,9 +97,7 @@ def in_this_thread(call: Call) -> Call:
     return run
 
 
-def cells(
-    who: str, what: str, call: Call, eager: tuple[float, float], calls: int, device: torch.device
-) -> list[str]:
+def cells(who: str, what: str, call: Call, eager: tuple[float, float], calls: int, device: torch.device) -> list[str]:
     wall, issue = eager
     row = [who, what, f"{wall:.1f}", f"{issue:.1f}", str(LIMITS.get(what, "")) if "FlexSN" in who else ""]
     if device.type != "cuda":

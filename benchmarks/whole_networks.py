@@ -308,7 +308,15 @@ def tell(begun: float, row: RowName, result: Row | str) -> None:
 
 
 HEADER = (
-    "network", "format", "neurons", "step, ms", "least", "backward in its thread", "least", "peak, MiB", "its kernels",
+    "network",
+    "format",
+    "neurons",
+    "step, ms",
+    "least",
+    "backward in its thread",
+    "least",
+    "peak, MiB",
+    "its kernels",
     "in a CUDA graph",
 )
 

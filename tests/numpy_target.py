@@ -103,9 +103,7 @@ class NumPyWriter(KernelWriter):
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
         self.line(f"{name} = {text} if {condition} else {other}")
 
-    def accumulate(
-        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
-    ) -> None:
+    def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
         self.line(f"{name} = {name} + ({value} if {condition or True} else 0)")
 
     def call(self, results: Sequence[str], core: CoreSource, arguments: Sequence[str]) -> None:

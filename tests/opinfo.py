@@ -315,9 +315,7 @@ def _problem(
             exact = list(expected)
         scale = 1.0 if sample.info.name in CANCELLING else 0.0
         free = sample.info.name in EXCEPTIONS
-        problems = [
-            _judge(e, a, x, nan_is_free=free, scale=scale) for (e, a), x in zip(pairs, exact, strict=True)
-        ]
+        problems = [_judge(e, a, x, nan_is_free=free, scale=scale) for (e, a), x in zip(pairs, exact, strict=True)]
     return next(filter(None, problems), "")
 
 

@@ -124,9 +124,7 @@ def compare(combinations: Sequence[Combination], *, device: str = "cpu", dynamic
     losses = []
     for results in (actual, expected):
         weights = torch.Generator().manual_seed(1)
-        terms = [
-            (r * torch.randn(r.shape, generator=weights).to(device)).sum() for of_one in results for r in of_one
-        ]
+        terms = [(r * torch.randn(r.shape, generator=weights).to(device)).sum() for of_one in results for r in of_one]
         losses.append(torch.stack(terms).sum())
     leaves = [leaf for own, weights in zip(arguments, parameters, strict=True) for leaf in (*own, *weights)]
     gradients = [torch.autograd.grad(loss, leaves, allow_unused=True) for loss in losses]

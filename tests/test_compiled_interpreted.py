@@ -11,7 +11,7 @@ import torch
 from scan_cores import CASES, Case, hard_spike, problem
 from torch import Tensor
 
-import flexsn_hop._operator as operator
+import flexsn_hop.operator._operator as operator
 from flexsn_hop import (
     BackwardLayout,
     ScanLayout,
@@ -73,7 +73,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ScanLayout | Backw
 
     monkeypatch.setattr(operator, "forward_loop", forward)
     monkeypatch.setattr(operator, "backward_loop", backward)
-    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+    monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     torch._dynamo.reset()
     yield seen
@@ -161,17 +161,13 @@ def test_only_the_gradients_that_are_needed(kernels: list[ScanLayout | BackwardL
     assert isinstance(layout, BackwardLayout)
     assert layout.output_grads == (False, True)
     assert not any(layout.state_grads)
-    expected = values_and_gradients(
-        lambda *flat: eager_scan(p.core, *p.counts, *flat)[1:2], arguments, p.inputs[1:]
-    )
+    expected = values_and_gradients(lambda *flat: eager_scan(p.core, *p.counts, *flat)[1:2], arguments, p.inputs[1:])
     torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.long(all_but=["nhwc"])
 @pytest.mark.parametrize("order", [(0, 1, 3, 4, 2), (0, 4, 2, 1, 3), (1, 0, 2, 3, 4)], ids=["nhwc", "mixed", "time"])
-def test_inputs_in_another_order_in_memory(
-    order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]
-) -> None:
+def test_inputs_in_another_order_in_memory(order: tuple[int, ...], kernels: list[ScanLayout | BackwardLayout]) -> None:
     weight = torch.linspace(0.5, 1.5, 3).view(3, 1, 1).requires_grad_()
 
     def core(x: Tensor, bias: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -182,9 +182,7 @@ def network(neuron: str, device: str) -> tuple[nn.Module, Callable[[Tensor], tup
     return module, forward
 
 
-def reading(
-    neuron: str, device: str, reads: Sequence[Read]
-) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
+def reading(neuron: str, device: str, reads: Sequence[Read]) -> tuple[nn.Module, Callable[[Tensor], list[Tensor]]]:
     """A network, and a function that gives all of these readouts of it."""
     module, forward = network(neuron, device)
     return module, lambda x: [read(*forward(x)) for read in reads]

@@ -13,9 +13,9 @@ from recurrent_cores import CELLS, RLIF, Cell
 from torch import Tensor
 from torch._inductor.utils import run_and_get_code
 
-import flexsn_hop._operator as operator
+import flexsn_hop.operator._operator as operator
 from flexsn_hop import flex_sn_scan, flex_sn_scan_final_state, register_scan_lowering
-from flexsn_hop._loop import backward_loop
+from flexsn_hop.operator._loop import backward_loop
 from flexsn_nn import LIF, Recurrent
 from flexsn_runtime import KernelLowering, ScanProgram, TargetName, prepare, scan
 
@@ -37,7 +37,7 @@ def fresh_compiler() -> Iterator[None]:
 def kernels_in_the_place_of_loops(monkeypatch: pytest.MonkeyPatch, target: TargetName) -> None:
     """What Inductor would make of the operators, without Inductor."""
     lowering = KernelLowering(on_cpu=target)
-    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+    monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])
     register_scan_lowering(lowering)
     monkeypatch.setattr(operator, "forward_loop", lambda *args: tuple(lowering.forward(*args)))
     monkeypatch.setattr(operator, "backward_loop", lambda *args: tuple(lowering.backward(*args)))

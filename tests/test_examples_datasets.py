@@ -186,9 +186,7 @@ def test_tonic_reads_the_words_that_were_written(tmp_path: Path) -> None:
 @pytest.mark.long(all_but=["events"])
 @one_thread()
 @pytest.mark.parametrize("name", ["events", "audio"])
-def test_rates_in_the_picture_are_without_padding(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rates_in_the_picture_are_without_padding(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean rate of a batch's samples is the mean of the rates that they have alone."""
     module = example(name)
     drawn: list[dict[str, float]] = []

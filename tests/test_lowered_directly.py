@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from flexsn_hop import BackwardLayout, ScanLayout, eager_scan_final_state
-from flexsn_hop._vjp import step_vjp
+from flexsn_hop.operator._vjp import step_vjp
 from flexsn_runtime import KernelLowering
 from flexsn_runtime.graphs._graph_step import GraphSpecialization
 
@@ -23,9 +23,7 @@ def decay(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.long(all_but=["66-70", "1048576-21"])
 @pytest.mark.parametrize("steps", [21, 70])
 @pytest.mark.parametrize("interval", [1, 4, 12, 66, 2**20])
-def test_gradients_with_checkpoints_at_any_distance(
-    interval: int, steps: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_with_checkpoints_at_any_distance(interval: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     chunks: list[int] = []
     plan = GraphSpecialization.plan
 

@@ -185,9 +185,12 @@ def test_mixed_formats(backend: str, device: str, pairs: int) -> None:
 @pytest.mark.long(all_but=["torch-*", "hop-*", "triton-*"])
 @BACKENDS_AND_DEVICES
 def test_gradients_in_another_format_than_the_output(backend: str, device: str) -> None:
-    weights = {name: torch.empty_strided(w.shape, w.stride(), device=device) for name, w in (
-        (name, LAYOUTS[name](4)) for name in ("contiguous", "channels_last_frames", "batch_first", "time_last")
-    )}
+    weights = {
+        name: torch.empty_strided(w.shape, w.stride(), device=device)
+        for name, w in (
+            (name, LAYOUTS[name](4)) for name in ("contiguous", "channels_last_frames", "batch_first", "time_last")
+        )
+    }
     dense = values(4, *STEP, seed=7).to(device)
     x = LAYOUTS["channels_last_frames"](4).to(device).requires_grad_()
     found = []

@@ -128,9 +128,7 @@ def test_workflows_run_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("document", [*WORKFLOWS, ROOT / "RELEASING.md"], ids=lambda path: path.name)
-def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(
-    document: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tests_of_wheels_are_asked_for_as_the_script_takes_it(document: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One by its name, behind an option, or all."""
     asked: list[tuple[str, list[str]]] = []
 

@@ -118,10 +118,17 @@ GOLDENS = [
 
 @pytest.mark.long(
     all_but=[
-        "if_float32", "lif_hard_float32", "lif_soft_detached_float32", "alif_float32_long",
-        "alif_float32_fast_math_True", "plif_scalar_float32", "plif_neuron_float32",
-        "plif_channel_float32_long_strided", "plif_channel_float32_rows",
-        "two_in_two_out_bfloat16", "izhikevich_bfloat16_precision_float32",
+        "if_float32",
+        "lif_hard_float32",
+        "lif_soft_detached_float32",
+        "alif_float32_long",
+        "alif_float32_fast_math_True",
+        "plif_scalar_float32",
+        "plif_neuron_float32",
+        "plif_channel_float32_long_strided",
+        "plif_channel_float32_rows",
+        "two_in_two_out_bfloat16",
+        "izhikevich_bfloat16_precision_float32",
     ]
 )
 @pytest.mark.parametrize("golden", GOLDENS, ids=lambda golden: golden.name)

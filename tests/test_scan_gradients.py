@@ -70,8 +70,16 @@ REFUSED = {
 
 @pytest.mark.long(
     all_but=[
-        "in an expression", "masked", "by elements", "into new memory", "detached", "data", "twice, with numbers",
-        "two results", "of the input, too", "with a constant, of the whole step",
+        "in an expression",
+        "masked",
+        "by elements",
+        "into new memory",
+        "detached",
+        "data",
+        "twice, with numbers",
+        "two results",
+        "of the input, too",
+        "with a constant, of the whole step",
     ]
 )
 @pytest.mark.parametrize("lines", [*IN_PLACE.values(), *FUNCTIONS.values()], ids=[*IN_PLACE, *FUNCTIONS])
@@ -144,7 +152,11 @@ def test_what_has_no_gradient_runs_where_none_is_asked_for(name: str) -> None:
 
 @pytest.mark.long(
     all_but=[
-        "with tensors that autograd keeps", "a view", "in place", "returned", "in a function and beside it",
+        "with tensors that autograd keeps",
+        "a view",
+        "in place",
+        "returned",
+        "in a function and beside it",
         "in a function before the loop",
     ]
 )
@@ -201,7 +213,9 @@ ABSENT = {
 
 @pytest.mark.long(
     all_but=[
-        "a neuron-recompute", "a root of the input-recompute", "masked-recompute",
+        "a neuron-recompute",
+        "a root of the input-recompute",
+        "masked-recompute",
         "used without a gradient-recompute",
     ]
 )

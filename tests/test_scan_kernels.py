@@ -14,8 +14,8 @@ import torch._functorch.config
 import torch._inductor.config
 from torch import Tensor
 
-import flexsn_hop._inductor
-import flexsn_hop._lowering as lowering
+import flexsn_hop.lowering._inductor
+import flexsn_hop.lowering._lowering as lowering
 from flexsn_hop import register_scan_lowering, scan, scan_lowerings
 from flexsn_runtime import KernelLowering
 
@@ -64,7 +64,7 @@ def test_an_installation_that_cannot_be_imported_is_named(elsewhere: pytest.Monk
 
 def test_a_loop_in_their_place_is_logged_once(elsewhere: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     elsewhere.setattr(importlib.util, "find_spec", lambda name: None)
-    flexsn_hop._inductor._log_once.cache_clear()
+    flexsn_hop.lowering._inductor._log_once.cache_clear()
 
     def compile_it(steps: int) -> None:
         torch._dynamo.reset()
@@ -77,7 +77,7 @@ def test_a_loop_in_their_place_is_logged_once(elsewhere: pytest.MonkeyPatch, cap
         compile_it(2)
         compile_it(3)
         elsewhere.setenv("FLEXSN_HOP_LOWERING", "loop")
-        flexsn_hop._inductor._log_once.cache_clear()
+        flexsn_hop.lowering._inductor._log_once.cache_clear()
         compile_it(4)
     (message,) = [record.getMessage() for record in caplog.records if record.name == "flexsn_hop"]
     assert "runs as a loop, without kernels: flexsn-runtime, which has kernels, is not installed" in message

@@ -127,14 +127,12 @@ def test_an_argument_that_has_no_gradient_is_refused_where_one_is_asked_for() ->
 def triangle() -> Iterator[Callable[..., Tensor]]:
     """An op of another project's: its implementation and gradient, one row of facts, and one for Triton."""
     from flexsn_codegen import TRITON
-    from flexsn_graph._ops import _FACTS
+    from flexsn_graph.ir._ops import _FACTS
 
     with torch.library._scoped_library("scan_ops_test", "DEF") as library:
         library.define("triangle(Tensor x, float width) -> Tensor")
         library.define("slope(Tensor grad, Tensor x, float width) -> Tensor")
-        library.impl(
-            "triangle", lambda x, width: (1.0 - x.abs() / width).clamp(min=0.0), "CompositeExplicitAutograd"
-        )
+        library.impl("triangle", lambda x, width: (1.0 - x.abs() / width).clamp(min=0.0), "CompositeExplicitAutograd")
         library.impl(
             "slope",
             lambda grad, x, width: torch.where(x.abs() < width, -x.sign() * grad / width, 0.0),

@@ -239,9 +239,7 @@ def test_arithmetic_in_half_precision_in_cpp_to_the_last_bit(
 @random_cores(max_examples=12)
 @given(recipes(list(SMOOTH)), num_steps, policies)
 def test_functions_in_float64_in_cpp(compiler: None, recipe: Recipe, steps: int, residuals: str) -> None:
-    assert_like_the_loop(
-        recipe, steps, torch.float64, residuals=residuals, on_cpu="cpp", forward=1e-12, gradient=1e-10
-    )
+    assert_like_the_loop(recipe, steps, torch.float64, residuals=residuals, on_cpu="cpp", forward=1e-12, gradient=1e-10)
 
 
 @pytest.mark.gpu

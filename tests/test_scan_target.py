@@ -47,7 +47,10 @@ def ports_of(role: Role, tensors: list[Tensor]) -> dict[Port, Tensor]:
 
 @pytest.mark.long(
     all_but=[
-        "lif_soft-True-False", "plif_scalar-True-True", "plif_channel-False-False", "izhikevich-True-True",
+        "lif_soft-True-False",
+        "plif_scalar-True-True",
+        "plif_channel-False-False",
+        "izhikevich-True-True",
     ]
 )
 @pytest.mark.parametrize(("takes_numbers", "once"), [(False, False), (True, False), (True, True)])

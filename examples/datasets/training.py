@@ -54,9 +54,7 @@ def positive(text: str) -> int:
     return number
 
 
-def fit(
-    network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None
-) -> History:
+def fit(network: nn.Module, training: Any, held_out: Any, chosen: argparse.Namespace, collate: Any = None) -> History:
     """Trains up to `chosen.epochs` epochs in all, with those that a checkpoint has behind it.
 
     Args:

@@ -26,9 +26,7 @@ some = st.integers(1, 63)
     fresh=yes_or_no,
     some=some,
 )
-def forward_and_backward(
-    life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int
-) -> dict[str, Any]:
+def forward_and_backward(life: Life, steps: int, seed: int, layout: str, fresh: bool, some: int) -> dict[str, Any]:
     """Calls the network and differentiates it, as a training loop does."""
     seen = forward(life, steps, seed, layout, None, fresh, True)
     return {**seen, **(backward(life, -1, some, seed, False) if torch.is_grad_enabled() else {})}
@@ -151,7 +149,5 @@ def _loss(graph: Graph, some: int, seed: int) -> Tensor | None:
 
 
 def _leaves(graph: Graph) -> dict[str, Any]:
-    kept = {
-        name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad
-    }
+    kept = {name: value.grad for name, value in graph.results.items() if value.requires_grad and value.retains_grad}
     return {"gradients": [leaf.grad for leaf in graph.leaves], "gradients of results": kept}

@@ -85,9 +85,7 @@ class Life:
 
     def matrix(self, which: int) -> nn.Module | None:
         """A module with a matrix `weight`, as pruning and parametrisations take it."""
-        found = [
-            m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)
-        ]
+        found = [m for m in self.net.modules() if isinstance(m, nn.Linear | nn.Conv2d) and isinstance(m.weight, Tensor)]
         return found[which % len(found)] if found else None
 
     def sequence(self, steps: int, seed: int, layout: str = "contiguous", batch: int | None = None) -> Tensor:

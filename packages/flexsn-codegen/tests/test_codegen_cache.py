@@ -30,7 +30,7 @@ from flexsn_codegen import (
     compile_triton_code_str,
     prune_cache,
 )
-from flexsn_codegen import _cache as cache
+from flexsn_codegen.source import _cache as cache
 
 KERNEL = """import triton
 import triton.language as tl
@@ -354,6 +354,7 @@ def test_a_link_on_the_way_is_followed_to_where_it_leads(tmp_path: Path, monkeyp
 
 
 # -- a full disk, a read-only home ---------------------------------------------------------------------
+
 
 def compile_on_a_full_disk() -> None:
     """In a child."""

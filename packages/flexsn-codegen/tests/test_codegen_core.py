@@ -25,7 +25,7 @@ from flexsn_codegen.targets.cpp import CPP
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import literal
 from flexsn_graph import Port, Role, known_ops, trace_step
-from flexsn_graph._ops import _FACTS
+from flexsn_graph.ir._ops import _FACTS
 
 _prims = torch.ops.prims
 

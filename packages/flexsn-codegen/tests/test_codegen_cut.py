@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional
 
 from flexsn_codegen import ArgumentError, UnsupportedOpError, pointwise
-from flexsn_codegen._cut import CutFunction
+from flexsn_codegen.functions._cut import CutFunction
 from flexsn_codegen.targets.cpp import CPP, why_no_compiler
 from flexsn_graph import trace_cells
 
@@ -111,7 +111,11 @@ def as_tuple(value: Any) -> tuple[Tensor, ...]:
 
 @pytest.mark.long(
     all_but=[
-        "unequal-float32", "rotary-bfloat16", "in_place-float32", "quaternions-bfloat16", "views-bfloat16",
+        "unequal-float32",
+        "rotary-bfloat16",
+        "in_place-float32",
+        "quaternions-bfloat16",
+        "views-bfloat16",
         "lstm-bfloat16",
     ]
 )
@@ -260,8 +264,8 @@ def test_errors_speak_of_the_callers_shapes() -> None:
 @pytest.mark.skipif(why_no_compiler() is not None or DEVICE != "cpu", reason="needs a C++ compiler")
 @pytest.mark.parametrize("name", ["lstm", "interleaved"])
 def test_in_cpp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flexsn_codegen._cut.target_on", lambda device, name: CPP)
-    monkeypatch.setattr("flexsn_codegen._run.target_on", lambda device, name: CPP)
+    monkeypatch.setattr("flexsn_codegen.functions._cut.target_on", lambda device, name: CPP)
+    monkeypatch.setattr("flexsn_codegen.functions._run.target_on", lambda device, name: CPP)
     function, shapes = CASES[name]
     tensors = [tensor(*s, seed=i, dtype=torch.float32) for i, s in enumerate(shapes)]
     for actual, expected in zip(as_tuple(pointwise(function)(*tensors)), as_tuple(function(*tensors)), strict=True):

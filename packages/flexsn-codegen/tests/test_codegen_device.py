@@ -133,9 +133,21 @@ EXACT_BINARY = [
 
 @pytest.mark.long(
     all_but=[
-        "trunc-dtype2", "expm1-dtype1", "sqrt-dtype0", "abs-dtype1", "exp-dtype0", "floor-dtype1", "neg-dtype1",
-        "ceil-dtype0", "log-dtype0", "tanh-dtype1", "sign-dtype2", "isfinite-dtype0", "log2-dtype0",
-        "reciprocal-dtype2", "round-dtype2",
+        "trunc-dtype2",
+        "expm1-dtype1",
+        "sqrt-dtype0",
+        "abs-dtype1",
+        "exp-dtype0",
+        "floor-dtype1",
+        "neg-dtype1",
+        "ceil-dtype0",
+        "log-dtype0",
+        "tanh-dtype1",
+        "sign-dtype2",
+        "isfinite-dtype0",
+        "log2-dtype0",
+        "reciprocal-dtype2",
+        "round-dtype2",
     ]
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -148,8 +160,20 @@ def test_unary_prims_on_special_values(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.long(
     all_but=[
-        "lt-dtype2", "add-dtype1", "sub-dtype0", "maximum-dtype2", "ne-dtype1", "ge-dtype0", "div-dtype2",
-        "le-dtype0", "gt-dtype2", "eq-dtype0", "minimum-dtype2", "mul-dtype0", "pow-dtype1", "nextafter-dtype1",
+        "lt-dtype2",
+        "add-dtype1",
+        "sub-dtype0",
+        "maximum-dtype2",
+        "ne-dtype1",
+        "ge-dtype0",
+        "div-dtype2",
+        "le-dtype0",
+        "gt-dtype2",
+        "eq-dtype0",
+        "minimum-dtype2",
+        "mul-dtype0",
+        "pow-dtype1",
+        "nextafter-dtype1",
     ]
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -178,8 +202,17 @@ def integer_pairs(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.long(
     all_but=[
-        "add-dtype4", "sub-dtype0", "bitwise_and-dtype2", "lt-dtype3", "bitwise_xor-dtype1", "pow-dtype4",
-        "fmin-dtype3", "shift_left-dtype2", "eq-dtype1", "mul-dtype3", "maximum-dtype1",
+        "add-dtype4",
+        "sub-dtype0",
+        "bitwise_and-dtype2",
+        "lt-dtype3",
+        "bitwise_xor-dtype1",
+        "pow-dtype4",
+        "fmin-dtype3",
+        "shift_left-dtype2",
+        "eq-dtype1",
+        "mul-dtype3",
+        "maximum-dtype1",
         "shift_right_arithmetic-dtype1",
     ]
 )

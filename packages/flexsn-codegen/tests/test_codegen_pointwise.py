@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.nn import functional
 
 from flexsn_codegen import ArgumentError, AutogradError, DeviceError, TraceError, UnsupportedOpError, pointwise
-from flexsn_codegen._layout import plan_layout
+from flexsn_codegen.functions._layout import plan_layout
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -29,8 +29,11 @@ def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.long(
     all_but=[
-        "first3-second3-third3-dtype0", "first0-second0-third0-dtype1", "first4-second4-third4-dtype0",
-        "first1-second1-third1-dtype3", "first2-second2-third2-dtype2",
+        "first3-second3-third3-dtype0",
+        "first0-second0-third0-dtype1",
+        "first4-second4-third4-dtype0",
+        "first1-second1-third1-dtype3",
+        "first2-second2-third2-dtype2",
     ]
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

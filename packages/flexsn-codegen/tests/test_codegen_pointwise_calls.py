@@ -83,7 +83,7 @@ def test_numbers_that_decide_compile_again(function: Any) -> None:
 
 
 def test_a_kernel_per_value_is_bounded_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from flexsn_codegen import _kernel
+    from flexsn_codegen.functions import _kernel
 
     monkeypatch.setattr(_kernel, "_MAX_VARIANTS", 2)
     kernel = pointwise(lambda x, n: x * float(n))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_codegen import pointwise
-from flexsn_codegen._prepared import PreparedCalls
+from flexsn_codegen.functions._prepared import PreparedCalls
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)

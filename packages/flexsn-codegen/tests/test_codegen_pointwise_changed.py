@@ -148,9 +148,7 @@ def _branches() -> tuple[Any, Changes]:
     return both, [lambda: setattr(owner, "low", 3.0), lambda: setattr(owner, "high", 5.0)]
 
 
-FAMILY = {
-    f.__name__.strip("_"): f for f in (_closure, _globals, _objects, _module, _pieces, _backward, _branches)
-}
+FAMILY = {f.__name__.strip("_"): f for f in (_closure, _globals, _objects, _module, _pieces, _backward, _branches)}
 
 
 def results(function: Callable[..., Tensor], x: Tensor) -> list[Tensor]:
@@ -165,9 +163,7 @@ MODES = [
 ]
 
 
-@pytest.mark.long(
-    all_but=["closure-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"]
-)
+@pytest.mark.long(all_but=["closure-eager-", "backward-eager-", "module-static-aot_eager", "pieces-broken-aot_eager"])
 @pytest.mark.parametrize(("mode", "backend"), MODES)
 @pytest.mark.parametrize("name", FAMILY)
 def test_what_is_read_is_seen_to_change(name: str, mode: str, backend: str) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_codegen import ArgumentError, AutogradError, _together, pointwise
+from flexsn_codegen import ArgumentError, AutogradError, pointwise
+from flexsn_codegen.functions import _together
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

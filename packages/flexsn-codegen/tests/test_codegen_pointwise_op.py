@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from flexsn_codegen import AutogradError, KernelGoneError, pointwise
-from flexsn_codegen._pointwise_op import pointwise_in_place_op, pointwise_op
+from flexsn_codegen.functions._pointwise_op import pointwise_in_place_op, pointwise_op
 
 
 @pytest.fixture(autouse=True)

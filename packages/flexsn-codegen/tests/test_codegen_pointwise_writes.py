@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from flexsn_codegen import ArgumentError, AutogradError, TransformError, WriteError, pointwise
-from flexsn_codegen._prepared import NOT_PREPARED, PreparedCalls
+from flexsn_codegen.functions._prepared import NOT_PREPARED, PreparedCalls
 
 
 @pytest.fixture(autouse=True)

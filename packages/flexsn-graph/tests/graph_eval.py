@@ -135,16 +135,12 @@ def eager_vjp(
     leaves = [a.requires_grad_(a.is_floating_point()) for a in leaves]
     results = core(*leaves)
     results = results if isinstance(results, tuple | list) else (results,)
-    pairs = [
-        (r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad
-    ]
+    pairs = [(r, c) for r, c in zip(results, cotangents, strict=True) if c is not None and r.requires_grad]
     primals = [*leaves, *captured]
     asked = [p for p in primals if p.requires_grad]
     if not pairs or not asked:
         return [None] * len(primals)
-    found = iter(
-        torch.autograd.grad([r for r, _ in pairs], asked, [c for _, c in pairs], allow_unused=True)
-    )
+    found = iter(torch.autograd.grad([r for r, _ in pairs], asked, [c for _, c in pairs], allow_unused=True))
     return [next(found) if p.requires_grad else None for p in primals]
 
 
@@ -207,8 +203,7 @@ def check_step(
     generator = torch.Generator().manual_seed(0)
     results = run_forward(trace, arguments)
     cotangents = [
-        torch.randn(r.shape, dtype=r.dtype, generator=generator) if r.is_floating_point() else None
-        for r in results
+        torch.randn(r.shape, dtype=r.dtype, generator=generator) if r.is_floating_point() else None for r in results
     ]
     assert_vjp_equal(trace, core, arguments, cotangents)
     return trace

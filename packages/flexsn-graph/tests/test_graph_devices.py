@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flexsn_graph import _captures, _torch_private, _tracer, trace_step
+from flexsn_graph import _torch_private, trace_step
+from flexsn_graph.tracing import _captures, _tracer
 
 STEP = (3, 4)
 
@@ -58,8 +59,11 @@ CASES = [
 
 @pytest.mark.long(
     all_but=[
-        "h = x.masked_fill(x > 0, c)-k", "h = torch.where(x > 0, c, x)-k", "h = x ? c-k",
-        "h = torch.addcdiv(x, x, c)-k", "h = w ? 1.0; h?1:?.fill_(c); h = h ? x-k",
+        "h = x.masked_fill(x > 0, c)-k",
+        "h = torch.where(x > 0, c, x)-k",
+        "h = x ? c-k",
+        "h = torch.addcdiv(x, x, c)-k",
+        "h = w ? 1.0; h?1:?.fill_(c); h = h ? x-k",
         "h = w ? 1.0; h?h > 0? = c; h = h ? x-k",
     ]
 )

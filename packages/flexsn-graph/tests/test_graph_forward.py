@@ -15,8 +15,16 @@ from flexsn_graph import trace_step
 
 @pytest.mark.long(
     all_but=[
-        "lif_hard_detached-dtype0", "lif_soft_detached-dtype1", "if-dtype3", "lif_soft-dtype2", "lif_hard-dtype0",
-        "lif_detach_trick-dtype1", "alif-dtype0", "two_by_two-dtype2", "izhikevich-dtype0", "lif_custom_op-dtype1",
+        "lif_hard_detached-dtype0",
+        "lif_soft_detached-dtype1",
+        "if-dtype3",
+        "lif_soft-dtype2",
+        "lif_hard-dtype0",
+        "lif_detach_trick-dtype1",
+        "alif-dtype0",
+        "two_by_two-dtype2",
+        "izhikevich-dtype0",
+        "lif_custom_op-dtype1",
     ]
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

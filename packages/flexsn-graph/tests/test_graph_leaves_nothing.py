@@ -326,8 +326,6 @@ def test_a_backward_formula_that_keeps_a_tensor() -> None:
     assert Backward.kept == []
 
 
-
-
 def pruned(linear: nn.Linear) -> None:
     prune.l1_unstructured(linear, "weight", 0.5)
 

@@ -81,9 +81,23 @@ RIGHT: dict[str, tuple[Core, int, int]] = {
 
 @pytest.mark.long(
     all_but=[
-        "two_rows", "row_and_whole", "unbind", "every_other", "diagonal", "gather", "row_of_a_function",
-        "mean_and_max", "cumsum", "cat", "matrix_product", "normalised", "two_layouts", "rows_and_columns",
-        "counted", "constant_parts", "returned",
+        "two_rows",
+        "row_and_whole",
+        "unbind",
+        "every_other",
+        "diagonal",
+        "gather",
+        "row_of_a_function",
+        "mean_and_max",
+        "cumsum",
+        "cat",
+        "matrix_product",
+        "normalised",
+        "two_layouts",
+        "rows_and_columns",
+        "counted",
+        "constant_parts",
+        "returned",
     ]
 )
 @pytest.mark.parametrize("name", RIGHT)

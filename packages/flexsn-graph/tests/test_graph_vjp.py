@@ -200,7 +200,10 @@ LOGITS: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.long(
     all_but=[
-        "logit-dtype1", "logit_eps-dtype0", "binary_cross_entropy_with_logits-dtype2", "with_pos_weight-dtype3",
+        "logit-dtype1",
+        "logit_eps-dtype0",
+        "binary_cross_entropy_with_logits-dtype2",
+        "with_pos_weight-dtype3",
     ]
 )
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

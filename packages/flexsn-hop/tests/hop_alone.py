@@ -8,4 +8,4 @@ import pytest
 @pytest.fixture(autouse=True)
 def no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """No lowering is registered but by the test itself."""
-    monkeypatch.setattr("flexsn_hop._lowering._registered", [])
+    monkeypatch.setattr("flexsn_hop.lowering._lowering._registered", [])

@@ -99,7 +99,8 @@ def test_scan_trains_under_compile() -> None:
 
 @pytest.mark.long(
     all_but=[
-        "lowerable_while_loop_scan_final_state-eager_scan_final_state-wanted1", "lowerable_scan-eager_scan-wanted0",
+        "lowerable_while_loop_scan_final_state-eager_scan_final_state-wanted1",
+        "lowerable_scan-eager_scan-wanted0",
         "lowerable_while_loop_scan_final_state-eager_scan_final_state-captured",
     ]
 )
@@ -139,7 +140,8 @@ def test_refused_under_compile(scan: Run, reference: Run) -> None:
 
 @pytest.mark.long(
     all_but=[
-        "lowerable_scan-eager_scan-passthrough", "lowerable_while_loop_scan_final_state-eager_scan_final_state-same",
+        "lowerable_scan-eager_scan-passthrough",
+        "lowerable_while_loop_scan_final_state-eager_scan_final_state-same",
         "lowerable_scan-eager_scan-swapped",
     ]
 )

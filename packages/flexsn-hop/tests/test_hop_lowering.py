@@ -24,7 +24,7 @@ from flexsn_hop import (
     register_scan_lowering,
     scan_lowerings,
 )
-from flexsn_hop._loop import backward_loop, forward_loop
+from flexsn_hop.operator._loop import backward_loop, forward_loop
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
@@ -67,6 +67,7 @@ def test_inductor_runs_the_loop(dynamic: bool, scan: Run, reference: Run) -> Non
 
 def test_the_generated_code_has_one_call_each_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "loop")  # where another package has registered kernels
+
     def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
         results = network(flex_sn_scan)(x, v, w)
         return torch.autograd.grad(sum(result.sum() for result in results), [x, v, w])
@@ -203,9 +204,7 @@ def test_a_state_of_zeros_is_neither_written_nor_kept(
     arguments = [torch.randn(3, 4, 5, requires_grad=True), torch.randn(5, requires_grad=True)]
     if dynamic:  # but for time, which this lowering unrolls
         torch._dynamo.mark_dynamic(arguments[0], 1)
-    run = torch.compile(
-        functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend
-    )
+    run = torch.compile(functools.partial(from_zero, scan, zero_states=(True, False)), fullgraph=True, backend=backend)
     assert_same(run, functools.partial(from_zero, reference), arguments)
     if backend == "inductor":
         forward, backward = lowering.traced

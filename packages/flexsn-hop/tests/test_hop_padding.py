@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import pad
 
-from flexsn_hop._padding import without_padding
+from flexsn_hop.lowering._padding import without_padding
 
 PADDED = (torch.ops.aten.constant_pad_nd.default, torch.ops.aten.cat.default, torch.ops.aten.slice.Tensor)
 

@@ -207,7 +207,7 @@ CACHED = """
 import torch
 from torch._dynamo.utils import counters
 from flexsn_hop import flex_sn_scan
-from flexsn_hop import _lowering
+from flexsn_hop.lowering import _lowering
 
 _lowering.CODE_VERSION = {version}
 

@@ -326,9 +326,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.long(all_but=["False-True-dtype0-as usual"])
-def test_norms_are_those_that_are_fused_by_hand(
-    norm: str, dtype: torch.dtype, training: bool, dynamic: bool
-) -> None:
+def test_norms_are_those_that_are_fused_by_hand(norm: str, dtype: torch.dtype, training: bool, dynamic: bool) -> None:
     net = convolutional(NORMS[norm](), dtype=dtype).train(training)
     fused = copy.deepcopy(net)
     assert len(fuse_norms(fused).fused) == 1

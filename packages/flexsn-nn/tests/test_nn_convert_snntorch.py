@@ -216,10 +216,25 @@ def gradients(net: nn.Module, outputs: list[Tensor], x: Tensor) -> dict[str, Ten
 
 @pytest.mark.long(
     all_but=[
-        "True-without_gradient", "False-leaky_output", "True-leaky_hidden", "True-lapicque_hidden",
-        "False-leaky_out_of_range", "True-leaky_graded", "True-rleaky_hidden", "True-leaky_without_reset",
-        "True-rsynaptic_hidden", "False-rsynaptic", "False-leaky_learned", "True-rleaky", "False-leaky_at_once",
-        "True-synaptic_hidden", "True-alpha_hidden", "True-alpha", "True-lapicque", "True-conv", "True-synaptic",
+        "True-without_gradient",
+        "False-leaky_output",
+        "True-leaky_hidden",
+        "True-lapicque_hidden",
+        "False-leaky_out_of_range",
+        "True-leaky_graded",
+        "True-rleaky_hidden",
+        "True-leaky_without_reset",
+        "True-rsynaptic_hidden",
+        "False-rsynaptic",
+        "False-leaky_learned",
+        "True-rleaky",
+        "False-leaky_at_once",
+        "True-synaptic_hidden",
+        "True-alpha_hidden",
+        "True-alpha",
+        "True-lapicque",
+        "True-conv",
+        "True-synaptic",
     ]
 )
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")

@@ -151,9 +151,7 @@ def test_a_sharded_step(results: list[dict[str, Any]]) -> None:
         ("state", "state 0 is a plain tensor"),
     ],
 )
-def test_what_no_process_can_do_by_itself_is_refused(
-    results: list[dict[str, Any]], call: str, words: str
-) -> None:
+def test_what_no_process_can_do_by_itself_is_refused(results: list[dict[str, Any]], call: str, words: str) -> None:
     for found in results:
         assert found["refused"][call].startswith("PlacementError: ")
         assert words in found["refused"][call]

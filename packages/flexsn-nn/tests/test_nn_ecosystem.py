@@ -527,7 +527,6 @@ def test_derivatives(kind: str, derivative: str, backend: str) -> None:
     if kind == "a norm in the step" and derivative in WITHOUT_NORM:
         pytest.skip("torch's norm refuses it")
 
-
     def derived(by: str) -> Tensor:
         torch.manual_seed(0)
         net: Any = DIFFERENTIATED[kind](by)

@@ -65,8 +65,16 @@ def test_operator_equals_the_equation(case: Case) -> None:
 # Gradients of an input of fewer elements than the step are no kernel's yet where the step has a product: the loop runs.
 @pytest.mark.long(
     all_but=[
-        "lif", "izhikevich", "alif", "ilif", "gated_lif", "ternary_lif_soft", "refractory", "stochastic",
-        "alpha_subtract", "rleaky_at_once_zero",
+        "lif",
+        "izhikevich",
+        "alif",
+        "ilif",
+        "gated_lif",
+        "ternary_lif_soft",
+        "refractory",
+        "stochastic",
+        "alpha_subtract",
+        "rleaky_at_once_zero",
     ]
 )
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)

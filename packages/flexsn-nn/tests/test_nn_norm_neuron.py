@@ -393,7 +393,12 @@ def test_copies_and_checkpoints() -> None:
     twin = copy.deepcopy(layer)
     twin.load_state_dict(layer.state_dict())
     assert set(layer.state_dict()) == {
-        "norm.weight", "norm.bias", "norm.running_mean", "norm.running_var", "norm.num_batches_tracked", "neuron.tau",
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.num_batches_tracked",
+        "neuron.tau",
     }
     functional.reset_net(layer)
     functional.reset_net(twin)

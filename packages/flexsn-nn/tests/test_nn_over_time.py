@@ -41,7 +41,11 @@ LAYERS: list[tuple[Callable[[], nn.Module], tuple[int, ...]]] = [
 
 @pytest.mark.long(
     all_but=[
-        "<lambda>-shape0", "<lambda>-shape2", "<lambda>-shape5", "<lambda>-shape8", "<lambda>-shape9",
+        "<lambda>-shape0",
+        "<lambda>-shape2",
+        "<lambda>-shape5",
+        "<lambda>-shape8",
+        "<lambda>-shape9",
     ]
 )
 @pytest.mark.usefixtures("loops")

@@ -237,9 +237,21 @@ learned = pytest.mark.parametrize(
 
 @pytest.mark.long(
     all_but=[
-        "torch-LI.tau", "torch-ILIF.tau", "torch-CUBALIF.v_decay", "torch-QIF.a0", "torch-ALIF.beta",
-        "torch-KLIF.tau", "torch-CUBALIF.c_decay", "torch-Synaptic.alpha", "torch-Synaptic.beta", "torch-LIF.tau",
-        "torch-ALIF.tau", "torch-Lapicque.beta", "torch-Lapicque.R", "torch-ALIF.tau_a", "torch-Leaky.beta",
+        "torch-LI.tau",
+        "torch-ILIF.tau",
+        "torch-CUBALIF.v_decay",
+        "torch-QIF.a0",
+        "torch-ALIF.beta",
+        "torch-KLIF.tau",
+        "torch-CUBALIF.c_decay",
+        "torch-Synaptic.alpha",
+        "torch-Synaptic.beta",
+        "torch-LIF.tau",
+        "torch-ALIF.tau",
+        "torch-Lapicque.beta",
+        "torch-Lapicque.R",
+        "torch-ALIF.tau_a",
+        "torch-Leaky.beta",
         "triton-Lapicque.R",
     ]
 )

@@ -83,9 +83,7 @@ def test_there_are_many() -> None:
 
 @pytest.mark.filterwarnings("ignore::flexsn_nn.errors.RangeWarning")
 @pytest.mark.parametrize(("cls", "name", "limit", "beyond"), CASES, ids=IDS)
-def test_the_gradient_is_that_of_the_nearest_number(
-    cls: type[Neuron], name: str, limit: float, beyond: float
-) -> None:
+def test_the_gradient_is_that_of_the_nearest_number(cls: type[Neuron], name: str, limit: float, beyond: float) -> None:
     """At the limit, beyond it, and just inside of it: torch 2.15's `clamp` gives 0 in two of the three."""
     if "finite" in make(cls, name, 0.5, "torch")._limits[name]:
         beyond, limit = -0.25, 0.0

@@ -371,8 +371,10 @@ def test_learned_or_not_and_where_weights_start() -> None:
         (lambda: RLIF(0), "features"),
         (lambda: RLIF(3, V=0.5), "all_to_all=False"),
         (lambda: RLIF(3, all_to_all=False, bias=True), "bias"),
-        (lambda: Recurrent(LIF, 3),  # type: ignore[arg-type]
-         "give an instance"),
+        (
+            lambda: Recurrent(LIF, 3),  # type: ignore[arg-type]
+            "give an instance",
+        ),
         (lambda: Recurrent(PSN(4), 3), "FlexSN"),  # type: ignore[arg-type]
         (lambda: Recurrent(FlexSN(lambda x, v: (x, v, v), 1, 1, 2), 3), "num_outputs=2"),
         (lambda: Recurrent(LIF(), 3, recurrent=nn.Linear(3, 3)), "leave out"),

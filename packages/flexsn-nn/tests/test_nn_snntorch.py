@@ -55,7 +55,10 @@ def compare(results: list[tuple[Tensor, tuple[Tensor, ...]]], leaves: list[list[
 
 @pytest.mark.long(
     all_but=[
-        "torch-Lapicque-none", "torch-Leaky-subtract", "torch-Synaptic-zero", "torch-Alpha-none",
+        "torch-Lapicque-none",
+        "torch-Leaky-subtract",
+        "torch-Synaptic-zero",
+        "torch-Alpha-none",
         "triton-Lapicque-zero",
     ]
 )

@@ -64,9 +64,7 @@ def assert_alike(mine: Callable[[Tensor], Tensor], other: Callable[[Tensor], Ten
 
 
 @pytest.mark.parametrize(("name", "positional", "named"), CALLS)
-def test_the_same_call_is_the_same_surrogate(
-    name: str, positional: tuple[float, ...], named: dict[str, float]
-) -> None:
+def test_the_same_call_is_the_same_surrogate(name: str, positional: tuple[float, ...], named: dict[str, float]) -> None:
     assert_alike(getattr(ours, name)(*positional, **named), getattr(theirs, name)(*positional, **named))
 
 

@@ -99,9 +99,7 @@ def test_single_steps_are_the_sequence(core: Any, step: Shape, shapes: Any) -> N
 
 @cases
 @loops
-def test_another_batch_is_refused_by_the_shape_that_it_wants(
-    core: Any, step: Shape, shapes: Any, backend: str
-) -> None:
+def test_another_batch_is_refused_by_the_shape_that_it_wants(core: Any, step: Shape, shapes: Any, backend: str) -> None:
     layer = Branched(core, shapes, backend=backend)
     layer(sequence(3, step))
     for batch in (1, B + 1):

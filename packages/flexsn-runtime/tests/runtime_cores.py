@@ -36,9 +36,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
 
 
-def loop(
-    core: Core, num_outputs: int, inputs: Sequence[Tensor], states: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
+def loop(core: Core, num_outputs: int, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)` by a plain loop: the oracle."""
     rows = []
     for slices in zip(*(x.unbind(0) for x in inputs), strict=True):
@@ -61,9 +59,7 @@ def compiled(
     return scan(step, arguments, state_seqs=state_seqs)
 
 
-def program_of(
-    core: Core, inputs: Sequence[Tensor], states: Sequence[Tensor], num_outputs: int
-) -> ScanProgram:
+def program_of(core: Core, inputs: Sequence[Tensor], states: Sequence[Tensor], num_outputs: int) -> ScanProgram:
     return ScanProgram(core, len(inputs), len(states), num_outputs)
 
 
@@ -93,4 +89,3 @@ def assert_like_the_loop(
         assert a.shape == b.shape
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * max(b.abs().max().item(), 1e-6))
-

@@ -223,9 +223,7 @@ def test_gradients_are_the_same_to_the_last_bit_in_two_runs() -> None:
         return h * h, h
 
     x, v = leaves()
-    first, second = (
-        torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, v, w]) for _ in range(2)
-    )
+    first, second = (torch.autograd.grad(compiled(core, 1, [x], [v])[0].sum(), [x, v, w]) for _ in range(2))
     for a, b in zip(first, second, strict=True):
         assert torch.equal(a, b)
 

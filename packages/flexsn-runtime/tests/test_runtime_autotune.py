@@ -101,6 +101,7 @@ def test_what_needs_too_much_shared_memory_is_not_chosen(monkeypatch: pytest.Mon
 
     def launch(step: object, arguments: object, plan: LaunchPlan, name: str) -> Callable[[], object]:
         if plan != usual:
+
             def fail() -> None:
                 raise errors.OutOfResources(2**20, 2**16, "shared memory")
 

@@ -319,9 +319,7 @@ def test_each_dtype_has_its_own_captured_tensors() -> None:
         assert torch.equal(got[0], expected[0])
 
 
-@pytest.mark.parametrize(
-    "view", ["row", "strided", "offset", "expanded", "slice_of_matrix", "scalar_of_matrix"]
-)
+@pytest.mark.parametrize("view", ["row", "strided", "offset", "expanded", "slice_of_matrix", "scalar_of_matrix"])
 def test_captured_views(view: str) -> None:
     rows, columns = STEP
     square, wide = random(columns, columns, seed=2), random(rows, 2 * columns, seed=3)

@@ -112,9 +112,7 @@ def test_a_half_parameter_is_summed_in_float32(dtype: torch.dtype) -> None:
         (torch.float32, torch.int64, "int64", "float32"),
     ],
 )
-def test_a_promoted_state_is_refused_with_both_dtypes(
-    x: torch.dtype, v: torch.dtype, came: str, left: str
-) -> None:
+def test_a_promoted_state_is_refused_with_both_dtypes(x: torch.dtype, v: torch.dtype, came: str, left: str) -> None:
     state = torch.zeros(STEP, dtype=v, device=DEVICE)
     with pytest.raises(StateMismatchError, match=rf"state 0 .*{came}.*{left}.*keeps its shape and dtype"):
         compiled(hard_lif, 1, [random(3, *STEP, dtype=x)], [state])

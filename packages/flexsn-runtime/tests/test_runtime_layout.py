@@ -36,9 +36,7 @@ SHAPES = ((), (1,), (5,), (3, 4), (1, 4), (3, 1), (1, 1), (2, 3, 4), (2, 1, 4), 
 def test_terms_give_the_offsets_of_every_permuted_and_broadcast_tensor(shape: tuple[int, ...]) -> None:
     count = 0
     for order in itertools.permutations(range(len(shape))):
-        permuted = torch.empty([shape[d] for d in order]).permute(
-            [order.index(d) for d in range(len(shape))]
-        )
+        permuted = torch.empty([shape[d] for d in order]).permute([order.index(d) for d in range(len(shape))])
         for spread in itertools.product((False, True), repeat=len(shape)):
             strides = [0 if s else stride for s, stride in zip(spread, permuted.stride(), strict=True)]
             terms = step_terms(shape, strides)
@@ -96,9 +94,7 @@ def strided_inputs(steps: int) -> dict[str, Tensor]:
         "one_value_per_step": random(steps, 1, 1, seed=11),
         "no_leading_dimension": random(steps, columns, seed=12),
         "one_value": random(1, 1, 1, seed=13).expand(steps, 1, 1),
-        "overlapping_windows": random(steps + 4, *STEP, seed=14).as_strided(
-            (steps, *STEP), (1, columns, 1)
-        ),
+        "overlapping_windows": random(steps + 4, *STEP, seed=14).as_strided((steps, *STEP), (1, columns, 1)),
         "lazily_negated": torch.complex(dense, dense).conj().imag,
     }
 

@@ -117,9 +117,7 @@ def choice(program: PointwiseProgram, tensors: Sequence[Tensor]) -> tuple[torch.
 @pytest.mark.long(all_but=["learned-True", "hard_lif-False"])
 @pytest.mark.parametrize("state_seqs", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case[0].__name__)
-def test_gradients_do_not_depend_on_what_is_kept(
-    case: Case, state_seqs: bool
-) -> None:
+def test_gradients_do_not_depend_on_what_is_kept(case: Case, state_seqs: bool) -> None:
     core, counts = case
     tensors = arguments(core, counts[0], counts[1])
     leaves = [t for t in tensors if t.requires_grad] + ([GAIN] if core is learned else [])

@@ -147,9 +147,7 @@ def test_inference_of_the_final_state() -> None:
 def test_captured_tensors_can_be_passed() -> None:
     core, w = with_gain()
     kernel, info = build_inference_kernel(core, 1, 1, 1, EXAMPLES)
-    assert torch.equal(
-        flexsn_inference(kernel, info, X, V, w)[0], flexsn_inference(kernel, info, X, V)[0]
-    )
+    assert torch.equal(flexsn_inference(kernel, info, X, V, w)[0], flexsn_inference(kernel, info, X, V)[0])
     doubled = flexsn_inference(kernel, info, X, V, w.detach() * 2)[0]
     with torch.no_grad():
         w.mul_(2)
@@ -167,9 +165,7 @@ def test_flat_arguments_are_told_by_their_number() -> None:
     from_zero = loop(core, 1, [X], [torch.zeros_like(V)])
     assert torch.equal(flexsn_inference(kernel, info, X, a, b)[0], from_zero[0])
     for count in (0, 5):
-        with pytest.raises(
-            TensorCountError, match=rf"got {count} tensors; the step takes 1 input .* 1 .* 2 captured"
-        ):
+        with pytest.raises(TensorCountError, match=rf"got {count} tensors; the step takes 1 input .* 1 .* 2 captured"):
             flexsn_inference(kernel, info, *[X] * count)
 
 
@@ -321,9 +317,7 @@ def test_no_steps_backward() -> None:
     empty = X[:0]
     saved = flexsn_forward(forward, info, empty, V)[2:]
     with_saved = flexsn_backward(backward, info, empty, empty, *saved)
-    by_templates = flexsn_backward(
-        backward, info, empty, None, input_templates=[empty], state_templates=[V]
-    )
+    by_templates = flexsn_backward(backward, info, empty, None, input_templates=[empty], state_templates=[V])
     for gradients in (with_saved, by_templates):
         for gradient, like in zip(gradients, (empty, V, w), strict=True):
             assert gradient is not None

@@ -2,15 +2,6 @@
 
 from __future__ import annotations
 
-from flexsn_codegen._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
-from flexsn_codegen._core import emit_core, generate_triton_code_str
-from flexsn_codegen._dtypes import register_dtype
-from flexsn_codegen._numbers import Number
-from flexsn_codegen._numerics import Numerics, Precision, compile_options
-from flexsn_codegen._pointwise import Gradient, Pointwise, pointwise
-from flexsn_codegen._prepared import Launches
-from flexsn_codegen._register import register_op, supported_ops
-from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource, Once, StepLayout
 from flexsn_codegen.errors import (
     ArgumentError,
     AutogradError,
@@ -27,6 +18,8 @@ from flexsn_codegen.errors import (
     UnsupportedOpError,
     WriteError,
 )
+from flexsn_codegen.functions._pointwise import Gradient, Pointwise, pointwise
+from flexsn_codegen.functions._prepared import Launches
 from flexsn_codegen.scan import (
     BackwardSpec,
     ForwardSpec,
@@ -37,7 +30,14 @@ from flexsn_codegen.scan import (
     get_flexsn_inference_final_state_kernel,
     get_flexsn_inference_kernel,
 )
+from flexsn_codegen.source._cache import cache_folder, compile_triton_code_str, prune_cache, write_private
+from flexsn_codegen.source._core import emit_core, generate_triton_code_str
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._numbers import Number
+from flexsn_codegen.source._numerics import Numerics, Precision, compile_options
+from flexsn_codegen.source._source import DENSE, CoreSource, InputLayout, KernelSource, Once, StepLayout
 from flexsn_codegen.targets import WORD, Approximate, KernelWriter, OpCall, Statement, Target
+from flexsn_codegen.targets._register import register_op, supported_ops
 from flexsn_codegen.targets.triton import TRITON, OfflineJob, ResourceUse, compile_offline
 from flexsn_graph import generate_forward_and_backward_graph, generate_inference_graph
 

@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from flexsn_codegen._cache import cache_folder, prune_cache
-from flexsn_codegen._launch import CPP_BLOCK
-from flexsn_codegen._numerics import Numerics
-from flexsn_codegen._register import supported_ops
 from flexsn_codegen._shown import ShownKernel, UsageError, kernels
 from flexsn_codegen.errors import PrecisionError
+from flexsn_codegen.functions._launch import CPP_BLOCK
+from flexsn_codegen.source._cache import cache_folder, prune_cache
+from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.targets import Target
+from flexsn_codegen.targets._register import supported_ops
 from flexsn_codegen.targets.cpp import CPP, CppKernel, library_of
 from flexsn_codegen.targets.triton import TRITON, OfflineJob, compile_offline
 from flexsn_graph import OpFacts, facts_of, known_ops

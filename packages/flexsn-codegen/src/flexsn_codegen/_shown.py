@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen._captured import Captured
-from flexsn_codegen._cut import CutFunction
-from flexsn_codegen._numerics import Numerics
-from flexsn_codegen._pointwise import Gradient, Pointwise
-from flexsn_codegen._source import KernelSource
+from flexsn_codegen.functions._captured import Captured
+from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._pointwise import Gradient, Pointwise
+from flexsn_codegen.source._numerics import Numerics
+from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets import Target
 from flexsn_graph import CellGraph, NothingCutError, Role
 

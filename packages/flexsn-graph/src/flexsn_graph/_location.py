@@ -19,7 +19,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _HERE = os.path.dirname(__file__) + os.sep
 # Of a `with` of torch's, say, that an error leaves by.
 _NOT_THE_USERS = (_TORCH, _HERE, "<frozen", contextlib.__file__)
-_TRACER = os.path.join(_HERE, "_tracer.py")  # calls the core
+_TRACER = os.path.join(_HERE, "tracing", "_tracer.py")  # calls the core
 _OP_LINE = re.compile(r"^    called as (\S+)$", re.MULTILINE)
 _TRACE_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)(?:\n    (?P<text>.*))?')
 

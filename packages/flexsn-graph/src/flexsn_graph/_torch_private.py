@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 
 from flexsn_graph._torch_private_ops import OpOverload
-from flexsn_graph._trace_lock import TRACE_LOCK
+from flexsn_graph.tracing._trace_lock import TRACE_LOCK
 from flexsn_graph.versions import expect, needed, private, say_if_newer
 
 __all__ = [
@@ -55,9 +55,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
-    DataDependentOutputException = private(
-        "torch._subclasses.fake_tensor", "DataDependentOutputException", _NO_TRACE
-    )
+    DataDependentOutputException = private("torch._subclasses.fake_tensor", "DataDependentOutputException", _NO_TRACE)
     FakeTensor = private("torch._subclasses.fake_tensor", "FakeTensor", _NO_TRACE)
     FakeTensorMode = private("torch._subclasses.fake_tensor", "FakeTensorMode", _NO_TRACE)
     TorchDispatchMode = private("torch.utils._python_dispatch", "TorchDispatchMode", _NO_TRACE)
@@ -148,9 +146,7 @@ def fake_like(mode: FakeTensorMode, tensor: Tensor) -> FakeTensor:
         # Not `mode.from_tensor`: it keeps `requires_grad`, and refuses another mode's fake tensor.
         return cast(
             FakeTensor,
-            torch.empty_strided(
-                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-            ),
+            torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device),
         )
 
 
@@ -181,9 +177,7 @@ def op_location_key() -> tuple[bool, int]:
 def autocast_now() -> tuple[tuple[str, torch.dtype], ...]:
     """Devices for which `torch.autocast` is on, and to which dtype; inside `undisturbed`, the core has done it."""
     return tuple(
-        (device, torch.get_autocast_dtype(device))
-        for device in _AUTOCAST_DEVICES
-        if torch.is_autocast_enabled(device)
+        (device, torch.get_autocast_dtype(device)) for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)
     )
 
 

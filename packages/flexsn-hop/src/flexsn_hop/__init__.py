@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from . import _autograd as _autograd  # gives the operator its gradient
-from ._arguments import OutputTemplateSpec, StepFunction
-from ._dynamo import dynamo_hop_available, why_dynamo_hop_unavailable
-from ._eager import eager_scan, eager_scan_final_state
-from ._layout import BackwardLayout, ScanLayout
-from ._lowerable import (
+from flexsn_hop._layout import BackwardLayout, ScanLayout
+from flexsn_hop.lowering._lowerable import (
     lowerable_scan,
     lowerable_scan_available,
     lowerable_scan_final_state,
@@ -15,9 +11,13 @@ from ._lowerable import (
     lowerable_while_loop_scan,
     lowerable_while_loop_scan_final_state,
 )
-from ._lowering import ScanLowering, register_scan_lowering, scan_lowerings
-from ._operator import FlexSNScan, flex_sn_scan, flex_sn_scan_final_state
-from ._scan import scan
+from flexsn_hop.lowering._lowering import ScanLowering, register_scan_lowering, scan_lowerings
+from flexsn_hop.operator import _autograd as _autograd  # gives the operator its gradient
+from flexsn_hop.operator._arguments import OutputTemplateSpec, StepFunction
+from flexsn_hop.operator._dynamo import dynamo_hop_available, why_dynamo_hop_unavailable
+from flexsn_hop.operator._eager import eager_scan, eager_scan_final_state
+from flexsn_hop.operator._operator import FlexSNScan, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_hop.trees._scan import scan
 
 __all__ = [
     "BackwardLayout",

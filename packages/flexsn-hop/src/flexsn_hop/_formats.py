@@ -112,9 +112,7 @@ def order_like(tensor: torch.Tensor) -> Order:
     return memory_order(tensor.shape, [(tensor.shape, tensor.stride())])
 
 
-def sequence_order(
-    shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]
-) -> Order:
+def sequence_order(shape: Sequence[Any], inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> Order:
     """The order of a sequence ``[T, *shape]``: that of the inputs, and of states where those say nothing.
 
     Tensors that do not broadcast to it have no say: a core need not be elementwise.

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from ._torch_private import HigherOrderOperator, OpOverload
-from .errors import LoweringError
+from flexsn_hop._torch_private import HigherOrderOperator, OpOverload
+from flexsn_hop.errors import LoweringError
 
 __all__ = ["read_graph", "write_graph"]
 

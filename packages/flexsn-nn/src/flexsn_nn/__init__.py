@@ -10,6 +10,7 @@ from flexsn_nn import (
     exact,
     functional,
     fusion,
+    graphs,
     init,
     layer,
     loss,
@@ -19,6 +20,7 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    reports,
     surrogate,
 )
 from flexsn_nn._affine import Affine
@@ -27,6 +29,7 @@ from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._portability import set_portability
 from flexsn_nn.errors import (
+    CaptureWarning,
     ConversionError,
     ExampleError,
     ExportError,
@@ -107,6 +110,7 @@ __all__ = [
     "Affine",
     "Alpha",
     "BackendUnavailableError",
+    "CaptureWarning",
     "ConversionError",
     "ExampleError",
     "ExportError",
@@ -154,6 +158,7 @@ __all__ = [
     "exact_products",
     "functional",
     "fusion",
+    "graphs",
     "init",
     "layer",
     "loss",
@@ -165,6 +170,7 @@ __all__ = [
     "on_grid",
     "plain_products",
     "plot",
+    "reports",
     "set_portability",
     "surrogate",
 ]

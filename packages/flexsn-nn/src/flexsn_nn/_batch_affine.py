@@ -162,9 +162,7 @@ def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
     return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
 
 
-def _affine(
-    weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor
-) -> Affine:
+def _affine(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor) -> Affine:
     shape = frames.shape[1], *(1,) * (frames.dim() - 2)
     scale = invstd if weight is None else invstd * weight
     shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
@@ -272,9 +270,7 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     return _Batch(mean, var, count)
 
 
-def _moments(
-    frames: Tensor, running: tuple[Tensor, Tensor] | None, momentum: float
-) -> tuple[Tensor, Tensor]:
+def _moments(frames: Tensor, running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor]:
     """Mean and variance over all but the channels, by the kernels of `batch_norm`, where there are such."""
     dtype = _dtype(frames)
     if frames.device.type not in ("cpu", "cuda"):
@@ -331,9 +327,7 @@ class _ThroughStatistics(StandIns):
         Args:
             gradient: what comes to `x` where the statistics are constants.
         """
-        weight, _, mean, var, share, of_weight, of_bias = (
-            tensor.view(-1, *(1,) * self.behind) for tensor in tensors
-        )
+        weight, _, mean, var, share, of_weight, of_bias = (tensor.view(-1, *(1,) * self.behind) for tensor in tensors)
         invstd = torch.rsqrt(var + self.eps)
         scale = weight * share * invstd
         deviation = x.to(mean.dtype) - mean
@@ -342,9 +336,7 @@ class _ThroughStatistics(StandIns):
 
 
 @cache
-def _formula(
-    shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int
-) -> GradientFormula:
+def _formula(shape: torch.Size, dtype: torch.dtype, device: torch.device, eps: float, behind: int) -> GradientFormula:
     like = torch.empty(shape, dtype=dtype, device=device)
     step = _ThroughStatistics([*[like] * 4, like.new_empty(1), like, like], eps, behind)
     program = ScanProgram(step, 2, 0, 1, on_cpu="cpp")

@@ -18,6 +18,7 @@ from flexsn_nn._backends import (
     COMPILED,
     KERNEL_BACKENDS,
     Backend,
+    Choice,
     StepMode,
     check_backend,
     check_step_mode,
@@ -31,7 +32,7 @@ from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
-from flexsn_nn._explain import constants, kernels, launchers, products, traffic
+from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._inputs import check_input
@@ -479,6 +480,16 @@ class FlexSN(Leaf):
             lines.append(f"captured parameters that no module and no optimizer has: {', '.join(names)}")
         return "\n".join(lines)
 
+    def latest_choice(self, device: str) -> Choice | None:
+        """The backend of calls outside of compilers on a type of device, and the reason; `None`: none ran yet."""
+        return self._decisions.latest((device, False), kinds_of(self.modules()))
+
+    def kernel_names(self) -> tuple[str, ...]:
+        """Names of the kernels that were built so far."""
+        program = self._get_program()
+        names = [name for step in program.specializations for name in step.kernel_names]
+        return tuple(dict.fromkeys(map(without_hash, names)))
+
     def extra_repr(self) -> str:
         core = getattr(self.core, "__name__", type(self.core).__name__)
         return (
@@ -827,9 +838,7 @@ class FlexSN(Leaf):
             return None
         return f"the loop ran instead: here as on a GPU, compiled kernels refuse the core: {why}"
 
-    def _ask_for_portability(
-        self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]
-    ) -> None:
+    def _ask_for_portability(self, inputs: tuple[Tensor, ...], states: list[Tensor], results: Sequence[Tensor]) -> None:
         """Says, once, what kernels would refuse of what the loop has just run."""
         if portability() == "ignore" or self._is_ready_made() or inputs[0].shape[:1] == (0,):
             return

@@ -154,9 +154,7 @@ class StepShards:
         if not isinstance(tensor, DTensor):
             tensor = DTensor.from_local(tensor, self.mesh, everywhere, run_check=False)
         if tensor.device_mesh != self.mesh:
-            raise PlacementError(
-                f"{name} is a DTensor on another mesh than the input: distribute both on one mesh."
-            )
+            raise PlacementError(f"{name} is a DTensor on another mesh than the input: distribute both on one mesh.")
         return self.local(tensor.redistribute(self.mesh, lies))
 
 

@@ -92,6 +92,5 @@ def _check(x: Tensor, num_steps: int) -> None:
     check_tensor("x", x)
     if not x.is_floating_point():
         raise InputDtypeError(
-            f"x is {x.dtype}; encoders take floating-point values in [0, 1]: x.float() / 255 for an image of "
-            "bytes."
+            f"x is {x.dtype}; encoders take floating-point values in [0, 1]: x.float() / 255 for an image of bytes."
         )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,21 @@ from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
 
-__all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode", "within"]
+if TYPE_CHECKING:
+    from flexsn_nn.reports import NetworkReport, NetworkSummary
+
+__all__ = [
+    "detach_net",
+    "explain",
+    "get_states",
+    "neurons",
+    "reset_net",
+    "set_backend",
+    "set_states",
+    "set_step_mode",
+    "summary",
+    "within",
+]
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
@@ -134,6 +148,54 @@ def set_backend(
         check_backend(backend, neuron.step_mode)
     for neuron in found:
         neuron.backend = backend
+
+
+def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> NetworkReport:
+    """Where the time and the memory of a training step go: a row for each layer, and one line of verdict.
+
+    Runs some steps on these inputs, from initial states, and leaves parameters, gradients, running statistics, states
+    and random streams as they were. Times are those of calls in Python: of a captured step, kernels alone count.
+
+    Args:
+        inputs: of the network.
+        loss: of its output; `None`: the mean of the output's squares.
+
+    Raises:
+        ParameterError: the network returns no floating-point tensor, and there is no `loss`.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import LIF
+        >>> report = explain(torch.nn.Sequential(torch.nn.Linear(4, 8), LIF()), torch.rand(5, 2, 4))
+        >>> [layer.name for layer in report.layers]
+        ['0', '1', 'the rest']
+    """
+    from flexsn_nn.reports._explain_net import explain_net  # which needs this module
+
+    check_module("net", net)
+    return explain_net(net, inputs, loss)
+
+
+def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
+    """Parameters, shapes, neurons, firing rates and synaptic operations of a network, on one input.
+
+    Runs it once, without gradients, from initial states, and leaves it as it was.
+
+    Args:
+        inputs: of the network.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), IF())
+        >>> report = summary(net, torch.ones(5, 2, 4))
+        >>> report.parameters, report.neurons, report.layers[0].output_shape
+        (40, 8, (5, 2, 8))
+    """
+    from flexsn_nn.reports._summary import summarize  # which needs this module
+
+    check_module("net", net)
+    return summarize(net, inputs)
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:

@@ -76,9 +76,7 @@ def ce_max_membrane_loss(v: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(v.amax(0), targets)
 
 
-def mse_count_loss(
-    spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0
-) -> Tensor:
+def mse_count_loss(spikes: Tensor, targets: Tensor, correct_rate: float = 1.0, incorrect_rate: float = 0.0) -> Tensor:
     """Squared distance of the spike counts from `T` times the rate wanted, averaged, divided by `T`.
 
     Args:
@@ -102,9 +100,7 @@ def mse_count_loss(
     return mse_loss(spikes.sum(0), wanted) / len(spikes)
 
 
-def mse_membrane_loss(
-    v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0
-) -> Tensor:
+def mse_membrane_loss(v: Tensor, targets: Tensor, on_target: float = 1.0, off_target: float = 0.0) -> Tensor:
     """Squared distance of the membranes from their targets, averaged over everything.
 
     Args:

@@ -139,9 +139,7 @@ def _flat(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def _to_node(
-    nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: float, ignore_equality: bool
-) -> Any:
+def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: float, ignore_equality: bool) -> Any:
     if isinstance(layer, Feedback):
         return _recurrent_to_node(nir, name, layer, shape, dt, ignore_equality)
     if isinstance(layer, FlexSN):
@@ -257,8 +255,7 @@ def _neuron_to_node(
     assert isinstance(neuron, ImmediateReset)
     if neuron.v_reset is None:
         raise NirError(
-            f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with "
-            "v_reset=0.0."
+            f"{name} resets softly, by subtraction; NIR's neurons are set to v_reset. Train with v_reset=0.0."
         )
     _check_strict(name, neuron.surrogate_function, ignore_equality)
     ends = {"v_threshold": array(neuron.v_threshold), "v_reset": array(neuron.v_reset)}
@@ -384,9 +381,7 @@ def _chain(nir: Any, graph: Any) -> Iterator[tuple[str, Any, Any]]:
     following: dict[str, str] = {}
     for source, target in edges:
         if source in following or target in following.values():
-            raise NirError(
-                f"the graph forks or joins at the edge {source!r} -> {target!r}; only chains can be read."
-            )
+            raise NirError(f"the graph forks or joins at the edge {source!r} -> {target!r}; only chains can be read.")
         following[source] = target
     starts = [name for name, node in graph.nodes.items() if isinstance(node, nir.Input)]
     if len(starts) != 1:

@@ -33,9 +33,7 @@ def raster(spikes: Tensor, ax: Axes | None = None) -> Axes:
     return ax
 
 
-def trace(
-    v: Tensor, spikes: Tensor | None = None, threshold: float | None = None, ax: Axes | None = None
-) -> Axes:
+def trace(v: Tensor, spikes: Tensor | None = None, threshold: float | None = None, ax: Axes | None = None) -> Axes:
     """One neuron's membrane over time, with its threshold and its spikes.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_codegen._dtypes import HALF_DTYPES
+from flexsn_codegen.source._dtypes import HALF_DTYPES
 from flexsn_graph import Phase, Port, Product, Role, Stage, StagedStep, View
 
 _aten = torch.ops.aten

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
-from flexsn_codegen._source import CoreSource, KernelSource
 from flexsn_codegen.scan._spec import BackwardSpec
+from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
 

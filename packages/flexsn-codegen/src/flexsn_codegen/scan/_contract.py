@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import torch
 
-from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._source import DENSE, CoreSource, InputLayout, KernelSource
 from flexsn_codegen.scan._backward import backward_source
 from flexsn_codegen.scan._forward import forward_source
 from flexsn_codegen.scan._spec import BackwardSpec, ForwardSpec
+from flexsn_codegen.source._cache import compile_triton_code_str
+from flexsn_codegen.source._source import DENSE, CoreSource, InputLayout, KernelSource
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_graph import Port, Role, ports
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flexsn_codegen._source import CoreSource, KernelSource
 from flexsn_codegen.scan._spec import ForwardSpec
+from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen._source import InputLayout, StepLayout, Strided
+from flexsn_codegen.source._source import InputLayout, StepLayout, Strided
 from flexsn_graph import Flag
 
 

@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._numbers import Number
-from flexsn_codegen._source import (
+from flexsn_codegen._torch_private_ops import OpOverload
+from flexsn_codegen.errors import UnsupportedOpError
+from flexsn_codegen.source._numbers import Number
+from flexsn_codegen.source._source import (
     DENSE,
     CoreSource,
     InputLayout,
@@ -27,8 +29,6 @@ from flexsn_codegen._source import (
     Strided,
     identifier,
 )
-from flexsn_codegen._torch_private_ops import OpOverload
-from flexsn_codegen.errors import UnsupportedOpError
 from flexsn_graph import Port, Role, facts_of
 
 Op = OpOverload
@@ -407,9 +407,7 @@ class KernelWriter(ABC):
         """`text` where a scalar condition holds, else `other`: values, or flags."""
 
     @abstractmethod
-    def accumulate(
-        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
-    ) -> None:
+    def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
         """Adds a value to a sum of `dtype`, where a scalar condition holds."""
 
     @abstractmethod

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise
-from flexsn_graph._refusals import refuse_without_rule
 from flexsn_graph._torch_private import FakeTensor
 from flexsn_graph.cells._parts import Axis, CellModule, CellResult, Cells, CutModule, Dimension, Part
 from flexsn_graph.cells._registry import RULES
@@ -33,6 +31,8 @@ from flexsn_graph.cells._values import (
     with_chosen,
 )
 from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, facts_of, is_pointwise
+from flexsn_graph.tracing._refusals import refuse_without_rule
 
 MAX_CELLS = 64
 

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from flexsn_graph._location import called_op
-from flexsn_graph._ops import SUM_OP
 from flexsn_graph.cells._registry import rule
 from flexsn_graph.cells._values import Dim, Value, shape_of, size_of
+from flexsn_graph.ir._ops import SUM_OP
 
 if TYPE_CHECKING:
     from flexsn_graph.cells._pass import Pass

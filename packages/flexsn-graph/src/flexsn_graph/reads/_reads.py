@@ -97,6 +97,7 @@ class Reads:
         for place in [place for place in self._values if place.name in self._recorder.overwritten]:
             self.changed_by_core.append(place.name)
             del self._values[place]
+
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors that are compared, as they were last."""
@@ -270,6 +271,8 @@ class Reads:
 
 def _is_note(place: Place) -> bool:
     return isinstance(place, Equal) and place.kind == _NOTE
+
+
 _CHECKED = Origin(lambda t: isinstance(t, FakeTensor), lambda t: True, lambda t: False, lambda t: None)
 
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import torch
 
-from flexsn_graph._ports import Port, Role
-from flexsn_graph._presence import Selection, origins_of
-from flexsn_graph._staged_step import Phase, Stage, StagedStep, View
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.passes._presence import Selection, origins_of
+from flexsn_graph.staging._staged_step import Phase, Stage, StagedStep, View
 
 _CAME = Port(Role.CAME_STATE, 0)
 _PRESENT = Port(Role.GRAD_OUTPUT, 0)
@@ -54,9 +54,7 @@ def absent_at_first(vjp: StagedStep, absent: Collection[Port]) -> StagedStep | N
     return replace(vjp, arguments=(*vjp.arguments, _CAME), parts=tuple(parts), values=values, absent=unseen)
 
 
-def _selected(
-    stage: Stage, absent: frozenset[Port], present: set[Port]
-) -> tuple[Stage, list[Port], list[Port]]:
+def _selected(stage: Stage, absent: frozenset[Port], present: set[Port]) -> tuple[Stage, list[Port], list[Port]]:
     """A stage that selects, the gradients among what it writes, and those that are of absent gradients alone: zeros."""
     graph = stage.graph
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph._products import COPY_OP, call_of, replay
+from flexsn_graph.ir._products import COPY_OP, call_of, replay
 from flexsn_graph.staging._views import is_view
 
 _aten = torch.ops.aten

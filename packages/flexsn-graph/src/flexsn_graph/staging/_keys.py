@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import fx
 
-from flexsn_graph._ports import Port
+from flexsn_graph.ir._ports import Port
 
 
 class Keys:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import fx
 
-from flexsn_graph._ports import Role
-from flexsn_graph._products import ASSEMBLIES
-from flexsn_graph._staged_step import Phase
+from flexsn_graph.ir._ports import Role
+from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
+from flexsn_graph.staging._staged_step import Phase
 from flexsn_graph.staging._views import narrows
 
 

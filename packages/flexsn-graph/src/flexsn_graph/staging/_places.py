@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import fx
 
-from flexsn_graph._ports import Port, Role
-from flexsn_graph._products import ASSEMBLIES, call_of
-from flexsn_graph._staged_step import View
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._products import ASSEMBLIES, call_of
+from flexsn_graph.staging._staged_step import View
 from flexsn_graph.staging._views import is_view, narrows
 
 

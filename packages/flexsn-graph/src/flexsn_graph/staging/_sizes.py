@@ -8,15 +8,13 @@ from typing import Any
 
 import torch
 
-from flexsn_graph._products import Call
-from flexsn_graph._staged_step import Product, Stage, StagedStep, Term, View
+from flexsn_graph.ir._products import Call
+from flexsn_graph.staging._staged_step import Product, Stage, StagedStep, Term, View
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
 # Their lists of integers are sizes.
-_TO_SIZES = frozenset(
-    {*(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default), _prims.reshape.default}
-)
+_TO_SIZES = frozenset({*(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default), _prims.reshape.default})
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:

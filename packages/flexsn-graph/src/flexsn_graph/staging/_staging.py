@@ -19,31 +19,30 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph._layout import LiftedLayout
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._normalize import normalize
-from flexsn_graph._ports import Port, Role
-from flexsn_graph._positions import check_positions
-from flexsn_graph._products import (
+from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._products import (
     ASSEMBLIES,
     PRODUCTS,
     call_of,
     replay,
 )
-from flexsn_graph._staged_step import Phase, Product, Stage, StagedStep, View
-from flexsn_graph._step_graph import StepGraph
-from flexsn_graph.errors import NonPointwiseError
+from flexsn_graph.ir._step_graph import StepGraph
+from flexsn_graph.lowering._normalize import normalize
 from flexsn_graph.staging._copies import drop_copies
 from flexsn_graph.staging._keys import Keys
 from flexsn_graph.staging._order import Order
 from flexsn_graph.staging._places import Places
+from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
 from flexsn_graph.staging._sums import sum_last
 from flexsn_graph.staging._terms import Terms
 from flexsn_graph.staging._views import narrows, pieces_of, reaches, unsummed_shape, whole_view
+from flexsn_graph.tracing._positions import check_positions
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-
 
 
 def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
@@ -394,7 +393,3 @@ class _Staging:
                 new[node] = graph.node_copy(node, new.__getitem__)
         graph.output(tuple(new[node] for node in self._matrices))
         return fx.GraphModule(self._module, graph)
-
-
-
-

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_graph._ops import ALIAS_OPS, SUM_OP
-from flexsn_graph._ports import Port, Role
-from flexsn_graph._products import is_linear_in_one
+from flexsn_graph.ir._ops import ALIAS_OPS, SUM_OP
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._products import is_linear_in_one
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims

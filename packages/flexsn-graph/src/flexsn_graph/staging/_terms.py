@@ -9,10 +9,10 @@ import torch
 from torch import fx
 
 from flexsn_graph._location import called_op, location_of
-from flexsn_graph._ops import SUM_OP, is_zero
-from flexsn_graph._products import PRODUCTS, Call, call_of, is_linear_in_one
-from flexsn_graph._staged_step import Term, View
 from flexsn_graph.errors import UnsupportedCoreError
+from flexsn_graph.ir._ops import SUM_OP, is_zero
+from flexsn_graph.ir._products import PRODUCTS, Call, call_of, is_linear_in_one
+from flexsn_graph.staging._staged_step import Term, View
 from flexsn_graph.staging._views import differs
 
 _aten = torch.ops.aten

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph._ops import ALIAS_OPS, SUM_OP
-from flexsn_graph._ports import Port, Role
-from flexsn_graph._products import CAT_OP, COPY_OP, SELECT_BACKWARD_OP, Call
-from flexsn_graph._staged_step import View
-from flexsn_graph._strides import broadcast_shapes
+from flexsn_graph.ir._ops import ALIAS_OPS, SUM_OP
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._products import CAT_OP, COPY_OP, SELECT_BACKWARD_OP, Call
+from flexsn_graph.lowering._strides import broadcast_shapes
+from flexsn_graph.staging._staged_step import View
 
 _aten = torch.ops.aten
 

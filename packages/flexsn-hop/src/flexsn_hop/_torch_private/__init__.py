@@ -5,10 +5,9 @@ What changes between versions is asked for in this folder and nowhere else.
 
 from __future__ import annotations
 
-from ..versions import say_if_newer
-from ._builtin import builtin_scan, builtin_while_loop
-from ._dispatch import below_autograd, implement, refuse_autograd
-from ._dynamo import (
+from flexsn_hop._torch_private._builtin import builtin_scan, builtin_while_loop
+from flexsn_hop._torch_private._dispatch import below_autograd, implement, refuse_autograd
+from flexsn_hop._torch_private._dynamo import (
     CapturedCall,
     CapturedStep,
     CapturedTreeCall,
@@ -18,10 +17,10 @@ from ._dynamo import (
     register_with_dynamo,
     why_dynamo_cannot_capture,
 )
-from ._inductor import InductorCall, LowersItself
-from ._ops import HigherOrderOperator, OpOverload
-from ._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
-from ._tracing import (
+from flexsn_hop._torch_private._inductor import InductorCall, LowersItself
+from flexsn_hop._torch_private._ops import HigherOrderOperator, OpOverload
+from flexsn_hop._torch_private._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from flexsn_hop._torch_private._tracing import (
     capture_with_dynamo,
     is_tracing,
     is_transforming,
@@ -31,6 +30,7 @@ from ._tracing import (
     unlogged,
     watch_operators,
 )
+from flexsn_hop.versions import say_if_newer
 
 __all__ = [
     "CaptureHooks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..versions import private
+from flexsn_hop.versions import private
 
 builtin_scan: Callable[..., Any] | None = private(
     "torch._higher_order_ops.scan", "scan", "`lowerable_scan` and the lowering 'scan' are missing", default=None

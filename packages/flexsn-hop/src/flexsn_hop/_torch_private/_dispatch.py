@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ..versions import private
-from ._tracing import numbers_of_a_step
+from flexsn_hop._torch_private._tracing import numbers_of_a_step
+from flexsn_hop.versions import private
 
 _NO_OPERATOR = "`flex_sn_scan` cannot be called"
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"

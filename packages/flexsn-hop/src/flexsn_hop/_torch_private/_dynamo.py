@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..versions import expect, lacking, private
+from flexsn_hop.versions import expect, lacking, private
 
 _NO_CAPTURE = "`torch.compile` cannot capture `flex_sn_scan`"
 _tree_flatten = private("torch.utils._pytree", "tree_flatten", _NO_CAPTURE)
@@ -165,9 +165,7 @@ _REQUIRED_FOR_DYNAMO: dict[str, tuple[str, ...]] = {
 
 def why_dynamo_cannot_capture() -> str | None:
     """What this version of torch lacks for Dynamo to capture the operator; None if nothing."""
-    missing = [
-        f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)
-    ]
+    missing = [f"{module}.{name}" for module, names in _REQUIRED_FOR_DYNAMO.items() for name in lacking(module, names)]
     return f"torch {torch.__version__} has no {', no '.join(missing)}: {_CONSEQUENCE}" if missing else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..versions import expect, needed
+from flexsn_hop.versions import expect, needed
 
 _NO_KERNELS = "a compiled `flex_sn_scan` runs as a loop, without kernels"
 _NO_LOWERING = "Inductor cannot compile `flex_sn_scan`"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..versions import private
+from flexsn_hop.versions import private
 
 if TYPE_CHECKING:
     from torch._ops import HigherOrderOperator as HigherOrderOperator

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..versions import private
+from flexsn_hop.versions import private
 
 _NO_GRAPH = "`flex_sn_scan` cannot be traced, exported or compiled"
 _NO_GRADIENT = "a traced or compiled `flex_sn_scan` has no gradient"

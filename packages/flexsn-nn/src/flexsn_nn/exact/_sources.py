@@ -108,4 +108,3 @@ class _Reader:
         if name in _CHOICES:
             return Range(min(a.low, b.low), max(a.high, b.high))
         return None
-

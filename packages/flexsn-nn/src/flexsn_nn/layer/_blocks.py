@@ -58,9 +58,7 @@ class SEWBlock(nn.Module):
             _conv(in_channels, out_channels, 3, stride), first, _conv(out_channels, out_channels, 3), second
         )
         self.shortcut = (
-            nn.Sequential(_conv(in_channels, out_channels, 1, stride), *third)
-            if makes_shortcut
-            else nn.Identity()
+            nn.Sequential(_conv(in_channels, out_channels, 1, stride), *third) if makes_shortcut else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -85,9 +83,7 @@ class MSBlock(nn.Module):
     Source: Hu et al., "Advancing spiking neural networks toward deep residual learning", TNNLS 2024 (MS-ResNet).
     """
 
-    def __init__(
-        self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1
-    ) -> None:
+    def __init__(self, in_channels: int, out_channels: int, neuron: Callable[[], nn.Module], stride: int = 1) -> None:
         super().__init__()
         _check_sizes(in_channels, out_channels, stride)
         first, second = _made(neuron, 2)
@@ -95,9 +91,7 @@ class MSBlock(nn.Module):
             first, _conv(in_channels, out_channels, 3, stride), second, _conv(out_channels, out_channels, 3)
         )
         self.shortcut = (
-            _conv(in_channels, out_channels, 1, stride)
-            if stride != 1 or in_channels != out_channels
-            else nn.Identity()
+            _conv(in_channels, out_channels, 1, stride) if stride != 1 or in_channels != out_channels else nn.Identity()
         )
 
     def forward(self, x: Tensor) -> Tensor:

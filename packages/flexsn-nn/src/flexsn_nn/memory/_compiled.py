@@ -71,8 +71,17 @@ def pack_layers(graph: fx.GraphModule) -> int:
 
 _MOVES = frozenset(
     {
-        "clone", "contiguous", "flatten", "movedim", "permute", "reshape", "squeeze", "transpose", "unflatten",
-        "unsqueeze", "view",
+        "clone",
+        "contiguous",
+        "flatten",
+        "movedim",
+        "permute",
+        "reshape",
+        "squeeze",
+        "transpose",
+        "unflatten",
+        "unsqueeze",
+        "view",
     }
 )
 _CASTS = frozenset({"to", "float", "double", "half", "bfloat16", "type_as", "clone", "detach"})

@@ -103,9 +103,7 @@ class Neuron(FlexSN):
         else:
             setattr(self, name, value)
 
-    def hold_number(
-        self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]
-    ) -> None:
+    def hold_number(self, name: str, value: float | Tensor, *, learn: bool = False, **limits: Unpack[Range]) -> None:
         """Keeps a number, or a tensor of numbers, as `hold` does, if it is in its range.
 
         What is assigned later has to be in it, too. A parameter that an optimizer moves out of it stays where it is,
@@ -288,9 +286,7 @@ def fit(value: float | Tensor, like: Tensor) -> float | Tensor:
 
 def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether a tensor of `shape` can be expanded to `to`."""
-    return len(shape) <= len(to) and all(
-        a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False)
-    )
+    return len(shape) <= len(to) and all(a in (1, b) for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
 def _is_own(value: object) -> bool:

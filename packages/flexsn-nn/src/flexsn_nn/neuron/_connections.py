@@ -149,9 +149,7 @@ def convolution(
         check_count("kernel_size", size)
     if len(sizes) != 2 or any(size % 2 == 0 for size in sizes):
         raise ParameterError(f"kernel_size is {kernel_size}; it must be odd, so that the step keeps its shape.")
-    made = Convolved(
-        channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias
-    )
+    made = Convolved(channels, channels, sizes, padding=(sizes[0] // 2, sizes[1] // 2), bias=bias)
     return _started(made, made.weight, learn_recurrent, init)
 
 

@@ -47,9 +47,7 @@ class Izhikevich(QIF):
         detach_reset: bool = False,
         **options: Unpack[SpikeOptions],
     ) -> None:
-        super().__init__(
-            tau, v_c, a0, v_threshold, v_rest, v_reset, surrogate_function, detach_reset, **options
-        )
+        super().__init__(tau, v_c, a0, v_threshold, v_rest, v_reset, surrogate_function, detach_reset, **options)
         self.hold_number("tau_w", tau_w, above=0)
         self.hold_number("a", a)
         self.hold_number("b", b)

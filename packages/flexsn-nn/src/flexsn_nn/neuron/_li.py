@@ -23,9 +23,7 @@ class LI(Neuron):
     tau: float | Tensor
     decay_input: bool
 
-    def __init__(
-        self, tau: float | Tensor = 2.0, decay_input: bool = True, **options: Unpack[RunOptions]
-    ) -> None:
+    def __init__(self, tau: float | Tensor = 2.0, decay_input: bool = True, **options: Unpack[RunOptions]) -> None:
         super().__init__(**options)
         self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("decay_input", decay_input)

@@ -89,9 +89,7 @@ class MaskedPSN(PSN):
     _lambda_: Tensor
     mask: Tensor
 
-    def __init__(
-        self, k: int, T: int, lambda_init: float = 0.0, surrogate_function: SpikeFunction = ATAN
-    ) -> None:
+    def __init__(self, k: int, T: int, lambda_init: float = 0.0, surrogate_function: SpikeFunction = ATAN) -> None:
         super().__init__(T, surrogate_function)
         check_count("k", k)
         check_number("lambda_init", lambda_init, at_least=0, at_most=1)

@@ -121,7 +121,6 @@ def super_spike(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tenso
     return SuperSpike(alpha, strict=strict)(x)
 
 
-
 def nonzero_sign_log_abs(x: Tensor, alpha: float = 1.0, *, strict: bool = False) -> Tensor:
     """`NonzeroSignLogAbs(alpha, strict=strict)(x)`."""
     return NonzeroSignLogAbs(alpha, strict=strict)(x)

@@ -40,9 +40,7 @@ def sigmoid(
 def atan(x: Tensor, alpha: float = 2.0, *, strict: bool = False) -> Tensor: ...
 @overload
 def atan(x: float | None = None, /, *, alpha: float = 2.0, strict: bool = True) -> ATan: ...
-def atan(
-    x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None
-) -> Tensor | ATan:
+def atan(x: Tensor | float | None = None, alpha: float | None = None, *, strict: bool | None = None) -> Tensor | ATan:
     """`atan(x, alpha=2)`: spikes, `ATan(alpha)(x)`. `atan(alpha=2)`: the surrogate `ATan(alpha, strict=True)`."""
     if isinstance(x, Tensor):
         return ATan(_or(alpha, 2.0), strict=bool(strict))(x)

@@ -45,7 +45,7 @@ class Backend(ABC):
 
     def why_not_together(self, device: torch.device) -> str | None:
         """The reason why programs of one launch cannot wait for each other; `None`: they can."""
-        return "its kernels are not written in Triton"
+        return "only CUDA launches programs that wait for each other"
 
     # -- how it is launched ----------------------------------------------------------------------------------------
 

@@ -33,9 +33,8 @@ class TritonBackend(Backend):
         return "Triton's interpreter is on, and a compiler cannot call it" if self.interpreted else None
 
     def why_not_together(self, device: torch.device) -> str | None:
-        if torch.version.hip or (device.type != "cuda" and not self.interpreted):
-            return "only CUDA launches programs that wait for each other"
-        return None
+        runs = torch.version.hip is None and (device.type == "cuda" or self.interpreted)
+        return None if runs else super().why_not_together(device)
 
     def size_class(self, ncl: int) -> int:
         return size_class(ncl)

@@ -105,6 +105,4 @@ def describe(program: PointwiseProgram, example_inputs: Sequence[Tensor] | None)
             "captures a tensor with a shape), give example_inputs."
         ) from None
     step.core()
-    return extract_info(
-        step.trace.forward.graph, program.num_inputs, program.num_states, program.num_outputs
-    )
+    return extract_info(step.trace.forward.graph, program.num_inputs, program.num_states, program.num_outputs)

@@ -58,9 +58,7 @@ def _training(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bo
     return [*result.outputs, *result.state_seqs, *result.final_states, *result.checkpoints]
 
 
-def _fake(
-    kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool
-) -> list[Tensor]:
+def _fake(kernel: ScanKernel, flat_args: Sequence[Tensor], *, state_seqs: bool, checkpoints: bool) -> list[Tensor]:
     """Tensors like the results, for sizes that may be symbols."""
     inputs, states, _ = split_flat(kernel.program, flat_args)
     step = _specialize(kernel, inputs, states)
@@ -82,9 +80,7 @@ def _fake(
     return results
 
 
-def _specialize(
-    kernel: ScanKernel, inputs: Sequence[Tensor], states: Sequence[Tensor] | None
-) -> Specialization:
+def _specialize(kernel: ScanKernel, inputs: Sequence[Tensor], states: Sequence[Tensor] | None) -> Specialization:
     return kernel.program.specialize_like(
         [x.dtype for x in inputs], None if states is None else [v.dtype for v in states]
     )

@@ -153,8 +153,7 @@ def _without_saved(
     lifted = program.lifted()
     wanted = _wanted(program, inputs, states, lifted)
     return tuple(
-        t.new_zeros(t.shape) if want else None
-        for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
+        t.new_zeros(t.shape) if want else None for t, want in zip((*inputs, *states, *lifted), wanted, strict=True)
     )
 
 
@@ -162,16 +161,13 @@ def _one_step(sequence: Tensor) -> Tensor:
     return sequence.new_empty(sequence.shape[1:])
 
 
-def _templates(
-    role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None
-) -> Sequence[Tensor]:
+def _templates(role: str, templates: Sequence[Tensor] | None, count: int, like: Tensor | None) -> Sequence[Tensor]:
     """What the gradients are shaped like: what was given, or `like` for all of them."""
     if templates is None and like is not None:
         return [like] * count
     if templates is None and count:
         raise TemplateNeededError(
-            f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: "
-            f"pass {role}_templates."
+            f"every gradient is None and nothing was saved, so the {role}s' shapes are unknown: pass {role}_templates."
         )
     given = templates or ()
     if len(given) != count:

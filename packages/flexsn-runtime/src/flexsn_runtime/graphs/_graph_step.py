@@ -94,9 +94,7 @@ class GraphSpecialization(Specialization):
             more steps than a kernel can have written out.
     """
 
-    def __init__(
-        self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp"
-    ) -> None:
+    def __init__(self, step: GraphStep, device: torch.device, segment: int | None, on_cpu: TargetName = "cpp") -> None:
         self._assignments = [Assignment(step.sizes, 0)]
         if self._assignments[0].is_symbolic:
             self._assignments.append(Assignment(step.sizes, 1))
@@ -171,9 +169,7 @@ class GraphSpecialization(Specialization):
 _made: Recent[GraphSpecialization] = Recent()
 
 
-def _trace(
-    step: GraphStep, assigned: Assignment, device: torch.device
-) -> tuple[StepTrace, dict[int, int]]:
+def _trace(step: GraphStep, assigned: Assignment, device: torch.device) -> tuple[StepTrace, dict[int, int]]:
     """The step traced for the assigned sizes; the positions of the lifted tensors by the `id` of their stand-ins."""
 
     def stand_in(value: StepValue | Size) -> Any:

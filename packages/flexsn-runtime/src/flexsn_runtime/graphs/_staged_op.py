@@ -172,7 +172,6 @@ class _Specialized:
         )
 
 
-
 # -- what the operator does ----------------------------------------------------------------------------------------
 
 
@@ -233,16 +232,12 @@ def _backward(graph: StagedGraph, made: _Specialized, args: Sequence[Any]) -> li
     needed = (*graph.needs[: graph.num_primals], *(tensor.requires_grad for tensor in computed))
     kept = frozenset(step.kept(step.carrying(needed)))
     _, memory = forward_staged(step, arguments, state_seqs=not graph.final_state, kept=kept, needed=needed)
-    found = backward_staged(
-        step, arguments, memory, kept, gradients, needed, state_seqs=not graph.final_state
-    )
+    found = backward_staged(step, arguments, memory, kept, gradients, needed, state_seqs=not graph.final_state)
     by_position: dict[int, Tensor | None] = dict(enumerate(found[: graph.num_primals]))
     pairs = [(t, g) for t, g in zip(computed, found[graph.num_primals :], strict=True) if g is not None]
     trained = [leaf for leaf in leaves if leaf.requires_grad]
     if pairs and trained:
-        of_captured = torch.autograd.grad(
-            [t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True
-        )
+        of_captured = torch.autograd.grad([t for t, _ in pairs], trained, [g for _, g in pairs], allow_unused=True)
         positions = [i for i, leaf in zip(made.captured, leaves, strict=True) if leaf.requires_grad]
         by_position.update(zip(positions, of_captured, strict=True))
     # What the step does not read has no gradient there.
@@ -289,9 +284,7 @@ def _shapes(
     return found
 
 
-def _merged(
-    tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None
-) -> list[Any]:
+def _merged(tensors: Sequence[Tensor], sizes: Sequence[int] | None, size_positions: Sequence[int] | None) -> list[Any]:
     """The arguments; AOTInductor's runtime gives an empty list as `None`."""
     args: list[Any] = list(tensors)
     for position, size in zip(size_positions or (), sizes or (), strict=True):  # ascending positions

@@ -52,9 +52,7 @@ def several_at_once() -> TransformError:
     )
 
 
-def refuse_double_backward(
-    gradients: list[Tensor | None], came_from: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+def refuse_double_backward(gradients: list[Tensor | None], came_from: Sequence[Tensor | None]) -> list[Tensor | None]:
     """`gradients`, which raise `DoubleBackwardError` when they are differentiated themselves.
 
     By any tensor that they were computed from: torch's `once_differentiable` would let them pass as constants when it

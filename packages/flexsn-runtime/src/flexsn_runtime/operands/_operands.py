@@ -137,8 +137,7 @@ class Operands:
             self._sequence(Port(Role.INPUT, i), x.shape, x.stride()) for i, x in enumerate(arguments.inputs)
         )
         self.states = tuple(
-            None if v is None else self._step(Port(Role.STATE, i), v.stride())
-            for i, v in enumerate(arguments.states)
+            None if v is None else self._step(Port(Role.STATE, i), v.stride()) for i, v in enumerate(arguments.states)
         )
         # By what a layout consists of, the first lifted tensor with it.
         first: dict[tuple[object, ...], int] = {}

@@ -14,9 +14,7 @@ Operand = tuple[Sequence[int], Sequence[int]]
 """Sizes and strides of a tensor, with as many dimensions as the result; sizes of 1 where it broadcasts."""
 
 
-def memory_order(
-    shape: Sequence[int], operands: Sequence[Operand], also: Sequence[Operand] = ()
-) -> tuple[int, ...]:
+def memory_order(shape: Sequence[int], operands: Sequence[Operand], also: Sequence[Operand] = ()) -> tuple[int, ...]:
     """The dimensions of what an elementwise operation returns, the outermost in memory first.
 
     This is the rule of PyTorch's `TensorIterator`: tensors that are all contiguous, or all channels-last, give a result

@@ -75,9 +75,7 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
 # -- what is launched --------------------------------------------------------------------------------------------------
 
 
-def _forward(
-    s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int
-) -> tuple[Tensor, Tensor]:
+def _forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
     shape = (*s.shape[:-1], weight.shape[0])
     rows = _rows(s)
     if why_unavailable(s.device) is not None or 0 in (*rows.shape, weight.shape[0]):
@@ -229,5 +227,3 @@ def _backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
 
 
 spike_linear_op.register_autograd(_backward, setup_context=_setup)
-
-

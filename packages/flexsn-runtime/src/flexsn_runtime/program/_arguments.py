@@ -165,9 +165,7 @@ def split_flat(
     return inputs, rest[:num_states], rest[num_states:]
 
 
-def _count_error(
-    program: ScanProgram, flat_args: Sequence[Tensor], num_lifted: int | None
-) -> TensorCountError:
+def _count_error(program: ScanProgram, flat_args: Sequence[Tensor], num_lifted: int | None) -> TensorCountError:
     lifted = "its" if num_lifted is None else num_lifted
     return TensorCountError(
         f"got {len(flat_args)} tensors; the step takes {program.num_inputs} input sequences, "

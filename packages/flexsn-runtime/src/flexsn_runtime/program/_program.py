@@ -89,8 +89,10 @@ class ScanProgram:
         bits: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
-            what = f"the class {core.__name__}: give an instance of it" if isinstance(core, type) else (
-                f"a {type(core).__name__}: give a function or a module"
+            what = (
+                f"the class {core.__name__}: give an instance of it"
+                if isinstance(core, type)
+                else (f"a {type(core).__name__}: give a function or a module")
             )
             raise TypeError(f"core is {what}, core(*inputs, *states) -> (*outputs, *new_states).")
         for what, count in {"num_inputs": num_inputs, "num_states": num_states, "num_outputs": num_outputs}.items():
@@ -362,9 +364,7 @@ class PointwiseProgram(ScanProgram):
     def specialize_examples(self, examples: Sequence[Tensor]) -> Specialization:
         return _pointwise(super().specialize_examples(examples))
 
-    def specialize_like(
-        self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None
-    ) -> Specialization:
+    def specialize_like(self, inputs: Sequence[torch.dtype], states: Sequence[torch.dtype] | None) -> Specialization:
         return _pointwise(super().specialize_like(inputs, states))
 
     @property

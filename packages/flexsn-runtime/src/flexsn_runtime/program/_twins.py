@@ -32,9 +32,7 @@ class TwinsOf:
         kind: equal for steps that are traced and compiled alike.
     """
 
-    def __init__(
-        self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable
-    ) -> None:
+    def __init__(self, core: Core, inputs: Sequence[StepValue], states: Sequence[StepValue], kind: Hashable) -> None:
         self._core, self._inputs, self._states = core, inputs, states
         # Everything but the size of the first dimension.
         values = tuple((len(v.shape), v.shape[1:], v.dtype) for v in (*inputs, *states))

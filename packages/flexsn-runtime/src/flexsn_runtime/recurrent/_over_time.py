@@ -58,9 +58,7 @@ class OverTime:
         """With the matrices that the lifted tensors give."""
         fixed = tuple(tensor.detach() for tensor in lifted)
         matrices = tuple(staged.matrices.forward(*fixed)) if staged.num_matrices else ()
-        return cls(
-            staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving)
-        )
+        return cls(staged, num_steps, reads, writes, fixed, matrices, backwards, lasting, from_zero, tuple(arriving))
 
     @property
     def direction(self) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
 from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import (
     CoreTrace,
     Phase,
@@ -200,6 +201,10 @@ class RecurrentSpecialization(CoreSpecialization):
                 known = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
             return known[1]
 
+    def core_in_cuda(self, stage: Stage) -> CoreSource:
+        """The source of a stage on one element, in CUDA C++."""
+        return self._emit_graph(stage.graph, "stage", target=CUDA)
+
     def config(self, stage: Stage) -> LaunchConfig:
         """How a stage is launched."""
         size = math.prod(stage.shape)
@@ -333,9 +338,7 @@ class StagedScan:
     def _launches(self, stage: Stage) -> Act:
         prepared, arguments = self._in_steps(stage)
         if self._step.backend.by_address:
-            columns = [
-                a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments
-            ]
+            columns = [a.addresses() if isinstance(a, Rows) else [a.data_ptr()] * self._num_steps for a in arguments]
             self._alive.append(arguments)
             example = [a.memory[0] if isinstance(a, Rows) else a for a in arguments]
             launched = cast(LaunchByAddress, self._launch(prepared, example))

@@ -137,18 +137,14 @@ class Specialization(CoreSpecialization):
         with self._lock:
             if residuals not in self._cores:
                 forward = (self.trace if residuals is None else residuals).forward
-                self._cores[residuals] = self._emit_graph(
-                    forward, "step", takes_numbers=self._takes_numbers, once=True
-                )
+                self._cores[residuals] = self._emit_graph(forward, "step", takes_numbers=self._takes_numbers, once=True)
             return self._cores[residuals]
 
     def _emit(self, trace: StepTrace) -> CoreSource:
         """The source of the step with its numbers."""
         return self._emit_graph(trace.forward, "step")
 
-    def vjp(
-        self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]
-    ) -> tuple[StepGraph, CoreSource | None]:
+    def vjp(self, cotangents: tuple[bool, ...], wanted: tuple[bool, ...]) -> tuple[StepGraph, CoreSource | None]:
         """The step's VJP and its source; no source when every gradient is zero."""
         return self._with_source((cotangents, wanted), lambda: self._trace_vjp(cotangents, wanted))
 

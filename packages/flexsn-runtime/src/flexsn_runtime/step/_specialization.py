@@ -152,6 +152,7 @@ class CoreSpecialization:
         fast_division: bool = False,
         takes_numbers: bool = False,
         once: bool = False,
+        target: Target | None = None,
     ) -> CoreSource:
         return emit_core(
             graph,
@@ -160,7 +161,7 @@ class CoreSpecialization:
             precision=self.numerics.precision,
             fast_math=self.numerics.fast_math,
             fast_division=fast_division,
-            target=self.backend.target,
+            target=target or self.backend.target,
             numbers=role if takes_numbers else None,
             once=once and self.backend.target.once,
         )

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from flexsn_codegen._cache import keep, kept
 from flexsn_codegen.errors import CacheFolderError, CompilationError, CompilerMissingError
+from flexsn_codegen.source._cache import keep, kept
 
 _VARIABLE = "CXX"
 _CANDIDATES = ("g++", "clang++", "c++")
@@ -162,8 +162,7 @@ def run_compiler(command: Sequence[str], what: str = "a generated kernel") -> No
         if "-lomp" in done.stderr:
             remedy = f"It lacks OpenMP: `apt install libomp-dev`, or name g++ in {_VARIABLE}."
         raise CompilationError(
-            f"the C++ compiler refuses {what}. {remedy}\n"
-            f"{shlex.join(command)}\n{done.stderr[:4000]}"
+            f"the C++ compiler refuses {what}. {remedy}\n{shlex.join(command)}\n{done.stderr[:4000]}"
         )
     if "-o" in command and not Path(command[command.index("-o") + 1]).exists():
         raise CompilationError(

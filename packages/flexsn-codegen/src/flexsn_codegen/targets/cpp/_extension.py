@@ -15,8 +15,8 @@ from types import ModuleType
 
 import torch
 
-from flexsn_codegen._cache import cache_folder, keep, kept
 from flexsn_codegen.errors import CompilationError
+from flexsn_codegen.source._cache import cache_folder, keep, kept
 from flexsn_codegen.targets.cpp._compiler import compiler, in_a_folder, run_compiler
 
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-shared")

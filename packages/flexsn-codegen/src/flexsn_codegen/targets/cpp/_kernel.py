@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._source import KernelSource
+from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.cpp._compiler import load
 from flexsn_codegen.targets.cpp._literals import cpp_name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen.source._dtypes import register_dtype
 
 # In memory. What is computed with is `cpp_name(register_dtype(dtype))`.
 _NAMES = {

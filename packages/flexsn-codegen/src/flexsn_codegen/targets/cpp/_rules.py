@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._dtypes import HALF_DTYPES
-from flexsn_codegen._source import KernelSource, Strided
+from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._source import KernelSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Statement, Target
 from flexsn_codegen.targets.cpp._kernel import CppKernel
 from flexsn_codegen.targets.cpp._literals import is_supported, literal

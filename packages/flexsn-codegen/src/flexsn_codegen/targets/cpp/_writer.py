@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from flexsn_codegen._dtypes import register_dtype
-from flexsn_codegen._numbers import Number
-from flexsn_codegen._source import CoreSource, Strided
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._numbers import Number
+from flexsn_codegen.source._source import CoreSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Target
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
 from flexsn_graph import Port, Role
@@ -229,9 +229,7 @@ class CppWriter(KernelWriter):
         else:
             self._lane(name, f"{self._where(condition)} ? {text} : {other}")
 
-    def accumulate(
-        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
-    ) -> None:
+    def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
         term = value if dtype is None else f"{cpp_name(register_dtype(dtype))}({value})"
         total = f"{name} + {term}"
         self._lane(name, total if condition is None else f"{self._where(condition)} ? {total} : {name}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flexsn_codegen._dtypes import register_dtype
+from flexsn_codegen.source._dtypes import register_dtype
 
 _TL_NAMES = {
     torch.bool: "tl.int1",

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._numerics import compile_options
-from flexsn_codegen._source import KernelSource
 from flexsn_codegen.errors import OfflineCompileError
+from flexsn_codegen.source._cache import compile_triton_code_str
+from flexsn_codegen.source._numerics import compile_options
+from flexsn_codegen.source._source import KernelSource
 
 _POINTERS = {
     torch.bool: "*i1",

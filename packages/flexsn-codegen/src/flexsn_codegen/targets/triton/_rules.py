@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from flexsn_codegen._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen._numbers import WRITTEN_OUT, reciprocal
+from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._numbers import WRITTEN_OUT, reciprocal
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
@@ -92,7 +92,6 @@ for _name, _function in {
     "special_scaled_modified_bessel_k1": "bessel_k1e",
 }.items():
     _float_row(getattr(torch.ops.aten, _name).default, _function)
-
 
 
 def _polynomial_row(name: str, function: str, *, shifted: bool = False) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import triton
 
-from flexsn_codegen._cache import compile_triton_code_str
+from flexsn_codegen.source._cache import compile_triton_code_str
 from flexsn_codegen.targets.triton._triton_private import launches_on_nvidia
 
 _HEADER = """import triton

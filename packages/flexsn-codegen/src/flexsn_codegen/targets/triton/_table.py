@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from flexsn_codegen._source import KernelSource
+from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets.triton._literals import tl_name
 
 # In bytes and in elements: with these known, Triton moves vectors, as it does where it sees the arguments themselves.

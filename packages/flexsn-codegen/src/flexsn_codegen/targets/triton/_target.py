@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._cache import compile_triton_code_str
-from flexsn_codegen._dtypes import HALF_DTYPES
-from flexsn_codegen._source import KernelSource, Strided
+from flexsn_codegen.source._cache import compile_triton_code_str
+from flexsn_codegen.source._dtypes import HALF_DTYPES
+from flexsn_codegen.source._source import KernelSource, Strided
 from flexsn_codegen.targets._base import Approximate, KernelWriter, Statement, Target
 from flexsn_codegen.targets.triton._functions import FAST
 from flexsn_codegen.targets.triton._literals import is_supported, literal

@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
-from flexsn_codegen._dtypes import register_dtype
-from flexsn_codegen._numbers import Number
-from flexsn_codegen._source import CoreSource, Strided
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._numbers import Number
+from flexsn_codegen.source._source import CoreSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Target
 from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port
@@ -120,9 +120,7 @@ class TritonWriter(KernelWriter):
     def select(self, name: str, condition: str, text: str, other: str, *, flag: bool = False) -> None:
         self.line(f"{name} = tl.where({condition}, {text}, {other})")
 
-    def accumulate(
-        self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None
-    ) -> None:
+    def accumulate(self, name: str, value: str, dtype: torch.dtype | None = None, condition: str | None = None) -> None:
         term = value if dtype is None else f"{value}.to({tl_name(register_dtype(dtype))})"
         self.line(f"{name} += " + (term if condition is None else f"tl.where({condition}, {term}, 0)"))
 

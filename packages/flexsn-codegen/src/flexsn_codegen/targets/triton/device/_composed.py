@@ -145,6 +145,7 @@ def frexp_exponent(x):
 
 # -- special functions ---------------------------------------------------------------------------------------
 
+
 @triton.jit
 def _number(value: tl.constexpr, x):
     return tl.full([], value, x.dtype)

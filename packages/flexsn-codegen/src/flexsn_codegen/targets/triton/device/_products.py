@@ -35,7 +35,15 @@ def _rest(x, part):
 
 @triton.jit
 def split_kernel(
-    x_ptr, parts_ptr, rows, units, x_units, padded, PARTS: tl.constexpr, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    x_ptr,
+    parts_ptr,
+    rows,
+    units,
+    x_units,
+    padded,
+    PARTS: tl.constexpr,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """`x [rows, units * UNIT]` float32 -> `parts [PARTS, rows, padded * _PADDING]` bfloat16; their sum is `x`."""
@@ -55,7 +63,15 @@ def split_kernel(
 
 @triton.jit
 def narrow_kernel(
-    s_ptr, spikes_ptr, seen_ptr, M, units, s_units, padded, UNIT: tl.constexpr, ROWS: tl.constexpr,
+    s_ptr,
+    spikes_ptr,
+    seen_ptr,
+    M,
+    units,
+    s_units,
+    padded,
+    UNIT: tl.constexpr,
+    ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16.
@@ -91,8 +107,19 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 @triton.jit
 def outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, M, N, padded, PARTS: tl.constexpr, BIAS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    s_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    M,
+    N,
+    padded,
+    PARTS: tl.constexpr,
+    BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """`y [M, N] = s W^T + b`, of `s [M, padded * _PADDING]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
@@ -119,8 +146,19 @@ def outputs_kernel(
 
 @triton.jit
 def weights_kernel(
-    g_ptr, s_ptr, out_ptr, M, N, K, g_padded, s_padded, PARTS: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    CHUNK: tl.constexpr, SHARES: tl.constexpr,
+    g_ptr,
+    s_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    g_padded,
+    s_padded,
+    PARTS: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SHARES: tl.constexpr,
 ):
     """`out [SHARES, N, K]`, whose sum is `g^T s`, of `g [PARTS, M, g_padded * _PADDING]` and
     `s [M, s_padded * _PADDING]`.
@@ -151,8 +189,20 @@ def weights_kernel(
 
 @triton.jit
 def inputs_kernel(
-    g_ptr, w_ptr, out_ptr, M, N, K, g_padded, w_padded, G_PARTS: tl.constexpr, W_PARTS: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr, CHUNK: tl.constexpr, GROUP: tl.constexpr,
+    g_ptr,
+    w_ptr,
+    out_ptr,
+    M,
+    N,
+    K,
+    g_padded,
+    w_padded,
+    G_PARTS: tl.constexpr,
+    W_PARTS: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two."""
     pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
@@ -198,7 +248,18 @@ def inputs_kernel(
 
 @triton.jit
 def repair_outputs_kernel(
-    s_ptr, w_ptr, b_ptr, y_ptr, seen_ptr, M, N, K, s_row, BIAS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    s_ptr,
+    w_ptr,
+    b_ptr,
+    y_ptr,
+    seen_ptr,
+    M,
+    N,
+    K,
+    s_row,
+    BIAS: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
     BK: tl.constexpr,
 ):
     """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
@@ -224,8 +285,20 @@ def repair_outputs_kernel(
 
 @triton.jit
 def repair_weights_kernel(
-    g_ptr, s_ptr, out_ptr, seen_ptr, M, N, K, g_row, s_row, count, BN: tl.constexpr, BK: tl.constexpr,
-    BM: tl.constexpr, SEEN: tl.constexpr,
+    g_ptr,
+    s_ptr,
+    out_ptr,
+    seen_ptr,
+    M,
+    N,
+    K,
+    g_row,
+    s_row,
+    count,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BM: tl.constexpr,
+    SEEN: tl.constexpr,
 ):
     """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0."""
     found = tl.zeros([SEEN], tl.int32)

@@ -1,0 +1,111 @@
+"""Pointwise kernels whose numbers a compiled graph computes: an operator that takes them as tensors.
+
+A compiler makes a symbol of a number that changes, as a learning rate does. Floats that are symbols have to be in
+tensors, or its graph is for one value alone; the kernel's own arguments are computed of them when it runs, as in eager
+mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._torch_private_modes import hint_of
+from flexsn_codegen.errors import TraceError
+from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._kernel import Kernel, kernel_of
+from flexsn_codegen.functions._launch import target_on
+from flexsn_codegen.targets import Target
+
+
+def has_symbols(numbers: Sequence[Any]) -> bool:
+    """Whether a number is one that a compiler knows by name alone."""
+    return any(type(number) in (torch.SymInt, torch.SymFloat) for number in numbers)
+
+
+def like(numbers: Sequence[Any]) -> list[int | float]:
+    """Numbers, and in the place of symbols what they were in the call that the graph is made for."""
+    return [hint_of(number) if type(number) in (torch.SymInt, torch.SymFloat) else number for number in numbers]
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::pointwise_by_values",
+    mutates_args=("changed",),
+    schema="(Tensor[] read, Tensor(a!)[] changed, Tensor[] floats, SymInt[] ints, bool[] is_float, bool[] scalars, "
+    "str kernel) -> ()",
+)
+def pointwise_by_values_op(
+    read: Sequence[Tensor],
+    changed: Sequence[Tensor],
+    floats: Sequence[Tensor],
+    ints: Sequence[int],
+    is_float: Sequence[bool],
+    scalars: Sequence[bool],
+    kernel: str,
+) -> None:
+    """Runs a kernel.
+
+    Args:
+        read: the tensors that it reads alone.
+        changed: those that it writes to, and then its results.
+        floats: `[]`, float64, on the CPU: the floating-point numbers, in order.
+        ints: the others.
+        is_float: for each number, which of the two it is.
+        scalars: as of `pointwise_op`; none: those without dimensions.
+        kernel: `Kernel.key`.
+    """
+    found = kernel_of(kernel)
+    count = len(found.written)
+    tensors, outs = found.merged(read, changed[:count]), changed[count:]
+    numbers = together_by_type(floats, ints, is_float)
+    wanted = [False] * len(tensors)
+    target = target_on(tensors[0].device, found.name)
+    dtypes = list(found.variant(tensors, numbers, wanted, target, scalars or None).traced.dtypes[: len(outs)])
+    if dtypes != [out.dtype for out in outs]:
+        raise TraceError(
+            f"{found.name} returns {dtypes} for {numbers}, and {[out.dtype for out in outs]} for the numbers that the "
+            "graph was compiled for. What decides the dtypes of results has to be a constant of the graph: a bool or a "
+            "text, not a number."
+        )
+    found.run(tensors, numbers, wanted, outs, scalars or None)
+
+
+def returns_nothing(*arguments: object) -> None:
+    """The fake of an operator that only writes, to tensors that are there."""
+
+
+pointwise_by_values_op.register_fake(returns_nothing)
+
+
+def by_values(
+    kernel: Kernel | CutFunction,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[Any],
+    scalars: Sequence[bool] | None,
+    target: Target,
+) -> list[Tensor]:
+    """Calls the operator."""
+    results = kernel.empty_results(tensors, like(numbers), target, scalars)
+    read = [t for i, t in enumerate(tensors) if i not in kernel.written]
+    changed = [*(tensors[i] for i in kernel.written), *results]
+    floats, ints, is_float = apart_by_type(numbers)
+    pointwise_by_values_op(read, changed, floats, ints, is_float, list(scalars or ()), kernel.key)
+    return results
+
+
+def apart_by_type(numbers: Sequence[Any]) -> tuple[list[Tensor], list[Any], list[bool]]:
+    """Floating-point numbers as tensors, the others, and for each number which of the two it is."""
+    is_float = [isinstance(number, float | torch.SymFloat) for number in numbers]
+    pairs = list(zip(numbers, is_float, strict=True))
+    one = torch.ones((), dtype=torch.float64, device="cpu")
+    # Products: compilers know how to compute them of the tensors that the numbers came in.
+    return [one * number for number, yes in pairs if yes], [number for number, yes in pairs if not yes], is_float
+
+
+def together_by_type(floats: Sequence[Tensor], ints: Sequence[int], is_float: Sequence[bool]) -> list[int | float]:
+    """The numbers that `apart_by_type` took apart."""
+    of_floats, of_ints = iter(floats), iter(ints)
+    return [next(of_floats).item() if yes else next(of_ints) for yes in is_float]

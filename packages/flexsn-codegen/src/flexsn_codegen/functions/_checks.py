@@ -1,0 +1,164 @@
+"""What may be said against a call of a pointwise kernel, before anything is launched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from flexsn_codegen._torch_private_modes import is_forward_mode
+from flexsn_codegen.errors import ArgumentError, AutogradError, DeviceError, TransformError
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._writes import check_apart, check_outs, check_written, overlap_in_graph, shared_memory
+from flexsn_codegen.targets.triton import TRITON
+
+
+def check_tensors(name: str, tensors: Sequence[Tensor]) -> None:
+    """Raises `ArgumentError` for a tensor of which there are no kernels, `DeviceError` where they are on several."""
+    device = tensors[0].device if tensors else None
+    for i, value in enumerate(tensors):
+        remedy = _remedy(value)
+        if remedy is not None:
+            kind = "a nested tensor of " if value.is_nested else ""
+            layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
+            what = f"{kind}{value.dtype}{layout}"
+            raise ArgumentError(f"tensor {i} of {name} is {what}, which no kernel reads. {remedy}")
+        if value.device != device:
+            devices = sorted({str(t.device) for t in tensors})
+            raise DeviceError(f"the arguments of {name} are on {devices}: move them to one device.")
+
+
+def _remedy(tensor: Tensor) -> str | None:
+    """Advice for a tensor that no kernel reads; `None` for others."""
+    if tensor.is_nested:
+        return "Call it on its parts, or on the .values() of a jagged one."
+    if tensor.is_quantized:
+        return "Give its .dequantize(), or its .int_repr()."
+    if tensor.layout is not torch.strided:
+        return "Give its .to_dense(), or its .values()."
+    if tensor.is_complex():
+        return "Give its real and its imaginary part (torch.view_as_real) as two tensors."
+    if not TRITON.supports(tensor.dtype):
+        return "Convert it with .to(), to torch.bfloat16, say."
+    return None
+
+
+def without_tensors(name: str) -> ArgumentError:
+    """What is to be raised for a call without tensors."""
+    return ArgumentError(f"{name} was called without tensors; a kernel needs one to take the shape from.")
+
+
+def check_writes(kernel: Kernel, tensors: Sequence[Tensor]) -> None:
+    """Raises `WriteError` where the kernel may not write to its tensors."""
+    for i in kernel.written:
+        what = f"tensor {i}"
+        check_written(kernel.name, what, tensors[i])
+        for j, other in enumerate(tensors):
+            if j != i:
+                check_apart(kernel.name, what, tensors[i], f"tensor {j}", other, may_be_same=False)
+
+
+def check_writes_in_graph(kernel: Any, tensors: Sequence[Tensor]) -> None:
+    """As `check_writes`, for the tensors of a compiler, as far as their sizes are no symbols."""
+    for i in kernel.written:
+        for j, other in enumerate(tensors):
+            if j != i and overlap_in_graph(tensors[i], other):
+                raise shared_memory(kernel.name, f"tensor {i}", f"tensor {j}")
+
+
+def check_into(
+    kernel: Kernel, tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype], outs: Sequence[Tensor]
+) -> None:
+    """Raises `ArgumentError` or `WriteError` where the kernel's results cannot be written to `outs`."""
+    if kernel.written:
+        raise into_what_writes(kernel.name)
+    check_outs(kernel.name, outs, dtypes, kernel.plan(tensors).shape, tensors[0].device)
+    for i, out in enumerate(outs):
+        what = f"tensor {i} of out="
+        check_written(kernel.name, what, out)
+        for j, other in enumerate(tensors):
+            check_apart(kernel.name, what, out, f"tensor {j}", other, may_be_same=True)
+        for j, other in enumerate(outs):
+            if j != i:
+                check_apart(kernel.name, what, out, f"tensor {j} of out=", other, may_be_same=False)
+
+
+def outs_of(name: str, out: Any) -> list[Tensor]:
+    """The tensors of ``out=``. Raises `ArgumentError` where something else is among them."""
+    if isinstance(out, Tensor):
+        return [out]
+    outs = list(out) if isinstance(out, list | tuple) else [out]
+    for i, one in enumerate(outs):
+        if not isinstance(one, Tensor):
+            raise ArgumentError(
+                f"place {i} of the first argument of {name}.into is a {type(one).__name__}: give a tensor for each "
+                "result, of its shape and dtype, as torch.empty makes it."
+            )
+    return outs
+
+
+def into_what_writes(name: str) -> ArgumentError:
+    """The error for `into` of a function that writes in place."""
+    return ArgumentError(f"{name} writes to its arguments already: call it without `into`.")
+
+
+def list_of_numbers(name: str, structure: tuple[Any, ...], error: Exception) -> ArgumentError | None:
+    """The error for a call over lists that fails with a list that is no list of tensors; `None`: it has none."""
+    _, positional, named = structure
+    for where, part in [*enumerate(positional), *named]:
+        if part[0] == "list":
+            return ArgumentError(
+                f"argument {where!r} of {name}.foreach is a list that holds other things than tensors, so each place "
+                "is called with the whole list, and the function cannot compute with it. For a number of each place, "
+                f"give a list of tensors without dimensions: [torch.tensor(number), ...]. ({error})"
+            )
+    return None
+
+
+def wants_gradients(tensors: Sequence[Tensor]) -> bool:
+    """Whether autograd is to follow what is computed of the tensors."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:  # a plain loop: compilers follow it, and it is the fastest
+            if tensor.requires_grad:
+                return True
+    return False
+
+
+def is_followed(tensors: Sequence[Tensor]) -> bool:
+    """Whether derivatives are taken of what is computed of the tensors, in reverse or forward."""
+    return wants_gradients(tensors) or has_tangents(tensors)
+
+
+def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
+    """Raises `AutogradError` where gradients are wanted of what has none."""
+    if writes:
+        raise AutogradError(
+            f"{name} writes to tensors in place, and one that it reads or writes requires a gradient, which could not "
+            "flow through. Call it under torch.no_grad(), as an optimizer's step is, or return the new values."
+        )
+    if not autograd:
+        raise AutogradError(
+            f"a tensor that {name} reads requires a gradient; make it with pointwise(..., autograd=True), or call it "
+            "under torch.no_grad()."
+        )
+
+
+def has_tangents(tensors: Sequence[Tensor]) -> bool:
+    """Whether derivatives are computed forward, of these tensors."""
+    return is_forward_mode() and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def written_forward(name: str) -> TransformError:
+    """What is to be raised for a call that writes while derivatives are computed forward."""
+    return TransformError(
+        f"{name} writes to tensors in place, which has no forward-mode derivative (torch.func.jvp, jacfwd, "
+        "forward_ad). Return the new values, or call it outside of the derivative."
+    )
+
+
+def tell_written(tensors: Sequence[Tensor]) -> None:
+    """Tells autograd what was written: what it had saved of it is not what it was."""
+    torch.autograd.graph.increment_version(tensors)  # passes over tensors that are for inference alone

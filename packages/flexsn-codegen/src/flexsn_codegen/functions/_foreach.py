@@ -1,0 +1,361 @@
+"""A function over lists of tensors, as an optimizer's step goes over a model's: on a GPU, one launch for all alike.
+
+What a call needs is found once, and kept for calls on tensors of the same kinds. Such a call looks at all that it was
+found for (shapes, strides, dtypes, devices, addresses; in passes over the tensors that Python has written in C), gives
+the launches the addresses if they are others, and launches.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.functions._calls import Lists, results_together
+from flexsn_codegen.functions._checks import (
+    check_gradients,
+    check_tensors,
+    check_writes,
+    list_of_numbers,
+    tell_written,
+    wants_gradients,
+)
+from flexsn_codegen.functions._kernel import Kernel, Planned, Variant
+from flexsn_codegen.functions._kernels import Kernels
+from flexsn_codegen.functions._launch import addresses_of, launch, target_on
+from flexsn_codegen.functions._run import run
+from flexsn_codegen.functions._together import Group, Member, TableKernels
+from flexsn_graph import TorchError
+
+_MAX_STEPS = 16
+_kind = attrgetter("shape", "dtype", "device", "requires_grad")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What is called at one place.
+
+    Attributes:
+        positions: where its tensors are among all.
+        results: where its results begin, behind all tensors.
+    """
+
+    kernel: Kernel
+    variant: Variant
+    planned: Planned
+    positions: list[int]
+    results: int
+
+    @property
+    def cells(self) -> list[int]:
+        """For each of the kernel's tensors, where it is among all tensors and then the results."""
+        count = len(self.positions)
+        return [
+            self.positions[operand] if operand < count else self.results + operand - count
+            for operand in self.planned.operands
+        ]
+
+
+@dataclass(slots=True)
+class Step:
+    """A call over lists that can be made again with tensors of the same kinds. It holds addresses, and no tensors.
+
+    Attributes:
+        key: what else has to be the same.
+        kinds: of all tensors, the captured ones last.
+        fetches: how captured tensors are looked up; `None`: the function reads something else now.
+        variants: those of the calls, each once.
+        returns: whether calls have results, or return what they were given.
+        singles: those that are launched by themselves.
+        written: where the tensors are that calls write.
+        ends: for each tensor, how many bytes behind its address it ends.
+        addresses: of all tensors, at the last call.
+    """
+
+    key: tuple[Any, ...]
+    kinds: list[Any]
+    fetches: list[Callable[[], tuple[Tensor, ...] | None]]
+    calls: list[Call]
+    variants: list[Variant]
+    returns: bool
+    groups: list[Group]
+    singles: list[tuple[Call, list[int]]]
+    written: list[int]
+    ends: Tensor
+    is_written: Tensor
+    addresses: list[int]
+
+    def captured(self) -> list[Tensor] | None:
+        """The captured tensors as they are now. `None`: the function reads something else now."""
+        found: list[Tensor] = []
+        for fetch in self.fetches:
+            captured = fetch()
+            if captured is None:
+                return None
+            found += captured
+        return found
+
+    def fits(self, numbers: Sequence[Any]) -> bool:
+        """Whether it serves a call with these numbers."""
+        return all(variant.fits(numbers) for variant in self.variants)
+
+    def run(self, tensors: list[Tensor], numbers: Sequence[Any], addresses: list[int]) -> list[Any] | None:
+        """Launches all.
+
+        Args:
+            addresses: of the tensors.
+
+        Returns:
+            What the calls return. `None`: they cannot be made so with tensors in these places; nothing was launched.
+        """
+        moved = addresses != self.addresses
+        device = tensors[0].device
+        results: list[Tensor] = []
+        if moved or self.returns:
+            results = self._new_results(device)
+            every = torch.tensor([*addresses, *map(Tensor.data_ptr, results)], dtype=torch.int64, device="cpu")
+            given = every[: len(addresses)]
+            if moved and not (
+                are_apart(given, self.ends, self.is_written) and all(group.fits(every) for group in self.groups)
+            ):
+                return None
+            self._place(every, device)
+            self.addresses = addresses
+        words: dict[int, list[int]] = {}
+        for group in self.groups:
+            group.launch(_words(words, group.variant, numbers))
+        if self.singles:
+            operands = [*tensors, *results]
+            for call, cells in self.singles:
+                built, numel = call.planned.built, call.planned.plan.numel
+                integers = [*call.planned.integers, *_words(words, call.variant, numbers)]
+                chosen = [operands[cell] for cell in cells]
+                fast_math = call.kernel.numerics.fast_math
+                launch(built.source.target, built.compiled(), chosen, integers, numel, fast_math=fast_math)
+        if self.written:
+            tell_written([tensors[i] for i in self.written])
+        return self._returned(tensors, results)
+
+    def _new_results(self, device: torch.device) -> list[Tensor]:
+        found = []
+        for call in self.calls:
+            plan = call.planned.plan
+            for dtype in call.planned.dtypes:
+                found.append(torch.empty_strided(plan.shape, plan.strides, dtype=dtype, device=device))
+        return found
+
+    def _place(self, addresses: Tensor, device: torch.device) -> None:
+        if not self.groups:
+            return
+        if device.type != "cpu":
+            addresses = addresses.pin_memory().to(device, non_blocking=True)
+        for group in self.groups:
+            group.place(addresses)
+
+    def _returned(self, tensors: list[Tensor], results: list[Tensor]) -> list[Any]:
+        if not self.returns:
+            return [None] * len(self.calls)
+        found, start = [], 0
+        for call in self.calls:
+            count = len(call.planned.dtypes)
+            own = [tensors[i] for i in call.positions]
+            found.append(results_together(call.kernel.result, results[start : start + count], own))
+            start += count
+        return found
+
+
+class OverLists:
+    """Calls of a function over lists.
+
+    Args:
+        kernels: the function's.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+        self._tables = TableKernels()
+        self._steps: list[Step] = []  # the last one used first
+        # A step's tables are those of one call, from where they are placed to the launch.
+        self._one_call = threading.RLock()
+
+    def __call__(self, lists: Lists) -> list[Any]:
+        """The function for each place."""
+        with self._one_call:
+            return self._call(lists)
+
+    def _call(self, lists: Lists) -> list[Any]:
+        tensors = lists.tensors
+        device = tensors[0].device
+        stream = 0
+        if device.type == "cuda":
+            # A graph that is recorded would read a table that is gone when it runs.
+            if torch.cuda.is_current_stream_capturing():
+                self._check_gradients(tensors)
+                return self._one_by_one(lists)
+            # Tables are made in the order of a stream: on another one they may not be there yet.
+            stream = torch.cuda.current_stream(device).cuda_stream
+        key = (lists.structure, lists.count, lists.common, torch.is_grad_enabled(), stream)
+        try:
+            kinds, addresses = _kinds(tensors), addresses_of(tensors)
+        except RuntimeError:
+            check_tensors(self._kernels.name, tensors)  # without strides: sparse
+            raise
+        for i, step in enumerate(self._steps):
+            if step.key != key or not _begins(step.kinds, kinds, len(tensors)):
+                continue
+            captured = step.captured()
+            if captured is None or not step.fits(lists.numbers):
+                continue
+            if captured:
+                if step.kinds != _kinds([*tensors, *captured]):
+                    continue
+                tensors, addresses = [*tensors, *captured], [*addresses, *addresses_of(captured)]
+            if i:
+                self._steps.insert(0, self._steps.pop(i))
+            found = step.run(tensors, lists.numbers, addresses)
+            if found is not None:
+                return found
+            del self._steps[0]
+            break
+        return self._first(lists, key)
+
+    def _one_by_one(self, lists: Lists) -> list[Any]:
+        return [run(self._kernels, lists.structure, lists.parts(i), None) for i in range(lists.count)]
+
+    def _check_gradients(self, tensors: Sequence[Tensor]) -> None:
+        if wants_gradients(tensors):
+            check_gradients(f"{self._kernels.name}.foreach", writes=True, autograd=False)
+
+    def _first(self, lists: Lists, key: tuple[Any, ...]) -> list[Any]:
+        name, numbers = self._kernels.name, lists.numbers
+        tensors = lists.tensors
+        check_tensors(name, tensors)
+        self._check_gradients(tensors)
+        if any(map(Tensor.is_neg, tensors)):
+            return self._one_by_one(lists)
+        found: list[tuple[Kernel, list[int]]] = []
+        where: dict[str, list[int]] = {}  # of captured tensors
+        fetches = []
+        for i in range(lists.count):
+            positions = lists.positions(i)
+            own = [tensors[p] for p in positions]
+            try:
+                kernel, captured = self._kernels.find(lists.structure, own, numbers)
+            except TorchError as error:
+                raise list_of_numbers(name, lists.structure, error) or error from error
+            if kernel.key not in where:
+                check_tensors(name, [*own, *captured])
+                where[kernel.key] = list(range(len(tensors), len(tensors) + len(captured)))
+                tensors = [*tensors, *captured]
+                fetches.append(kernel.captured.fetch)
+            found.append((kernel, [*positions, *where[kernel.key]]))
+        calls = []
+        target = target_on(tensors[0].device, name)
+        start = len(tensors)
+        for kernel, positions in found:
+            own = [tensors[p] for p in positions]
+            self._check_gradients(own)
+            check_writes(kernel, own)
+            variant = kernel.variant(own, numbers, [False] * len(own), target)
+            planned = kernel.planned(own, variant)
+            calls.append(Call(kernel, variant, planned, positions, start))
+            start += len(planned.dtypes)
+        step = self._step(key, tensors, fetches, calls)
+        addresses = addresses_of(tensors)
+        returned = step.run(tensors, numbers, addresses)
+        if returned is None:  # one place writes what another one has
+            return self._one_by_one(lists)
+        self._steps.insert(0, step)
+        del self._steps[_MAX_STEPS:]
+        return returned
+
+    def _step(
+        self,
+        key: tuple[Any, ...],
+        tensors: list[Tensor],
+        fetches: list[Callable[[], tuple[Tensor, ...] | None]],
+        calls: list[Call],
+    ) -> Step:
+        addresses = [*map(Tensor.data_ptr, tensors), *[0] * sum(len(call.planned.dtypes) for call in calls)]
+        dtypes = [*(t.dtype for t in tensors), *(dtype for call in calls for dtype in call.planned.dtypes)]
+        alike: dict[tuple[Any, ...], list[Member]] = {}
+        singles = []
+        for call in calls:
+            if call.planned.plan.numel == 0:
+                continue
+            cells = call.cells
+            kinds = tuple(dtypes[cell] for cell in cells)
+            member = Member(call.variant, call.planned, cells, kinds, call.kernel.numerics.fast_math)
+            if member.can_join:
+                alike.setdefault(member.key(addresses), []).append(member)
+            else:
+                singles.append((call, cells))
+        groups = [
+            self._tables.group(members, aligned=alignment, device=tensors[0].device)
+            for (_, _, alignment, _), members in alike.items()
+        ]
+        written = sorted({call.positions[i] for call in calls for i in call.kernel.written})
+        is_written = torch.zeros(len(tensors), dtype=torch.bool, device="cpu")
+        is_written[written] = True
+        return Step(
+            key=key,
+            kinds=_kinds(tensors),
+            fetches=fetches,
+            calls=calls,
+            variants=list({id(call.variant): call.variant for call in calls}.values()),
+            returns=any(call.kernel.result != ("constant", None) for call in calls),
+            groups=groups,
+            singles=singles,
+            written=written,
+            ends=torch.tensor([_extent(t) for t in tensors], dtype=torch.int64, device="cpu"),
+            is_written=is_written,
+            addresses=[],
+        )
+
+
+def are_apart(addresses: Tensor, extents: Tensor, is_written: Tensor) -> bool:
+    """Whether no written memory has bytes in common with other memory.
+
+    Args:
+        addresses, extents: `[tensors]`, int64: where each begins, and how many bytes it reaches.
+        is_written: `[tensors]`, bool.
+    """
+    starts, order = torch.where(extents == 0, 0, addresses).sort()
+    ends = starts + extents[order]
+    written = is_written[order]
+    reach = ends.cummax(0).values[:-1]
+    reach_of_written = torch.where(written, ends, 0).cummax(0).values[:-1]
+    conflict = (written[1:] & (starts[1:] < reach)) | (starts[1:] < reach_of_written)
+    return not bool(conflict.any())
+
+
+def _kinds(tensors: Sequence[Tensor]) -> list[Any]:
+    """All that a launch is made for, but numbers and addresses: three lists, one behind the other."""
+    return [list(map(_kind, tensors)), list(map(Tensor.stride, tensors)), list(map(Tensor.is_neg, tensors))]
+
+
+def _begins(every: list[Any], kinds: list[Any], count: int) -> bool:
+    """Whether kinds of tensors are the first ones of others."""
+    if len(every[0]) == count:
+        return every == kinds
+    return all(many[:count] == few for many, few in zip(every, kinds, strict=True))
+
+
+def _words(known: dict[int, list[int]], variant: Variant, numbers: Sequence[Any]) -> list[int]:
+    found = known.get(id(variant))
+    if found is None:
+        found = known[id(variant)] = variant.integers(numbers)
+    return found
+
+
+def _extent(tensor: Tensor) -> int:
+    """How many bytes it reaches, from its first element to the end of its last one."""
+    if tensor.numel() == 0:
+        return 0
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (reach + 1) * tensor.element_size()

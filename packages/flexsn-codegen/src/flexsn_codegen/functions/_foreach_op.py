@@ -1,0 +1,257 @@
+"""Calls over lists in what compilers see: one operator for all places, which launches as eager mode does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._torch_private_modes import FunctionalTensorMode, before_transforms, constant, is_exporting
+from flexsn_codegen.errors import OF_A_CALL
+from flexsn_codegen.functions._by_values import apart_by_type, like, returns_nothing, together_by_type
+from flexsn_codegen.functions._calls import Lists, Structure, new_results, results_together
+from flexsn_codegen.functions._checks import check_gradients, wants_gradients
+from flexsn_codegen.functions._foreach import OverLists
+from flexsn_codegen.functions._kernel import Kernel, kernel_of, named
+from flexsn_codegen.functions._kernels import Kernels, kernels_of
+from flexsn_codegen.functions._launch import target_of
+from flexsn_codegen.functions._pointwise_op import pointwise_in_place_op, pointwise_op
+from flexsn_codegen.functions._recorded import follow_reads, here, samples
+from flexsn_codegen.functions._writes import overlap_in_graph
+
+
+@dataclass(slots=True, weakref_slot=True)
+class ListsCall:
+    """A call over lists that graphs name.
+
+    Attributes:
+        name: of the function.
+        structure, common, count: as of `Lists`.
+        kernels: for each place.
+        positions: for each place, where its tensors are among all.
+        written: which of all tensors are written.
+        key: names it in graphs.
+    """
+
+    name: str
+    over_lists: OverLists
+    structure: Structure
+    common: tuple[bool, ...]
+    count: int
+    kernels: list[Kernel]
+    positions: list[list[int]]
+    written: tuple[int, ...]
+    key: str = ""
+
+    def merged(self, read: Sequence[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+        """All tensors, from those that are read alone and those that are written, each in order."""
+        of_read, of_written = iter(read), iter(written)
+        return [next(of_written if i in self.written else of_read) for i in range(len(read) + len(written))]
+
+    def run(self, tensors: list[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
+        """Launches; the new results of all places, one behind the other."""
+        columns: list[Sequence[Tensor]] = []
+        start = 0
+        for common in self.common:
+            end = start + (1 if common else self.count)
+            columns.append(tensors[start:end])
+            start = end
+        lists = Lists(self.structure, columns, list(self.common), list(numbers), self.count, tensors)
+        with torch.no_grad():
+            returned = self.over_lists(lists)
+        return [r for kernel, one in zip(self.kernels, returned, strict=True) for r in new_results(kernel.result, one)]
+
+    def empty_results(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
+        """Memory for them."""
+        target, values = target_of(tensors[0].device), like(numbers)
+        pairs = zip(self.kernels, self.positions, strict=True)
+        return [
+            r for kernel, own in pairs for r in kernel.empty_results([tensors[i] for i in own], values, target, None)
+        ]
+
+    def has_shared_memory(self, tensors: Sequence[Tensor]) -> bool:
+        """True if a place may write to memory that another place reads or writes; of the tensors of a compiler."""
+        first: dict[int, list[int]] = {}
+        for i, tensor in enumerate(tensors):
+            first.setdefault(tensor.untyped_storage()._cdata, []).append(i)
+        return any(
+            overlap_in_graph(tensors[i], tensors[j]) is not False
+            for alike in first.values()
+            for i in alike
+            if i in self.written
+            for j in alike
+            if j != i
+        )
+
+    def one_by_one(self, tensors: Sequence[Tensor], numbers: Sequence[Any]) -> list[Tensor]:
+        """The same by an operator for each place."""
+        found: list[Tensor] = []
+        for kernel, positions in zip(self.kernels, self.positions, strict=True):
+            own = [tensors[i] for i in positions]
+            if kernel.written:
+                read = [t for i, t in enumerate(own) if i not in kernel.written]
+                found += pointwise_in_place_op(read, [own[i] for i in kernel.written], numbers, kernel.key)
+            else:
+                found += pointwise_op(own, numbers, [t.dim() == 0 for t in own], kernel.key)
+        return found
+
+
+def lists_by_operator(kernels: Kernels, lists: Lists) -> list[Any] | None:
+    """A call over lists where a compiler sees it; `None`: the function has to be called for each place."""
+    tensors = lists.tensors
+    if wants_gradients(tensors):
+        check_gradients(f"{kernels.name}.foreach", writes=True, autograd=False)
+    kinds = tuple([(t.dtype, t.dim()) for t in tensors])
+    prepared = _prepared(
+        kernels.handle, lists.structure, tuple(lists.common), lists.count, kinds, tensors[0].device.type
+    )
+    if prepared is None:
+        return None
+    key, written, places, results = prepared
+    read = [t for i, t in enumerate(tensors) if i not in written]
+    changed = [tensors[i] for i in written]
+    found = pointwise_foreach_op(read, changed, lists.numbers, key)
+    returned, start = [], 0
+    for own, (result, count) in zip(places, results, strict=True):
+        returned.append(results_together(result, found[start : start + count], [tensors[i] for i in own]))
+        start += count
+    return returned
+
+
+@constant
+def _prepared(
+    handle: str,
+    structure: Structure,
+    common: tuple[bool, ...],
+    count: int,
+    kinds: tuple[tuple[torch.dtype, int], ...],
+    device: str,
+) -> tuple[str, tuple[int, ...], tuple[tuple[int, ...], ...], tuple[tuple[Structure, int], ...]] | None:
+    """The key of the call; what it writes; each place's tensors; what each returns, and how many new tensors."""
+    kernels = kernels_of(handle)
+    known = (structure, common, count, kinds, device)
+    call = kernels.list_calls.get(known)
+    if call is None or any(kernel.captured.fetch() is None for kernel in call.kernels):
+        call = _call(kernels, structure, common, count, kinds, device)
+        if call is None:
+            return None
+        kernels.list_calls[known] = call
+    for kernel in {id(kernel): kernel for kernel in call.kernels}.values():
+        follow_reads(kernels, kernel)
+    results = tuple((kernel.result, _count(kernel.result)) for kernel in call.kernels)
+    return call.key, call.written, tuple(map(tuple, call.positions)), results
+
+
+def _call(
+    kernels: Kernels,
+    structure: Structure,
+    common: tuple[bool, ...],
+    count: int,
+    kinds: Sequence[tuple[torch.dtype, int]],
+    device: str,
+) -> ListsCall | None:
+    examples = [torch.empty((1,) * dims, dtype=dtype, device=here(device)) for dtype, dims in kinds]
+    columns: list[Sequence[Tensor]] = []
+    start = 0
+    for same in common:
+        columns.append(examples[start : start + (1 if same else count)])
+        start += len(columns[-1])
+    positions = Lists(structure, columns, list(common), [], count, examples)
+    found: list[Kernel] = []
+    places = [positions.positions(i) for i in range(count)]
+    for own in places:
+        try:
+            kernel, captured = kernels.find(structure, [examples[i] for i in own], samples(structure))
+        except OF_A_CALL:
+            raise
+        except Exception:
+            return None  # what it is refused for, a call for one place says
+        if captured:
+            return None  # a compiler has to see what is read
+        found.append(kernel)
+    written = sorted({own[i] for kernel, own in zip(found, places, strict=True) for i in kernel.written})
+    call = ListsCall(kernels.name, OverLists(kernels), structure, common, count, found, places, tuple(written))
+    call.key = named(kernels.name, call)
+    return call
+
+
+def _count(result: Structure) -> int:
+    if result[0] in ("tuple", "list", "named"):
+        return sum(_count(part) for part in result[1])
+    if result[0] == "dict":
+        return sum(_count(part) for _, part in result[1])
+    return int(result[0] == "tensor")
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::pointwise_foreach",
+    mutates_args=("written",),
+    schema="(Tensor[] read, Tensor(a!)[] written, Scalar[] numbers, str call) -> Tensor[]",
+)
+def pointwise_foreach_op(
+    read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], call: str
+) -> list[Tensor]:
+    """Runs a function for each place of some lists.
+
+    Args:
+        read, written: the tensors of all, each in order.
+        call: names a `ListsCall`.
+    """
+    found: ListsCall = kernel_of(call)
+    return found.run(found.merged(read, written), numbers)
+
+
+@pointwise_foreach_op.register_fake
+def _(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], call: str) -> list[Tensor]:
+    found: ListsCall = kernel_of(call)
+    return found.empty_results(found.merged(read, written), numbers)
+
+
+@torch.library.custom_op(
+    "flexsn_codegen::pointwise_foreach_by_values",
+    mutates_args=("changed",),
+    schema="(Tensor[] read, Tensor(a!)[] changed, Tensor[] floats, SymInt[] ints, bool[] is_float, str call) -> ()",
+)
+def pointwise_foreach_by_values_op(
+    read: Sequence[Tensor],
+    changed: Sequence[Tensor],
+    floats: Sequence[Tensor],
+    ints: Sequence[int],
+    is_float: Sequence[bool],
+    call: str,
+) -> None:
+    """The same, with its numbers and its results as of `_by_values.pointwise_by_values_op`."""
+    found: ListsCall = kernel_of(call)
+    count = len(found.written)
+    results = found.run(found.merged(read, changed[:count]), together_by_type(floats, ints, is_float))
+    for out, result in zip(changed[count:], results, strict=True):
+        out.copy_(result)
+
+
+pointwise_foreach_by_values_op.register_fake(returns_nothing)
+
+
+@pointwise_foreach_op.register_torch_dispatch(FunctionalTensorMode)
+def _(mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    read, written, numbers, key = args
+    call: ListsCall = kernel_of(key)
+    tensors = call.merged(read, written)
+    with mode:
+        # What runs in other processes holds the source of each kernel. And compilers take what an operator writes apart
+        # from what else it has: places that share memory are called one after the other.
+        if is_exporting() or call.has_shared_memory(tensors):
+            return call.one_by_one(tensors, numbers)
+        results = call.empty_results(tensors, numbers)
+        pointwise_foreach_by_values_op(read, [*written, *results], *apart_by_type(numbers), key)
+        return results
+
+
+def _transformed(read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[Any], key: str) -> list[Tensor]:
+    call: ListsCall = kernel_of(key)
+    return call.one_by_one(call.merged(read, written), numbers)
+
+
+before_transforms("pointwise_foreach", _transformed)

@@ -1,0 +1,86 @@
+"""Forward-mode derivatives of pointwise kernels.
+
+A gradient is linear in the gradients of the results. So its own gradient by those, given the arguments' tangents, is
+the results' tangents: a kernel that reads the arguments and their tangents, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_codegen.functions._by_values import like
+from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._launch import target_of
+
+Apply = Callable[[Any, Sequence[Tensor], Sequence[bool]], Sequence[Tensor]]
+
+
+def tangents_of(
+    kernel: Kernel | CutFunction,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[Any],
+    scalars: Sequence[bool],
+    tangents: Sequence[Tensor | None],
+    results: Sequence[tuple[Sequence[Any], Any]],
+    differentiable: Sequence[bool],
+    apply: Apply,
+) -> list[Tensor | None]:
+    """The tangents of a kernel's results.
+
+    Args:
+        tensors: all of them, the captured ones last.
+        scalars: for each, whether it promotes as a tensor without dimensions.
+        tangents: for each, its tangent; `None`: it has none.
+        results: of each, shape and dtype.
+        differentiable: which of them have tangents for autograd; zeros, where none comes from these arguments.
+        apply: calls another kernel with some tensors and their `scalars`, so that it is differentiated itself.
+
+    Returns:
+        For each result, its tangent; `None`: it is not differentiable.
+    """
+    wanted, values = [tangent is not None for tangent in tangents], like(numbers)
+    flows = kernel.variant(tensors, values, wanted, target_of(tensors[0].device), scalars).traced.differentiable
+    zeros = [tensors[0].new_zeros((), dtype=dtype).expand(tuple(shape)) for shape, dtype in results]
+    roots = [zero for zero, there in zip(zeros, flows, strict=True) if there]
+    found = iter(_flowing(kernel, tensors, values, scalars, tangents, flows, roots, apply)) if roots else iter(())
+    derivatives = [next(found).to(z.dtype) if there else z for z, there in zip(zeros, flows, strict=True)]
+    return [d if yes else None for d, yes in zip(derivatives, differentiable, strict=True)]
+
+
+def _flowing(
+    kernel: Kernel | CutFunction,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[Any],
+    scalars: Sequence[bool],
+    tangents: Sequence[Tensor | None],
+    flows: Sequence[bool],
+    roots: Sequence[Tensor],
+    apply: Apply,
+) -> Sequence[Tensor]:
+    """The tangents of those results that have some.
+
+    Args:
+        flows: which results these are.
+        roots: zeros in their shapes and dtypes.
+    """
+    target = target_of(tensors[0].device)
+    gradient = kernel.gradient([tangent is not None for tangent in tangents], flows)
+    every, kinds = [*tensors, *roots], [*scalars, *[False] * len(roots)]
+    by_roots = [False] * len(tensors) + [True] * len(roots)
+    linear = gradient.variant(every, numbers, by_roots, target, kinds).traced
+    given = [
+        # A kernel on whole tensors gives terms of all gradients, in one shape.
+        (tangent if isinstance(kernel, CutFunction) else tangent.expand(roots[0].shape)).to(dtype)
+        for tangent, dtype, there in zip(
+            [t for t in tangents if t is not None], linear.dtypes, linear.differentiable, strict=True
+        )
+        if there
+    ]
+    if not given:  # whatever the arguments are, the derivative is zero
+        return roots
+    second = gradient.gradient(by_roots, linear.differentiable)
+    return apply(second, [*every, *given], [*kinds, *[False] * len(given)])

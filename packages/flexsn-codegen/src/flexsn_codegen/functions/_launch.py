@@ -1,0 +1,172 @@
+"""Launches pointwise kernels: in Triton on a GPU, in C++ or in Triton's interpreter on the CPU."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.errors import ArgumentError, DeviceError
+from flexsn_codegen.source._numerics import compile_options
+from flexsn_codegen.targets import Target
+from flexsn_codegen.targets.cpp import CPP, CppKernel, why_no_compiler
+from flexsn_codegen.targets.triton import TRITON, interpreting, launcher
+
+BLOCK = 1024
+# The interpreter's time goes with the number of programs; numpy does the rest.
+_MAX_INTERPRETED_BLOCK = 1 << 16
+# In C++ a program is a loop over so many elements, short enough for what it keeps to stay in the nearest cache.
+CPP_BLOCK = 4096
+
+
+def interpreted() -> bool:
+    """Whether Triton runs on CPU tensors, in its interpreter."""
+    try:
+        from flexsn_codegen.targets.triton import device
+    except ImportError:
+        # Without triton: the compilation says so.
+        return os.environ.get("TRITON_INTERPRET", "0") != "0"
+    return device.INTERPRETED
+
+
+def target_on(device: torch.device, name: str) -> Target:
+    """What kernels on a device are written in.
+
+    Raises:
+        DeviceError: nothing compiles for it; says what to install or to move. `name` is the function's.
+    """
+    if device.type == "cuda":
+        return TRITON
+    if device.type == "cpu":
+        if interpreted():
+            return TRITON
+        why = why_no_compiler()
+        if why is None:
+            return CPP
+        raise DeviceError(
+            f"the arguments of {name} are on the CPU, where its kernel is compiled from C++, and {why} Or move them to "
+            "a GPU, or set TRITON_INTERPRET=1 before triton is imported, to run slowly without a compiler."
+        )
+    raise DeviceError(
+        f"the arguments of {name} are on {device}: kernels are compiled for CUDA and ROCm GPUs and for the CPU. Move "
+        "them there."
+    )
+
+
+def target_of(device: torch.device) -> Target:
+    """For what stands in for tensors, which may be on a device that is not there."""
+    return CPP if device.type == "cpu" and not interpreted() else TRITON
+
+
+def addresses_of(tensors: Sequence[Tensor]) -> list[int]:
+    """Where tensors lie in memory.
+
+    Raises:
+        ArgumentError: one has elements, and no memory, which a kernel would crash on.
+    """
+    addresses = [t.data_ptr() for t in tensors]
+    if 0 in addresses:
+        for tensor, address in zip(tensors, addresses, strict=True):
+            if address == 0 and tensor.numel() > 0 and not tensor.is_meta:
+                raise ArgumentError(
+                    "a tensor that a kernel reads or writes has no memory: it was freed, as a sharded parameter's is "
+                    "between the calls that need it, or consists of zeros for which torch keeps none. Gather it, or "
+                    "give its clone()."
+                )
+    return addresses
+
+
+def launch(
+    target: Target,
+    kernel: Any,
+    tensors: Sequence[Tensor],
+    numbers: Sequence[int],
+    numel: int,
+    *,
+    fast_math: bool,
+) -> Any:
+    """Runs a kernel over `numel` elements.
+
+    Args:
+        kernel: from `target.compile`.
+        tensors: in the order of the kernel's parameters.
+        numbers: its integer arguments, the first of them `numel`.
+
+    Returns:
+        What Triton has compiled for a GPU; on the CPU `None`.
+
+    Raises:
+        As `addresses_of`.
+    """
+    addresses = addresses_of(tensors)
+    if isinstance(kernel, CppKernel):
+        run = kernel.compiled(tuple(t.dtype for t in tensors), CPP_BLOCK, fast_math=fast_math)
+        run([*addresses, *numbers, torch.get_num_threads()])
+        return None
+    if interpreted():
+        block = min(1 << (numel - 1).bit_length(), _MAX_INTERPRETED_BLOCK)
+        with interpreting():
+            kernel[(-(-numel // block),)](*tensors, *numbers, BLOCK=block)
+        return None
+    options = compile_options("hip" if torch.version.hip else "cuda", fast_math=fast_math)
+    with torch.cuda.device(tensors[0].device):
+        return kernel[_grid(numel)](*tensors, *numbers, BLOCK=BLOCK, **options)
+
+
+class RepeatedLaunch:
+    """`launch` of one kernel over as many elements of tensors of the same dtypes, as often as it is called.
+
+    What such launches have in common is asked once: in C++ the compiled function, on a GPU Triton's binary for these
+    numbers and alignments.
+
+    Args:
+        target, kernel, numel, fast_math: as for `launch`.
+        like: tensors as in each call.
+    """
+
+    def __init__(self, target: Target, kernel: Any, like: Sequence[Tensor], numel: int, *, fast_math: bool) -> None:
+        self._target, self._kernel, self._numel, self._fast_math = target, kernel, numel, fast_math
+        self._device = like[0].device
+        self._in_cpp: Callable[[Sequence[int]], None] | None = None
+        if isinstance(kernel, CppKernel):
+            self._in_cpp = kernel.compiled(tuple(t.dtype for t in like), CPP_BLOCK, fast_math=fast_math)
+        # By numbers and alignments, which decide what Triton compiles.
+        self._again: dict[tuple[int, ...], Callable[[Sequence[Tensor]], None]] = {}
+
+    def __call__(self, tensors: Sequence[Tensor], numbers: Sequence[int]) -> None:
+        places = addresses_of(tensors)
+        if self._in_cpp is not None:
+            self._in_cpp([*places, *numbers, torch.get_num_threads()])
+            return
+        kind = (*numbers, *[place % 16 for place in places])
+        again = self._again.get(kind)
+        if again is not None:
+            if _single_device():
+                again(tensors)
+            else:
+                with torch.cuda.device(self._device):
+                    again(tensors)
+            return
+        compiled = launch(self._target, self._kernel, tensors, numbers, self._numel, fast_math=self._fast_math)
+        if compiled is None:
+            return
+        if len(self._again) >= _MAX_BINARIES:
+            self._again.clear()
+        self._again[kind] = launcher(compiled, (*_grid(self._numel), 1, 1), (*numbers, BLOCK), self._device)
+
+
+# Of one repeated call: its numbers may be others every time.
+_MAX_BINARIES = 16
+
+
+def _grid(numel: int) -> tuple[int]:
+    return (-(-numel // BLOCK),)
+
+
+@functools.cache
+def _single_device() -> bool:
+    return torch.cuda.device_count() == 1

@@ -1,0 +1,291 @@
+"""Any function of single elements as one kernel: read the arguments once, write the results once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
+from flexsn_codegen.errors import OF_A_CALL, AutogradError, TransformError
+from flexsn_codegen.functions._calls import take_apart, take_lists_apart
+from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
+from flexsn_codegen.functions._foreach import OverLists
+from flexsn_codegen.functions._foreach_op import lists_by_operator
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._kernels import Kernels
+from flexsn_codegen.functions._launch import addresses_of
+from flexsn_codegen.functions._pieces import Pieces
+from flexsn_codegen.functions._prepared import NOT_PREPARED, Launches, PreparedCalls
+from flexsn_codegen.functions._recorded import by_operator
+from flexsn_codegen.functions._run import run
+from flexsn_codegen.source._numerics import Numerics, Precision
+from flexsn_codegen.source._source import KernelSource
+from flexsn_codegen.targets import Target
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import NothingCutError, PointwiseGraph
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def pointwise(
+    fn: fx.Graph,
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> Pointwise[..., Tensor | tuple[Tensor, ...]]: ...
+
+
+@overload
+def pointwise(
+    fn: Callable[P, R],
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> Pointwise[P, R]: ...
+
+
+def pointwise(
+    fn: Callable[..., object] | fx.Graph,
+    *,
+    autograd: bool = False,
+    name: str | None = None,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> object:
+    """Makes one kernel of a function that works element by element.
+
+    Args:
+        fn: a function, a module or an `fx.Graph`, written for tensors of one common shape. It may use any torch op that
+            works element by element, and returns a tensor, or tuples, lists and dicts of tensors. Tensors of no
+            dimension promote as in eager mode. What it writes in place to an argument is written to the caller's
+            tensor, by the same kernel; it may then return nothing. Tensors that it captures (a module's parameters, a
+            closure's) are read as they are at each call, with gradients.
+        autograd: whether gradients can flow through, and gradients of gradients; each backward is one kernel
+            more, which computes what it needs again from the arguments.
+        name: for the kernel; by default the function's.
+        precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
+            ``"float32"`` computes them in float32 and rounds results and gradients alone.
+        fast_math: approximate division, `sqrt`, `exp`, `exp2`, `tanh` and `pow` in float32, fused multiply-add,
+            and denormals that may count as zero.
+
+    Returns:
+        What is called as `fn` is, on tensors of any broadcasting shapes and strides on one device, and on Python
+        numbers, which the kernel takes at run time. Each result has the shape that all arguments broadcast to.
+
+    Raises:
+        PrecisionError: an unknown `precision`.
+        UnsupportedOpError: on the first call, an op that is not pointwise or has no rule; names it and
+            the line.
+        TraceError: on the first call, `fn` computes with shapes, or returns something else.
+        ArgumentError, DeviceError, AutogradError, WriteError: on any call, see there.
+
+    Example:
+        >>> swiglu = pointwise(lambda x, gate, limit: (x * torch.nn.functional.silu(gate)).clamp(max=limit))
+        >>> y = swiglu(torch.randn(8, 64), torch.randn(64), 6.0)
+    """
+    numerics = Numerics(precision, fast_math)
+    made = Pointwise(cast(Any, fn), autograd=autograd, name=name, numerics=numerics)
+    return made
+
+
+class Pointwise(Generic[P, R]):
+    """What `pointwise` returns. One trace per kind of arguments (dtypes, number of dimensions), whatever the sizes and
+    numbers."""
+
+    def __init__(self, fn: Callable[P, R] | fx.Graph, *, autograd: bool, name: str | None, numerics: Numerics) -> None:
+        self._fn: Callable[..., Any] = fx.GraphModule({}, fn) if isinstance(fn, fx.Graph) else fn
+        self._autograd = autograd
+        self._numerics = numerics
+        self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
+        self._kernels = Kernels(self._fn, self._name, numerics, autograd=autograd)
+        self._over_lists = OverLists(self._kernels)
+        self._pieces = Pieces(self._kernels)
+        self._prepared = PreparedCalls()
+        functools.update_wrapper(self, self._fn, assigned=("__doc__",), updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the kernel; returns what the function returns."""
+        if not torch.compiler.is_dynamo_compiling():
+            return cast(R, self._call(args, kwargs, None))
+        structure, parts = take_apart(self._name, args, kwargs)
+        return cast(R, by_operator(self._kernels, structure, parts))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies, and what is loaded from a file, compile by themselves."""
+        return _remade, (self._fn, self._autograd, self._name, self._numerics)
+
+    def into(self, out: Tensor | Sequence[Tensor], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Runs the kernel, and writes its results to tensors that are there, as ``out=`` of torch's functions does.
+
+        Args:
+            out: a tensor for each result, of its shape and dtype; of any strides. One may be an argument, too.
+
+        In compiled code, the results are copied there.
+
+        Raises:
+            ArgumentError: they are no tensors, or not as the results.
+            WriteError: one of them overlaps with itself, or with an argument that it is not.
+            AutogradError: one of them, or of the arguments, requires a gradient, outside of `torch.no_grad()`.
+        """
+        outs = outs_of(self._name, out)
+        if not torch.compiler.is_dynamo_compiling():
+            return cast(R, self._call(args, kwargs, outs))
+        structure, parts = take_apart(self._name, args, kwargs)
+        return cast(R, by_operator(self._kernels, structure, parts, outs))
+
+    def repeated_into(self, out: Sequence[Tensor], /, *args: Tensor) -> Launches:
+        """Does what `into` does, and returns what does it again, by a shorter road.
+
+        For who calls it with tensors that he has allocated himself: nothing of them is looked at again, and what the
+        function reads besides them is not read again.
+
+        Returns:
+            A function `(out, args)` of tensors like these: of these shapes, strides, dtypes and on this device; without
+            gradients, transforms, modes and compilers.
+
+        Raises:
+            As `into`.
+        """
+
+        def by_into(out: Sequence[Tensor], args: Sequence[Tensor]) -> None:
+            cast(Any, self).into(out, *args)
+
+        by_into(out, args)
+        if torch.compiler.is_dynamo_compiling():
+            return by_into
+        structure, parts = take_apart(self._name, args, {})
+        return self._prepared.repeated(structure, parts.tensors, list(out)) or by_into
+
+    def foreach(self, *args: Any, **kwargs: Any) -> list[R]:
+        """Calls the function for each place of some lists, as an optimizer's step for each parameter.
+
+        On a GPU, one launch does all that are dense and of the same dtypes; what is strided is launched by itself. On
+        the CPU, it is one launch after the other.
+
+        Args:
+            args, kwargs: as of the function; in the place of a tensor, a list or a tuple of tensors, all of one length.
+                What is no list (numbers, flags, one tensor for all) is the same for each.
+
+        Returns:
+            What the function returns, for each place.
+
+        Raises:
+            ArgumentError: the lists are of several lengths, or there is none.
+            AutogradError: a gradient is asked for. Call it under `torch.no_grad()`.
+            Others: as for a call.
+        """
+        lists = take_lists_apart(self._name, args, kwargs)
+        compiling = torch.compiler.is_dynamo_compiling()
+        if compiling:
+            found = lists_by_operator(self._kernels, lists)
+            if found is not None:
+                return cast(list[R], found)
+        if compiling or is_forward_mode() or not is_plain(lists.tensors):
+            calls = [lists.parts(i) for i in range(lists.count)]
+            return [cast(R, by_operator(self._kernels, lists.structure, call)) for call in calls]
+        return cast(list[R], self._over_lists(lists))
+
+    def source(self, *args: Any, target: Target = TRITON, **kwargs: Any) -> KernelSource:
+        """The kernel for such arguments: its name, source and parameters. Meta tensors will do.
+
+        Args:
+            target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
+        """
+        kernel, tensors, numbers = self._known(args, kwargs)
+        return kernel.source(tensors, numbers, target)
+
+    def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
+        """The graph for such arguments."""
+        kernel, tensors, numbers = self._known(args, kwargs)
+        wanted = [self._autograd and t.requires_grad for t in tensors]
+        return kernel.variant(tensors, numbers, wanted, TRITON).traced
+
+    def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
+        """The kernel `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
+
+        Args:
+            inputs: as in a call, for a function of tensors alone.
+            wanted: for each, whether its gradient is.
+        """
+        kernel, tensors, numbers = self._known(tuple(inputs), {})
+        flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
+        traced = kernel.variant(tensors, numbers, flags, TRITON).traced
+        if not any(traced.differentiable):
+            raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
+        return Gradient(kernel.gradient(flags, traced.differentiable))
+
+    # -- calls -----------------------------------------------------------------------------------------------
+
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any], outs: list[Tensor] | None) -> Any:
+        structure, parts = take_apart(self._name, args, kwargs)
+        plain = is_plain(parts.tensors if outs is None else [*parts.tensors, *outs])
+        if plain:
+            try:
+                found = self._prepared.call(structure, parts, outs)
+            except RuntimeError:
+                check_tensors(self._name, parts.tensors)  # without sizes: nested
+                raise
+            if found is not NOT_PREPARED:
+                return found
+        check_tensors(self._name, parts.tensors)
+        if not plain:
+            if outs is not None:
+                raise TransformError(
+                    f"{self._name}.into cannot be recorded or transformed. Call {self._name}, and copy its results."
+                )
+            return by_operator(self._kernels, structure, parts)
+        addresses_of([*parts.tensors, *(outs or ())])  # before they are looked at otherwise
+        cut = self._pieces.known(structure, parts)
+        if cut is not None and outs is None:
+            # For other numbers, it may cut nothing.
+            with contextlib.suppress(NothingCutError):
+                return self._pieces.run(*cut, parts)
+            cut = None
+        if cut is None:
+            try:
+                return run(self._kernels, structure, parts, outs, self._prepared)
+            except OF_A_CALL:
+                raise
+            except Exception as error:
+                if not parts.tensors or outs is not None:
+                    raise
+                cut = self._pieces.made(structure, parts, error)
+        return self._pieces.run(*cut, parts)
+
+    def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
+        structure, parts = take_apart(self._name, args, kwargs)
+        kernel, captured = self._kernels.find(structure, parts.tensors, parts.numbers)
+        tensors = [*parts.tensors, *captured]
+        if not tensors:
+            raise without_tensors(self._name)
+        return kernel, tensors, parts.numbers
+
+
+def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numerics) -> Pointwise[..., Any]:
+    return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
+
+
+class Gradient:
+    """The kernel of a gradient, to be looked at: what it computes, and its source."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
+        """The kernel for such arguments and gradients of results."""
+        return self._kernel.source(inputs, [], target)
+
+    def traced(self, *inputs: Tensor) -> PointwiseGraph:
+        """The graph for such arguments and gradients of results."""
+        return self._kernel.variant(inputs, [], [False] * len(inputs), TRITON).traced

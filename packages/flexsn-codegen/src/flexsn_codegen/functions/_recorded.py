@@ -1,0 +1,167 @@
+"""Calls of pointwise functions in what others see: compilers, exporters, transforms of `torch.func`, modes."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen._torch_private_guards import leave_graph, recompile_unless, records_a_graph, written_before
+from flexsn_codegen._torch_private_modes import constant, is_forward_mode
+from flexsn_codegen.errors import OF_A_CALL, ArgumentError
+from flexsn_codegen.functions._calls import Parts, Structure, results_together
+from flexsn_codegen.functions._checks import (
+    check_gradients,
+    into_what_writes,
+    wants_gradients,
+    without_tensors,
+    written_forward,
+)
+from flexsn_codegen.functions._cut import CutFunction
+from flexsn_codegen.functions._kernel import Kernel, kernel_of
+from flexsn_codegen.functions._kernels import Kernels, kernels_of
+from flexsn_codegen.functions._launch import target_of
+from flexsn_codegen.functions._pieces import cut_for_graphs
+from flexsn_codegen.functions._pointwise_op import Transformed, pointwise_in_place_op, pointwise_op
+from flexsn_codegen.functions._writes import check_outs
+
+
+def by_operator(kernels: Kernels, structure: Structure, parts: Parts, outs: list[Tensor] | None = None) -> Any:
+    """Calls a function where a compiler or a transform sees it.
+
+    Args:
+        outs: what the results are copied to; `None`: they are new memory.
+    """
+    tensors = parts.tensors
+    dims = 0
+    for tensor in tensors:
+        dims = max(dims, tensor.dim())
+    kinds = tuple([(t.dtype, t.dim()) for t in tensors])
+    device = tensors[0].device.type if tensors else "cpu"
+    key, num_captured, written, result, cuts = _prepared(kernels.handle, structure, kinds, dims, device)
+    if num_captured:
+        tensors = [*tensors, *kernels.captured[key]]
+    if not tensors:
+        raise without_tensors(kernels.name)
+    if wants_gradients(tensors if outs is None else [*tensors, *outs]):
+        check_gradients(kernels.name, writes=bool(written) or outs is not None, autograd=kernels.autograd)
+    if outs is not None and written:
+        raise into_what_writes(kernels.name)
+    if not written:
+        scalars = [t.dim() == 0 for t in tensors]
+        if not torch.compiler.is_dynamo_compiling() and is_forward_mode():
+            results = Transformed.apply(kernel_of(key), tuple(parts.numbers), tuple(scalars), *tensors)
+        else:
+            results = pointwise_op(tensors, parts.numbers, scalars, key)
+        if outs is not None:
+            if cuts:
+                raise ArgumentError(
+                    f"{kernels.name} cuts its arguments into pieces: its results are new memory. Call it without "
+                    "`into`."
+                )
+            check_outs(kernels.name, outs, [r.dtype for r in results], results[0].shape, results[0].device)
+            for out, one in zip(outs, results, strict=True):
+                out.copy_(one)
+            return results_together(result, outs, ())
+        if cuts:
+            # It was traced with the arguments' own shapes just now.
+            return results[0] if _is_single(key) else tuple(results)
+        return results_together(result, results, ())
+    if is_forward_mode():
+        raise written_forward(kernels.name)
+    read = [t for i, t in enumerate(tensors) if i not in written]
+    changed = [tensors[i] for i in written]
+    results = pointwise_in_place_op(read, changed, parts.numbers, key)
+    return results_together(result, results, tensors)
+
+
+@constant
+def _prepared(
+    handle: str, structure: Structure, kinds: tuple[tuple[torch.dtype, int], ...], dims: int, device: str
+) -> tuple[str, int, tuple[int, ...], Structure, bool]:
+    """The key of the kernel for a call; how many tensors it captures, which it writes, what it returns; if it cuts.
+
+    Shapes may be symbols, which cannot come here: a function that cuts is traced by its operator.
+    """
+    kernels = kernels_of(handle)
+    shapes = [(1,) * (dims if own else 0) for _, own in kinds]
+    dtypes = [dtype for dtype, _ in kinds]
+    pairs = zip(shapes, dtypes, strict=True)
+    examples = [torch.empty(shape, dtype=dtype, device=here(device)) for shape, dtype in pairs]
+    cut = kernels.cuts.get((structure, kinds))
+    if cut is None or cut.captured.fetch() is None:
+        numbers = samples(structure)
+        try:
+            kernel, captured = kernels.find(structure, examples, numbers)
+            tensors = [*examples, *captured]
+            if tensors:  # also its trace may show that it cuts
+                kernel.variant(tensors, numbers, [False] * len(tensors), target_of(tensors[0].device))
+        except OF_A_CALL:
+            raise
+        except Exception as error:
+            if not kinds:
+                raise
+            cut = kernels.cuts[structure, kinds] = cut_for_graphs(kernels, structure, kinds, numbers, error)
+        else:
+            num_captured = follow_reads(kernels, kernel)
+            return kernel.key, num_captured, kernel.written, kernel.result, False
+    return cut.key, follow_reads(kernels, cut), (), (), True
+
+
+def follow_reads(kernels: Kernels, kernel: Kernel | CutFunction) -> int:
+    """Makes a graph with a kernel see what its function reads besides its arguments; the number of captured tensors.
+
+    Another call of the graph gets other tensors; where anything else has changed, Dynamo records another graph.
+    """
+    captured, key = kernel.captured, kernel.key
+    if key not in kernels.captured:
+        weakref.finalize(kernel, kernels.captured.pop, key, None)
+    kernels.captured[key] = tuple(captured.tensors)
+    if not records_a_graph():
+        return len(captured.tensors)
+
+    def holds(kernel: object = kernel) -> bool:  # the graph names the kernel, which lives as long as the graph
+        found = captured.fetch()
+        if found is None:
+            return False
+        kernels.captured[key] = found
+        return True
+
+    names = written_before(captured.reads.places())
+    if names:
+        leave_graph(
+            f"{kernels.name} reads {', '.join(names)}, which compiled code has changed before it calls "
+            f"{kernels.name}, and writes back after its graph. Give it to {kernels.name} as an argument, or change it "
+            "outside of the compiled function."
+        )
+    recompile_unless(holds, f"what {kernels.name} reads besides its arguments is as when the graph was made")
+    return len(captured.tensors)
+
+
+@constant
+def _is_single(key: str) -> bool:
+    """Whether a function that cuts returned a tensor when it was traced last, not a tuple of tensors."""
+    return bool(kernel_of(key).single)
+
+
+def here(device: str) -> str:
+    """A device of this kind that tensors can be made on: "meta" for one that stands in for a GPU."""
+    return device if device == "cpu" or (device == "cuda" and torch.cuda.is_available()) else "meta"
+
+
+def samples(structure: Structure) -> list[int | float]:
+    """Numbers for a first run; the kernel's traces have those of the call."""
+    kind = structure[0]
+    if kind == "float":
+        return [0.5]
+    if kind == "int":
+        return [3]
+    if kind == "call":
+        return [n for part in structure[1] for n in samples(part)] + [n for _, p in structure[2] for n in samples(p)]
+    if kind in ("tuple", "list"):
+        return [n for part in structure[1] for n in samples(part)]
+    if kind == "dict":
+        return [n for _, part in structure[1] for n in samples(part)]
+    return []

@@ -1,0 +1,116 @@
+"""Launches of one kernel on many tensors as one launch: its programs find their tensors in a table of addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.functions._kernel import PREFIX, Planned, Variant
+from flexsn_codegen.functions._launch import BLOCK, interpreted
+from flexsn_codegen.source._numerics import compile_options
+from flexsn_codegen.source._source import KernelSource
+from flexsn_codegen.targets.triton import TRITON, interpreting
+from flexsn_codegen.targets.triton._table import ALIGNMENT, over_table
+
+
+@dataclass(slots=True)
+class Group:
+    """Launches that are one: of equal kernels, on dense tensors of the same dtypes.
+
+    Attributes:
+        variant: gives the words of the numbers.
+        kernel: walks a table.
+        first: `[programs, 2]`, int64, where the tensors are: a program's first element, and how many its tensor has.
+        cells: `[programs, tensors]`, int64, there: for each of a program's addresses, where it is among all.
+        aligned: `[places, tensors]`, int64, on the CPU: which addresses have to be multiples of `ALIGNMENT`.
+        table: `[programs, 2 + tensors]`: `first`, and the addresses.
+    """
+
+    variant: Variant
+    kernel: Any
+    fast_math: bool
+    first: Tensor
+    cells: Tensor
+    aligned: Tensor | None
+    table: Tensor
+
+    def fits(self, addresses: Tensor) -> bool:
+        """Whether the kernel may be used for tensors at these addresses, which are on the CPU."""
+        return self.aligned is None or not bool((addresses[self.aligned] % ALIGNMENT).any())
+
+    def place(self, addresses: Tensor) -> None:
+        """Makes the table for tensors at these addresses, which are where the tensors are."""
+        self.table = torch.cat([self.first, addresses[self.cells]], dim=1)
+
+    def launch(self, words: Sequence[int]) -> None:
+        """Launches with these numbers."""
+        grid = (self.table.shape[0],)
+        if interpreted():
+            with interpreting():
+                self.kernel[grid](self.table, *words, BLOCK=BLOCK)
+            return
+        options = compile_options("hip" if torch.version.hip else "cuda", fast_math=self.fast_math)
+        with torch.cuda.device(self.table.device):
+            self.kernel[grid](self.table, *words, BLOCK=BLOCK, **options)
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A launch that may be one of a group's.
+
+    Attributes:
+        cells: for each of the kernel's tensors, where it is among all.
+    """
+
+    variant: Variant
+    planned: Planned
+    cells: list[int]
+    dtypes: tuple[torch.dtype, ...]
+    fast_math: bool
+
+    @property
+    def can_join(self) -> bool:
+        """Whether it can be part of a group: in Triton, on dense tensors."""
+        source = self.planned.built.source
+        return source.target is TRITON and len(self.planned.integers) == 1
+
+    def key(self, addresses: Sequence[int]) -> tuple[Any, ...]:
+        """Equal for launches that can be one."""
+        aligned = self.planned.plan.numel % ALIGNMENT == 0
+        aligned = aligned and not any(addresses[cell] % ALIGNMENT for cell in self.cells if addresses[cell])
+        return self.planned.built.source.name, self.dtypes, aligned, tuple(self.variant.slots)
+
+
+class TableKernels:
+    """The kernels that walk tables, of one function."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Any] = {}
+
+    def group(self, members: Sequence[Member], *, aligned: bool, device: torch.device) -> Group:
+        """Launches of equal keys as one; its table is not made yet."""
+        member = members[0]
+        source = member.planned.built.source
+        key = (source.name, member.dtypes, aligned)
+        kernel = self._known.get(key)
+        if kernel is None:
+            kernel = TRITON.compile(over_table(source, member.dtypes, _words(source), aligned=aligned))
+            self._known[key] = kernel
+        first, cells = [], []
+        for one in members:
+            start = torch.arange(0, one.planned.plan.numel, BLOCK, dtype=torch.int64, device="cpu")
+            numel = torch.full_like(start, one.planned.plan.numel)
+            first.append(torch.stack([start, numel], dim=1))
+            cells.append(torch.tensor([one.cells] * len(start), dtype=torch.int64, device="cpu"))
+        must = torch.tensor([one.cells for one in members], dtype=torch.int64, device="cpu") if aligned else None
+        heads = torch.cat(first).to(device)
+        return Group(member.variant, kernel, member.fast_math, heads, torch.cat(cells).to(device), must, heads)
+
+
+def _words(source: KernelSource) -> list[str]:
+    """The integers of a dense kernel that hold numbers of the function's."""
+    return [name for name in source.sizes if name.startswith(f"{PREFIX}_number_")]

@@ -1,0 +1,320 @@
+"""Generated sources on disk, and the modules made of them.
+
+Triton reads a kernel's source from its file, so each source is written to a per-user folder, under a name
+that holds its hash: the same source is the same file, and a file is never changed once it is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import grp
+import hashlib
+import importlib
+import importlib.util
+import os
+import pwd
+import stat
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from flexsn_codegen.errors import CacheFolderError, KernelNameError, TritonMissingError
+from flexsn_codegen.source._source import identifier
+
+_VARIABLE = "FLEXSN_CACHE_DIR"
+
+# How often a source is written that is gone when it is read.
+_MOST_TRIES = 100
+
+# What each source defines, the one that was asked for last behind. A function that is in use needs no module.
+_loaded: dict[Path, dict[str, Any]] = {}
+_MOST_LOADED = 1024
+_lock = threading.Lock()
+
+
+def _unlock_in_child() -> None:
+    """After a fork: the thread that holds the lock is not in the child."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock_in_child)
+
+
+def compile_triton_code_str(
+    triton_code: str,
+    kernel_name: str,
+    verbose: bool = False,
+    name_space: dict[str, Any] | None = None,
+) -> Any:
+    """Turns the source of a module into the kernel that it defines.
+
+    The source is kept in a per-user folder (`FLEXSN_CACHE_DIR`, else `~/.cache/flexsn`, else a folder for
+    this user in the temporary folder); the same source is loaded once per process. Safe under threads and
+    processes.
+
+    Args:
+        triton_code: source of a module that defines a `@triton.jit` function `kernel_name`.
+        verbose: prints whether the source was written or reused, and where.
+        name_space: globals for the module; updated afterwards with what the module defines. With it, the
+            module is loaded anew on each call.
+
+    Returns:
+        The `triton.JITFunction` (under Triton's interpreter, what takes its place).
+
+    Raises:
+        KernelNameError: the source defines no `kernel_name`; one in `name_space` does not count.
+        CacheFolderError: the folder belongs to or can be written by others, or nothing can be written there.
+        TritonMissingError: triton is not installed.
+    """
+    _require_triton()
+    path, written = _write(triton_code, kernel_name)
+    if verbose:
+        print(f"flexsn_codegen: {'wrote' if written else 'reused'} {path}")
+    with _lock:
+        defined = None if name_space is not None else _loaded.pop(path, None)
+        for _ in range(_MOST_TRIES):
+            if defined is not None:
+                break
+            # Without the name that is looked for: an older thing of this name must not pass for the kernel.
+            given = {k: v for k, v in (name_space or {}).items() if k != kernel_name}
+            try:
+                defined = _load(path, given)
+            except OSError:
+                if path.exists():
+                    raise
+                path, _ = _write(triton_code, kernel_name)  # another process pruned it before it was read
+        if defined is None:
+            raise CacheFolderError(f"{path} was deleted whenever it had been written: something empties {path.parent}.")
+        if name_space is None:
+            _loaded[path] = defined
+            while len(_loaded) > _MOST_LOADED:
+                _unload(next(iter(_loaded)))
+    if kernel_name not in defined:
+        raise KernelNameError(f"the source defines no {kernel_name!r}; it defines {sorted(defined)}.")
+    if name_space is not None:
+        name_space.update(defined)
+    return defined[kernel_name]
+
+
+def cache_folder() -> Path:
+    """The folder for generated sources, made if need be; private to this user.
+
+    Raises:
+        CacheFolderError: it, or a folder that it is in, belongs to or can be written by others; or none can be made.
+    """
+    explicit = os.environ.get(_VARIABLE)
+    if explicit:
+        try:
+            return _private_folder(Path(explicit).absolute())
+        except OSError as error:
+            raise _unusable(Path(explicit), error) from error
+    try:
+        return _private_folder(Path.home() / ".cache" / "flexsn")
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, CacheFolderError):
+            raise
+        # A read-only home, a full one, or none: a folder of this user's own in the temporary folder.
+        return _temporary_folder()
+
+
+def _temporary_path() -> Path:
+    return Path(tempfile.gettempdir()).absolute() / f"flexsn-{os.getuid()}"
+
+
+def _temporary_folder() -> Path:
+    path = _temporary_path()
+    try:
+        return _private_folder(path)
+    except OSError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> CacheFolderError:
+    return CacheFolderError(
+        f"generated kernels cannot be kept in {path}: {error.strerror or error}. Make room there, make it a folder "
+        f"that you can write to, or name another one in {_VARIABLE}."
+    )
+
+
+def prune_cache(days: float) -> int:
+    """Deletes the sources that were last written or loaded more than `days` days ago; returns how many."""
+    limit = time.time() - days * 86400
+    deleted = 0
+    for path in cache_folder().iterdir():
+        with contextlib.suppress(OSError):  # another process deletes it at the same time
+            # A file that is being written aside is not there to be deleted, unless whoever wrote it is long gone.
+            latest = min(limit, time.time() - 86400) if path.suffix == ".tmp" else limit
+            if path.is_file() and path.stat().st_mtime < latest:
+                path.unlink()
+                deleted += 1
+    return deleted
+
+
+def kept(name: str) -> Path | None:
+    """A file of this name in the cache folder, or, where that was full, in the temporary one; `None`: there is none.
+
+    The name holds a hash of what the file was made from; what is there was written by `keep`.
+    """
+    folders = [cache_folder()]
+    if not os.environ.get(_VARIABLE) and _temporary_path().is_dir():
+        folders.append(_temporary_folder())
+    for folder in folders:
+        path = folder / name
+        if not path.is_symlink() and path.is_file():
+            with contextlib.suppress(OSError):
+                os.utime(path)  # in use: not to be pruned
+            return path
+    return None
+
+
+def keep(name: str, content: bytes) -> tuple[Path, bool]:
+    """A file of this name and content in the cache folder, or the temporary one where that is full; whether it was
+    written now.
+    """
+    path = cache_folder() / name
+    if _holds(path, content):
+        return path, False
+    try:
+        write_private(path, content)
+    except OSError as error:
+        if os.environ.get(_VARIABLE):
+            raise _unusable(path, error) from error
+        # The disk of the home is full: the temporary folder may be on another one.
+        aside = _temporary_folder() / name
+        if _holds(aside, content):
+            return aside, False
+        try:
+            write_private(aside, content)
+        except OSError as again:
+            raise _unusable(path, error) from again
+        return aside, True
+    return path, True
+
+
+def _private_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise CacheFolderError(
+            f"{path} is a link, belongs to another user or can be written by others, so the kernels in it "
+            "could be somebody else's. Remove it, make it private (chmod 700), or set FLEXSN_CACHE_DIR."
+        )
+    for parent in path.resolve().parents:
+        # Whoever can write there can put another folder in the place of this one. Not so in a folder as /tmp is, whose
+        # sticky bit leaves everybody what is theirs.
+        status = parent.stat()
+        if not status.st_mode & stat.S_ISVTX and _others_write(status):
+            raise CacheFolderError(
+                f"{path} is private, but {parent}, which it is in, can be written by others, who could put a folder of "
+                f"theirs in its place. Make that one private (chmod go-w {parent}), or name another one in {_VARIABLE}."
+            )
+    if not os.access(path, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return path
+
+
+def _others_write(status: os.stat_result) -> bool:
+    """Whether anybody else may write, a group of one and the administrator's left aside."""
+    if status.st_mode & stat.S_IWOTH:
+        return True
+    return bool(status.st_mode & stat.S_IWGRP) and status.st_gid not in (0, _own_group())
+
+
+def _own_group() -> int | None:
+    """This user's group, if it has the user's name: then nobody else is in it."""
+    user = pwd.getpwuid(os.getuid()) if _has_name(os.getuid()) else None
+    with contextlib.suppress(KeyError):
+        if user is not None and grp.getgrgid(user.pw_gid).gr_name == user.pw_name:
+            return user.pw_gid
+    return None
+
+
+def _has_name(number: int) -> bool:
+    try:
+        pwd.getpwuid(number)
+    except KeyError:  # as in a container that was started with some number
+        return False
+    return True
+
+
+def _write(code: str, kernel_name: str) -> tuple[Path, bool]:
+    digest = hashlib.sha256(code.encode()).hexdigest()[:32]
+    return keep(f"{identifier(kernel_name)}_{digest}.py", code.encode())
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether this is there."""
+    try:
+        found = not path.is_symlink() and path.is_file() and path.read_bytes() == content
+    except OSError:
+        return False
+    if found:
+        with contextlib.suppress(OSError):
+            os.utime(path)  # in use: not to be pruned
+    return found
+
+
+def write_private(path: Path, text: str | bytes) -> None:
+    """Writes a file that is this user's alone, in `cache_folder()` say.
+
+    It is written aside and moved: a process that reads or writes it at the same time sees all of it or nothing,
+    and so does one that comes after a disk was full.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
+        os.chmod(temporary, 0o600)
+        try:
+            os.replace(temporary, path)
+        except IsADirectoryError:
+            path.rmdir()  # one that holds something is left to whoever put it there
+            os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _unload(path: Path) -> None:
+    del _loaded[path]
+    sys.modules.pop(_module_name(path), None)
+
+
+def _module_name(path: Path) -> str:
+    return f"flexsn_codegen._generated.{path.stem}"
+
+
+def _load(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """Runs the source; returns what it defines, or had been given and changed."""
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    own = {*vars(module), "__builtins__", "__annotations__"}
+    vars(module).update(given)
+    # Triton and inspect look the module up by name.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return {k: v for k, v in vars(module).items() if k not in own and (k not in given or given[k] is not v)}
+
+
+def _require_triton() -> None:
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        raise TritonMissingError(
+            "flexsn_codegen compiles with Triton, which is not installed. Run: pip install triton"
+        ) from error

@@ -1,0 +1,288 @@
+"""From a graph to the source of the function of one step, on blocks of values."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_codegen.errors import GraphError, UnsupportedOpError
+from flexsn_codegen.source._dtypes import register_dtype
+from flexsn_codegen.source._numbers import LITERAL_OPS, Number, may_be_argument
+from flexsn_codegen.source._numerics import Numerics, Precision
+from flexsn_codegen.source._once import ancestors, computed_once, needed_for
+from flexsn_codegen.source._source import CoreSource, Once, identifier
+from flexsn_codegen.targets import Approximate, OpCall, Statement, Target
+from flexsn_codegen.targets._base import Op
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import Port, Role, StepGraph, continuous_nodes, location_of, ports
+
+_Number = bool | int | float
+
+
+def generate_triton_code_str(
+    graph: fx.Graph,
+    fn_name: str,
+    verbose: bool = False,
+    *,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+) -> tuple[str, str]:
+    """Writes a graph as a `@triton.jit` function on blocks of values.
+
+    Args:
+        graph: pointwise, in the closed op set, with a fake tensor on each node (`node.meta["val"]`), as
+            `flexsn_graph` makes them.
+        fn_name: any text; what is not allowed in an identifier becomes `_`.
+        verbose: prints the source.
+        precision: ``"eager"`` rounds float16 and bfloat16 values after each op, as eager mode does;
+            ``"float32"`` rounds the function's results alone.
+        fast_math: call approximate functions. To be compiled with `compile_options(..., fast_math=True)`.
+
+    Returns:
+        The source of a module, and the function's name: `fn_name` plus a hash of the body. The function
+        takes a block for each placeholder and returns a block for each of the graph's results. Half
+        values are float32 there.
+
+    Raises:
+        UnsupportedOpError: an op has no rule; names it and the user's line.
+        GraphError: a node has no dtype, or the graph returns something else than nodes.
+        PrecisionError: an unknown `precision`.
+    """
+    core = emit_core(graph, fn_name, prune=False, precision=precision, fast_math=fast_math)
+    code = f"{core.target.header}\n\n{core.source}"
+    if verbose:
+        print(code)
+    return code, core.name
+
+
+def emit_core(
+    graph: StepGraph | fx.Graph,
+    fn_name: str,
+    *,
+    prune: bool,
+    precision: Precision = "eager",
+    fast_math: bool = False,
+    fast_division: bool = False,
+    numbers: str | None = None,
+    once: bool = False,
+    target: Target = TRITON,
+) -> CoreSource:
+    """Like `generate_triton_code_str`, without imports.
+
+    Args:
+        graph: of a plain one, all arguments are inputs and all results are outputs.
+        prune: leave out arguments that are not used.
+        precision, fast_math: as for `generate_triton_code_str`.
+        fast_division: divide to 2 ulp where the quotient reaches the results through continuous ops alone. The
+            rounded division has a rare slow path, a branch, around which nothing is scheduled.
+        numbers: makes the graph's numbers arguments of the function, whose names begin so: graphs that differ in
+            numbers alone have the same source. (Those that an op is written otherwise for stay in it: exponents as 2,
+            degrees of polynomials.) `None`: they are written as they are.
+        once: make a function of its own of what is slow to compute and the same in each step (`CoreSource.once`).
+        target: what it is written for.
+    """
+    numerics = Numerics(precision, fast_math)
+    step = graph if isinstance(graph, StepGraph) else _as_step(graph)
+    placeholders = step.placeholders
+    taken = {port: n for port, n in placeholders.items() if n.users or not prune}
+    if not taken:
+        # A result that is a constant needs a block to take its shape from.
+        taken = {port: placeholders[port] for port in step.arguments[:1]}
+    writer = _Writer(target, numerics, continuous_nodes(step.graph) if fast_division else frozenset(), numbers)
+    arguments = [writer.name(node) for node in taken.values()]
+    given = computed_once(step) if once else ()
+    nodes = [n for n in step.graph.nodes if n.op == "call_function" and not _is_inlined(n)]
+    statements = {node: writer.statement(node) for node in nodes}
+    results = writer.results(step.graph, arguments)
+    of_numbers = [number.name for number in writer.numbers]
+    # Without citations: moving the user's code in its file must not make another kernel.
+    code = "\n".join([*(f"{s.name} = {s.text}" for s in statements.values()), f"return {', '.join(results)}"])
+    digest = hashlib.sha256(f"{(*arguments, *of_numbers)}\n{code}".encode()).hexdigest()[:12]
+    name = f"{identifier(fn_name, reserved=target.reserved)}_{digest}"
+    before = None
+    if given:
+        lifted = {port: node for port, node in taken.items() if port.role is Role.LIFTED}
+        earlier = ancestors(given)
+        taking = [*map(writer.name, lifted.values()), *of_numbers]
+        returned = {writer.name(node): node.meta["val"].dtype for node in given}
+        before = _once(target, taking, tuple(lifted), [statements[n] for n in nodes if n in earlier], returned)
+        later = needed_for(step, set(given))
+        nodes = [node for node in nodes if node in later and node not in given]
+        of_numbers += returned
+    source = target.function(name, [*arguments, *of_numbers], [statements[node] for node in nodes], results)
+    return CoreSource(name, source, tuple(taken), step.results, target, tuple(writer.numbers), before)
+
+
+def _once(
+    target: Target,
+    arguments: Sequence[str],
+    lifted: tuple[Port, ...],
+    statements: Sequence[Statement],
+    results: dict[str, torch.dtype],
+) -> Once:
+    """The function of what is the same in each step; of a step and of its VJP, it is often the same one."""
+    code = "\n".join(f"{s.name} = {s.text}" for s in statements)
+    digest = hashlib.sha256(f"{tuple(arguments)}\n{code}\n{list(results)}".encode()).hexdigest()[:12]
+    name = f"once_{digest}"
+    source = target.function(name, arguments, statements, list(results))
+    return Once(CoreSource(name, source, lifted, (), target), tuple(results.values()))
+
+
+def _as_step(graph: fx.Graph) -> StepGraph:
+    """A graph from inputs to outputs."""
+    inputs = ports(Role.INPUT, len(graph.find_nodes(op="placeholder")))
+    return StepGraph(graph, inputs, ports(Role.OUTPUT, len(_entries(graph))), {})
+
+
+def _entries(graph: fx.Graph) -> list[Any]:
+    """What the graph returns; `None` is nothing."""
+    results: Any = next(n for n in reversed(graph.nodes) if n.op == "output").args[0]
+    entries = results if isinstance(results, list | tuple) else (results,)
+    return [entry for entry in entries if entry is not None]
+
+
+def location_text(node: fx.Node) -> str:
+    """The user's line, as the end of an error message; empty where it is not known."""
+    where = location_of(node)
+    return "" if where is None else f"\n  at {where.file}:{where.line}: {where.code}"
+
+
+def _citation(node: fx.Node) -> str:
+    """`file.py:12: code`, for a comment; the file's name alone, so that it is the same on every machine."""
+    where = location_of(node)
+    if where is None:
+        return ""
+    # On one line whatever the names hold: the text ends up in a comment.
+    return " ".join(f"{os.path.basename(where.file)}:{where.line}: {where.code}".split())
+
+
+def _is_inlined(node: fx.Node) -> bool:
+    """Numbers are written where they are used; of several results, each is a statement (`getitem`)."""
+    return node.target in LITERAL_OPS or isinstance(node.meta.get("val"), list | tuple)
+
+
+class _Writer:
+    """Writes nodes for a target.
+
+    Attributes:
+        numbers: what has become an argument so far.
+    """
+
+    def __init__(
+        self, target: Target, numerics: Numerics, loose: Collection[fx.Node], prefix: str | None = None
+    ) -> None:
+        self._target = target
+        self._numerics = numerics
+        self._loose = loose  # where a division may be approximate
+        self._prefix = prefix
+        self._literals: dict[fx.Node, str] = {}
+        self.numbers: list[Number] = []
+
+    def name(self, node: fx.Node) -> str:
+        # Cut off, two names could become one.
+        return identifier(node.name, limit=None, reserved=self._target.reserved)
+
+    def statement(self, node: fx.Node) -> Statement:
+        call = self._call(node)
+        loose = Approximate.DIVISION if node in self._loose else Approximate.NOTHING
+        approximate = Approximate.EVERYTHING if self._numerics.fast_math else loose
+        try:
+            rounded = self._numerics.precision == "eager"
+            text = self._target.expression(call, rounded=rounded, approximate=approximate)
+        except UnsupportedOpError as error:
+            raise UnsupportedOpError(f"{error}{location_text(node)}", error.op) from None
+        return Statement(self.name(node), text, _citation(node))
+
+    def results(self, graph: fx.Graph, arguments: Sequence[str]) -> list[str]:
+        texts = [self._result(entry, arguments) for entry in _entries(graph)]
+        if not texts:
+            raise GraphError("the graph returns nothing: there is no kernel to make of it.")
+        return texts
+
+    def _call(self, node: fx.Node) -> OpCall:
+        result = self._dtype(node)
+        index = 0
+        if node.target is operator.getitem:
+            node, index = node.args  # type: ignore[assignment]
+        op: Any = node.target
+        if not isinstance(op, Op):
+            raise UnsupportedOpError(f"{op} is not an ATen or custom op{location_text(node)}", str(op))
+        values = [a for a in node.args if isinstance(a, fx.Node | _Number)]
+        if any(isinstance(a, fx.Node) for a in node.kwargs.values()):
+            raise UnsupportedOpError(f"{op} takes a tensor by keyword{location_text(node)}", str(op))
+        schema = op._schema.arguments
+        others = {schema[i].name: a for i, a in enumerate(node.args) if not isinstance(a, fx.Node | _Number)}
+        # The condition of `where` is the only operand of another dtype; its branches tell.
+        typed = values[1:] if op is torch.ops.prims.where.default else values
+        dtype = next((self._dtype(v) for v in typed if isinstance(v, fx.Node)), result)
+        constants = [None if isinstance(v, fx.Node) else v for v in values]
+        operands = [self._node(v) if isinstance(v, fx.Node) else self._target.literal(v, dtype) for v in values]
+        computed: dict[int, Callable[[Callable[[float], float]], str]] = {}
+        if self._prefix is not None:
+            for i, value in enumerate(constants):
+                if value is not None and may_be_argument(op, i, value, dtype):
+                    operands[i], constants[i] = self._argument(value, dtype), None
+                    computed[i] = partial(self._computed, value, dtype)
+        return OpCall(
+            op=op,
+            operands=tuple(operands),
+            constants=tuple(constants),
+            dtype=dtype,
+            result=result,
+            target=self._target,
+            index=index,
+            keywords={**others, **node.kwargs},
+            computed=computed,
+        )
+
+    def _argument(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        """The name of a number that becomes an argument."""
+        number = Number(f"{self._prefix}_number_{len(self.numbers)}", register_dtype(dtype), value)
+        self.numbers.append(number)
+        return number.name
+
+    def _computed(self, value: float, dtype: torch.dtype, function: Callable[[float], float]) -> str:
+        return self._argument(function(value), dtype)
+
+    def _dtype(self, node: fx.Node) -> torch.dtype:
+        value = node.meta.get("val")
+        if not isinstance(value, Tensor):
+            raise GraphError(
+                f"node {node.name} ({node.target}) has no fake tensor in meta['val']: its dtype is unknown. "
+                "Trace with flexsn_graph, or with make_fx on fake tensors."
+            )
+        if not self._target.supports(value.dtype):
+            raise UnsupportedOpError(
+                f"{node.target} returns {value.dtype}, which {self._target.name} does not have{location_text(node)}",
+                str(node.target),
+            )
+        return value.dtype
+
+    def _node(self, node: fx.Node) -> str:
+        return self._literal(node) if node.target in LITERAL_OPS else self.name(node)
+
+    def _literal(self, node: fx.Node) -> str:
+        if node not in self._literals:
+            value: Any = node.args[0]
+            dtype = self._dtype(node)
+            text = self._target.literal(value, dtype) if self._prefix is None else self._argument(value, dtype)
+            self._literals[node] = self._target.rounded(text, dtype)
+        return self._literals[node]
+
+    def _result(self, entry: Any, arguments: Sequence[str]) -> str:
+        if not isinstance(entry, fx.Node):
+            raise GraphError(f"the graph returns {entry!r}; only results of nodes become tensors.")
+        if entry.target not in LITERAL_OPS:
+            # An argument has its dtype's values already, and so has all else when each op was rounded.
+            computed = self._numerics.precision == "float32" and entry.op != "placeholder"
+            return self._target.rounded(self.name(entry), self._dtype(entry)) if computed else self.name(entry)
+        if not arguments:
+            raise GraphError("the graph takes no tensor and returns a constant: its shape is unknown.")
+        return self._target.filled(self._literal(entry), arguments[0])

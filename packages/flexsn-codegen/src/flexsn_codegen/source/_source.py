@@ -1,0 +1,110 @@
+"""What is written: the function of one step, and a kernel around it; and how a kernel finds its operands' elements."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from flexsn_codegen.source._numbers import Number
+from flexsn_graph import Port
+
+if TYPE_CHECKING:
+    from flexsn_codegen.targets import Target
+
+# How an operand is laid out over a step of `NCL` elements. `DENSE`: element `off` is at offset `off`.
+# A number `n`: at `Σ_i (off // inner_i % size_i) * stride_i` over `n` terms, whose numbers are arguments of
+# the kernel; 0 terms is one value for the whole step.
+StepLayout = int
+DENSE: StepLayout = -1
+
+
+@dataclass(frozen=True, slots=True)
+class InputLayout:
+    """`step`: layout within a step; `strided_time`: the stride of time is an argument, else it is `NCL`."""
+
+    step: StepLayout = DENSE
+    strided_time: bool = False
+
+
+Strided = tuple[tuple[Port, InputLayout], ...]
+"""Layouts of tensors that are not dense in the order in which the kernel counts elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class CoreSource:
+    """The function that computes one step.
+
+    Attributes:
+        name: the function's name.
+        source: its text, without the imports.
+        arguments: what the function takes, in order.
+        results: what it returns, in order.
+        target: what it is written for.
+        numbers: what it takes behind its arguments. The name and the source do not depend on their values.
+        once: what it takes behind those; `None`: nothing.
+    """
+
+    name: str
+    source: str
+    arguments: tuple[Port, ...]
+    results: tuple[Port, ...]
+    target: Target
+    numbers: tuple[Number, ...] = ()
+    once: Once | None = None
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """What a kernel made of it takes for the numbers, by the names of its arguments."""
+        return {name: integer for number in self.numbers for name, integer in number.integers.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What a step takes that is the same in each: it is computed before the loop over time.
+
+    Attributes:
+        core: the function of it, of lifted tensors and the step's numbers.
+        dtypes: of what it returns.
+    """
+
+    core: CoreSource
+    dtypes: tuple[torch.dtype, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSource:
+    """A kernel's source and how it is called.
+
+    Attributes:
+        name, source: of the kernel's function, in a module of its own.
+        params: its tensor arguments, first.
+        sizes: its integer arguments, next: ``"T"``, ``"NCL"``, then per strided operand
+            ``"<operand>_time"`` and ``"<operand>_inner<i>"``, ``"<operand>_size<i>"``,
+            ``"<operand>_stride<i>"``; ``"ROWS"`` and ``"ROW"`` if it walks rows; and those of the step's numbers
+            (`CoreSource.integers`). In Triton, the constexpr `BLOCK` comes last, elements per program.
+        target: what it is written for.
+    """
+
+    name: str
+    source: str
+    params: tuple[Port, ...]
+    sizes: tuple[str, ...]
+    target: Target
+
+
+_MAX_NAME = 80
+
+
+def identifier(text: str, limit: int | None = _MAX_NAME, reserved: Collection[str] = ()) -> str:
+    """`text` as an identifier, of limited length: it also becomes a file name.
+
+    Args:
+        reserved: names that mean something else.
+    """
+    name = re.sub(r"\W", "_", text, flags=re.ASCII)[:limit] or "_"
+    return f"_{name}" if name[0].isdigit() or keyword.iskeyword(name) or name in reserved else name

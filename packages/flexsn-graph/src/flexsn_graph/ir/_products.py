@@ -1,0 +1,98 @@
+"""Products of a step's values with matrices, and the other ops that a step with products has besides pointwise ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph.ir._ops import ALIAS_OPS, SUM_OP, Op
+
+_aten = torch.ops.aten
+_prims = torch.ops.prims
+
+
+@dataclass(frozen=True, slots=True)
+class ProductFacts:
+    """What is true of a matrix product.
+
+    Attributes:
+        factors: positions of the two factors among its arguments.
+        added: position of what is added, or `None`.
+        contracted: for each factor, the dimension that is summed over.
+        batched: whether the first dimension of both counts matrices.
+    """
+
+    factors: tuple[int, int]
+    added: int | None
+    contracted: tuple[int, int]
+    batched: bool = False
+
+
+# Each has an overload that writes to memory given as `out`.
+PRODUCTS: dict[Op, ProductFacts] = {
+    _aten.mm.default: ProductFacts((0, 1), None, (1, 0)),
+    _aten.addmm.default: ProductFacts((1, 2), 0, (1, 0)),
+    _aten.bmm.default: ProductFacts((0, 1), None, (2, 1), batched=True),
+    _aten.baddbmm.default: ProductFacts((1, 2), 0, (2, 1), batched=True),
+    _aten.mv.default: ProductFacts((0, 1), None, (1, 0)),
+    _aten.addmv.default: ProductFacts((1, 2), 0, (1, 0)),
+}
+
+# Puts values side by side: the gradient of what has been taken apart.
+CAT_OP: Op = _aten.cat.default
+# The gradient of a part: it is zero elsewhere.
+SLICE_BACKWARD_OP: Op = _aten.slice_backward.default
+SELECT_BACKWARD_OP: Op = _aten.select_backward.default
+# A copy that a view needs, which has no strides without it.
+COPY_OP: Op = _prims.clone.default
+ASSEMBLIES = frozenset({CAT_OP, SLICE_BACKWARD_OP, SELECT_BACKWARD_OP, COPY_OP})
+
+# What is not decomposed in a step that may have products.
+KEPT_OPS = ASSEMBLIES | PRODUCTS.keys()
+
+
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+"""An op on one value: the op, its arguments without the value, which is the first, and its keyword arguments."""
+
+
+def replay(calls: Sequence[Call], value: Any) -> Any:
+    """The value after these ops."""
+    for target, args, kwargs in calls:
+        if target in _TO_SHAPE:
+            value = value.view(args[0])
+        elif target is _prims.collapse.default:
+            value = value.view(_collapsed(value, *args))
+        else:
+            value = target(value, *args, **kwargs)
+    return value
+
+
+_TO_SHAPE = frozenset({_aten._unsafe_view.default, _prims.reshape.default})
+
+
+def _collapsed(value: Tensor, start: int, end: int) -> list[int]:
+    """The shape of a tensor with the dimensions from `start` to `end` as one."""
+    shape = list(value.shape)
+    size = 1
+    for n in shape[start : end + 1]:
+        size *= n
+    return [*shape[:start], size, *shape[end + 1 :]]
+
+
+def call_of(node: fx.Node) -> Call:
+    """A node of one argument that is a node, its first, as a call."""
+    return node.target, tuple(node.args[1:]), dict(node.kwargs)
+
+
+def is_linear_in_one(node: fx.Node) -> bool:
+    """Whether a node is linear in its first argument, the only one that is a node."""
+    target: Any = node.target
+    if len(node.all_input_nodes) != 1 or not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    if target in ALIAS_OPS or target is SUM_OP or target in (_prims.neg.default, _prims.convert_element_type.default):
+        return True
+    return target in (_prims.mul.default, _prims.div.default)  # by a number

@@ -1,0 +1,67 @@
+"""What the tracer hands on: a graph, what its arguments and results are, and how it reads captured tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ports import Port, Role
+
+# The gradient of an argument, as a result.
+GRADIENTS = {Role.INPUT: Role.GRAD_INPUT, Role.STATE: Role.GRAD_STATE, Role.LIFTED: Role.GRAD_LIFTED}
+
+
+@dataclass(frozen=True, slots=True)
+class StepGraph:
+    """One step as a normalised graph: forward, or its vector-Jacobian product (VJP).
+
+    Forward: `[*INPUT, *STATE, *LIFTED] -> [*OUTPUT, *STATE]`, and `*SAVED` behind them where a VJP needs some. VJP:
+    `[*INPUT, *STATE, *LIFTED, *SAVED, *GRAD_OUTPUT, *GRAD_STATE] -> [*GRAD_INPUT, *GRAD_STATE, *GRAD_LIFTED]`, with the
+    cotangents that are present and the gradients that are asked for and not zero whatever the values are. The gradient
+    of an argument that broadcasts to the step has the step's shape: sum it afterwards.
+
+    Attributes:
+        graph: pointwise ops that have facts (`facts_of`), on homogeneous dtypes, with Python numbers for constants.
+            Each node has `meta["val"]`, a fake tensor, and, where known, a stack trace that ends in the user's line
+            (`location_of`). The output is a tuple of nodes.
+        arguments: of its placeholders, used or not, in order.
+        results: of its output's entries, in order.
+        layouts: index of a lifted tensor to its layout, the same in a step's forward graph and VJPs; one that the graph
+            never reads has none.
+    """
+
+    graph: fx.Graph
+    arguments: tuple[Port, ...]
+    results: tuple[Port, ...]
+    layouts: dict[int, LiftedLayout]
+
+    @property
+    def placeholders(self) -> dict[Port, fx.Node]:
+        """The nodes of the arguments."""
+        nodes = (node for node in self.graph.nodes if node.op == "placeholder")
+        return dict(zip(self.arguments, nodes, strict=True))
+
+    @property
+    def used(self) -> frozenset[Port]:
+        """The arguments that something is computed from."""
+        return frozenset(port for port, node in self.placeholders.items() if node.users)
+
+    @property
+    def entries(self) -> tuple[Any, ...]:
+        """The nodes of the results."""
+        entries: tuple[Any, ...] = next(n for n in reversed(self.graph.nodes) if n.op == "output").args[0]
+        return entries
+
+    @property
+    def is_of_any_batch(self) -> bool:
+        """True if no lifted tensor has elements of its own along the step's first dimension."""
+        return all(layout.strides[:1] == (0,) for layout in self.layouts.values())
+
+    @property
+    def gradients(self) -> tuple[int | None, ...]:
+        """Of a VJP: for each of `[*inputs, *states, *lifted]`, the position of its gradient among the results."""
+        sought = [Port(GRADIENTS[p.role], p.index) for p in self.arguments if p.role in GRADIENTS]
+        return tuple(self.results.index(port) if port in self.results else None for port in sought)

@@ -1,0 +1,277 @@
+"""Ops in terms of others, as eager mode computes them: torch's own table, and what that leaves or does differently."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._torch_private import Table, decomposition_table, rounded
+from flexsn_graph.ir._ops import POLYNOMIALS
+
+_aten = torch.ops.aten
+_HALF_DTYPES = {torch.float16, torch.bfloat16}
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    return source.to(target.dtype).expand(target.shape)
+
+
+def _index_put(target: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Any:
+    """`target[mask] = value`, the usual way to write a reset; other indices are not pointwise."""
+    mask = indices[0]
+    if (
+        len(indices) == 1
+        and mask is not None
+        and mask.dtype == torch.bool
+        and mask.shape == target.shape
+        and values.numel() == 1
+        and not accumulate
+    ):
+        return torch.where(mask, values.reshape(()), target)
+    return NotImplemented
+
+
+def _in_common_dtype(decomposition: Callable[..., Any], *values: Any) -> Any:
+    """Numbers and tensors without dimensions are rounded to the others' half dtype first, as eager mode does.
+
+    So that a bfloat16 value, 0.30078125, is not above 0.3. Torch's table compares in float32.
+    """
+    dtype = torch.result_type(*values)
+    if dtype in _HALF_DTYPES:
+        values = tuple(_as_half(value, dtype) for value in values)
+    return decomposition(*values)
+
+
+def _as_half(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(dtype)
+    return rounded(value, dtype) if isinstance(value, float) else value
+
+
+def _sum_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any, alpha: Any = 1) -> Any:
+    """Where eager mode adds on the CPU, numbers are rounded to the others' half dtype first; on a GPU they are not."""
+    dtype = torch.result_type(x, y)
+    if dtype in _HALF_DTYPES and _is_on_cpu(x, y):
+        x, y, alpha = (_as_half(value, dtype) for value in (x, y, alpha))
+    # Where it is 1, torch's table would multiply by it.
+    return decomposition(x, y) if alpha == 1 else decomposition(x, y, alpha=alpha)
+
+
+def _product_on_cpu(decomposition: Callable[..., Any], x: Any, y: Any) -> Any:
+    """Where it multiplies or divides there, a tensor without dimensions is rounded if it is the first argument."""
+    dtype = torch.result_type(x, y)
+    if dtype in _HALF_DTYPES and _is_on_cpu(x, y) and isinstance(x, Tensor):
+        x = x.to(dtype)
+    return decomposition(x, y)
+
+
+def _is_on_cpu(*values: Any) -> bool:
+    return all(value.device.type == "cpu" for value in values if isinstance(value, Tensor))
+
+
+def _pow_by_number(x: Tensor, exponent: float) -> Any:
+    """Two powers that eager mode writes out, and rounds half values in between (not float16 on the CPU)."""
+    if x.dtype == torch.bfloat16 or (x.dtype == torch.float16 and x.device.type != "cpu"):
+        if exponent == 3.0:
+            return x * x * x
+        if exponent == -2.0:
+            return (x * x).reciprocal()
+    return _in_common_dtype(decomposition_table[_aten.pow.Tensor_Scalar], x, exponent)
+
+
+def _signbit(x: Tensor) -> Tensor:
+    """A GPU drops the sign of a float16 NaN when it widens it, before eager mode looks; the compiler looks first."""
+    negative: Tensor = decomposition_table[_aten.signbit.default](x)
+    return negative & (x == x) if x.dtype == torch.float16 and x.device.type != "cpu" else negative
+
+
+def _rounding_the_logarithm(decomposition: Callable[..., Any], logarithm: Callable[..., Any], x: Any, y: Any) -> Any:
+    """`xlogy` and `xlog1py` of half values round the logarithm first; torch's table, the product alone."""
+    dtype = torch.result_type(x, y)
+    if dtype not in _HALF_DTYPES:
+        return decomposition(x, y)
+    x, y = (v.to(dtype) if isinstance(v, Tensor) else torch.scalar_tensor(v, dtype=dtype) for v in (x, y))
+    return torch.where(y.isnan(), math.nan, torch.where(x == 0.0, 0.0, x * logarithm(y)))
+
+
+def _fake_quantize(x: Tensor, scale: Any, zero_point: Any, low: int, high: int) -> tuple[Tensor, Tensor]:
+    """Multiplies by the rounded reciprocal of the scale, as eager mode does; with the mask of what is not clamped."""
+    wide = _widened(x)
+    inverse = 1.0 / scale if isinstance(scale, Tensor) else rounded(1.0 / rounded(scale, torch.float32), torch.float32)
+    quantized = torch.round(wide * inverse) + zero_point
+    inside = (quantized >= low) & (quantized <= high)
+    scale = scale if isinstance(scale, Tensor) else rounded(scale, torch.float32)
+    return ((quantized.clamp(low, high) - zero_point) * scale).to(x.dtype), inside
+
+
+def _fake_quantize_tensor_qparams(
+    x: Tensor, scale: Tensor, zero_point: Tensor, enabled: Tensor, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    result, inside = _fake_quantize(x, scale, zero_point, low, high)
+    return torch.where(enabled != 0, result, x), inside | (enabled == 0)
+
+
+def _fake_quantize_per_channel(
+    x: Tensor, scale: Tensor, zero_point: Tensor, axis: int, low: int, high: int
+) -> tuple[Tensor, Tensor]:
+    shape = [-1 if d == axis % x.dim() else 1 for d in range(x.dim())]
+    return _fake_quantize(x, scale.view(shape), zero_point.view(shape), low, high)
+
+
+def _glu(x: Tensor, dim: int = -1) -> Tensor:
+    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    return (value * torch.sigmoid(gate)).to(x.dtype)
+
+
+def _glu_backward(grad: Tensor, x: Tensor, dim: int) -> Tensor:
+    value, gate = (_widened(half) for half in x.chunk(2, dim))
+    slope, share = _widened(grad), torch.sigmoid(gate)
+    if x.device.type == "cpu":  # where eager mode keeps it in the gradient's memory
+        share = _widened(share.to(x.dtype))
+    return torch.cat([share * slope, (1.0 - share) * share * slope * value], dim).to(x.dtype)
+
+
+def _logit(x: Tensor, eps: float | None = None) -> Tensor:
+    """Half values are rounded once, at the end; torch's table rounds them after each op."""
+    wide = _widened(x)
+    if not wide.is_floating_point():
+        wide = wide.to(torch.get_default_dtype())
+    if eps is not None:
+        wide = wide.clamp(eps, 1.0 - eps)
+    return torch.log(wide / (1.0 - wide)).to(x.dtype if x.is_floating_point() else wide.dtype)
+
+
+def _logit_backward(grad: Tensor, x: Tensor, eps: float | None = None) -> Tensor:
+    """Also at -0 and NaN."""
+    wide, slope = _widened(x), _widened(grad)
+    inside = slope / (wide * (1.0 - wide))
+    if eps is not None:
+        result = torch.where((wide < eps) | (wide > 1.0 - eps), 0.0, inside)
+    else:
+        result = torch.where((wide == 0.0) | (wide == 1.0), slope * math.inf, inside)
+        result = torch.where((wide < 0.0) | (wide > 1.0), math.nan, result)
+    return result.to(x.dtype)
+
+
+def _bce_with_logits(
+    x: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: int = 1,
+) -> Tensor:
+    """Also for infinite `x`, where torch's table gives NaN."""
+    log_sigmoid = torch.nn.functional.logsigmoid(x)
+    if pos_weight is not None:
+        log_sigmoid = log_sigmoid * ((pos_weight - 1.0) * target + 1.0)
+    loss = (1.0 - target) * x - log_sigmoid
+    if weight is not None:
+        loss = loss * weight
+    return loss.mean() if reduction == 1 else loss.sum() if reduction == 2 else loss
+
+
+def _smooth_l1_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int, beta: float) -> Tensor:
+    """Also where the arguments are NaN or equal."""
+    slope, distance = _widened(grad), _widened(x) - _widened(target)
+    if reduction == 1:
+        slope = slope / x.numel()
+    result = torch.where(distance >= beta, slope, slope * distance / beta)
+    return torch.where(distance <= -beta, -slope, result).to(grad.dtype)
+
+
+def _soft_margin_backward(grad: Tensor, x: Tensor, target: Tensor, reduction: int) -> Tensor:
+    """In the order of eager mode, which gives NaN where `exp` overflows; torch's table does not."""
+    z = torch.exp(-target * x)
+    scale = -1.0 / x.numel() if reduction == 1 else -1.0
+    return target * z * scale / (z + 1.0) * grad
+
+
+def _shrink_backward(grad: Tensor, x: Tensor, width: float) -> Tensor:
+    return torch.where((x >= -width) & (x <= width), 0.0, grad)
+
+
+def _polynomial(polynomial: Callable[..., Any], x: Any, degree: Any) -> Any:
+    """With a number in place of a tensor, which does not promote."""
+    other = x if isinstance(x, Tensor) else degree
+    dtype = other.dtype if other.is_floating_point() else torch.get_default_dtype()
+    tensors = (a if isinstance(a, Tensor) else torch.scalar_tensor(a, dtype=dtype) for a in (x, degree))
+    return polynomial(*tensors)
+
+
+def _widened(x: Tensor) -> Tensor:
+    return x.to(torch.float32) if x.dtype in _HALF_DTYPES else x
+
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_IN_COMMON_DTYPE = [
+    *(getattr(getattr(_aten, name), kind) for name in _COMPARISONS for kind in ("Scalar", "Tensor")),
+    *(_aten.fmod.Scalar, _aten.fmod.Tensor),
+    *(_aten.pow.Scalar, _aten.pow.Tensor_Tensor),
+    *(_aten.remainder.Scalar, _aten.remainder.Scalar_Tensor, _aten.remainder.Tensor),
+]
+
+_SUMS = [getattr(getattr(_aten, name), kind) for name in ("add", "sub", "rsub") for kind in ("Scalar", "Tensor")]
+_PRODUCTS = [getattr(getattr(_aten, name), kind) for name in ("mul", "div") for kind in ("Scalar", "Tensor")]
+
+_LOGARITHMS = {_aten.xlogy: torch.log, _aten.special_xlog1py: torch.log1p}
+_PRODUCTS_WITH_LOGARITHMS: Table = {
+    op: functools.partial(_rounding_the_logarithm, decomposition_table[op], logarithm)
+    for packet, logarithm in _LOGARITHMS.items()
+    for op in (getattr(packet, overload) for overload in packet.overloads())
+    if op in decomposition_table and "out" not in op._overloadname.lower()
+}
+
+_OF_NUMBERS: Table = {
+    getattr(packet, overload): functools.partial(_polynomial, packet.default)
+    for packet in (getattr(_aten, name) for name in POLYNOMIALS)
+    for overload in ("n_scalar", "x_scalar")
+}
+
+# What torch's tables leave, because its own backends have kernels for it.
+LEFT: Table = {
+    _aten.copy.default: _copy,
+    _aten.index_put.default: _index_put,
+    _aten.__lshift__.Scalar: torch.bitwise_left_shift,
+    _aten.__lshift__.Tensor: torch.bitwise_left_shift,
+    _aten.__rshift__.Scalar: torch.bitwise_right_shift,
+    _aten.__rshift__.Tensor: torch.bitwise_right_shift,
+}
+
+# Views that only torch's own references call, and `functionalize` does not know.
+_VIEW_PRIMS = ("broadcast_in_dim", "collapse_view", "split_dim", "squeeze", "transpose", "view_of")
+
+# Decomposed while it is recorded: `functionalize` has another decomposition of its own, or none.
+AS_RECORDED: Table = {
+    _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    **{getattr(torch.ops.prims, name).default: getattr(torch.ops.prims, name).impl_aten for name in _VIEW_PRIMS},
+}
+
+TO_PRIMS: Table = {
+    **decomposition_table,
+    **{op: functools.partial(_in_common_dtype, decomposition_table[op]) for op in _IN_COMMON_DTYPE},
+    **{op: functools.partial(_sum_on_cpu, decomposition_table[op]) for op in _SUMS},
+    **{op: functools.partial(_product_on_cpu, decomposition_table[op]) for op in _PRODUCTS},
+    **LEFT,
+    **_OF_NUMBERS,
+    **_PRODUCTS_WITH_LOGARITHMS,
+    _aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default: _fake_quantize_tensor_qparams,
+    _aten.fake_quantize_per_channel_affine_cachemask.default: _fake_quantize_per_channel,
+    _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
+    _aten.binary_cross_entropy_with_logits.default: _bce_with_logits,
+    _aten.glu.default: _glu,
+    _aten.glu_backward.default: _glu_backward,
+    _aten.hardshrink_backward.default: _shrink_backward,
+    _aten.logit.default: _logit,
+    _aten.logit_backward.default: _logit_backward,
+    _aten.pow.Tensor_Scalar: _pow_by_number,
+    _aten.signbit.default: _signbit,
+    _aten.smooth_l1_loss_backward.default: _smooth_l1_backward,
+    _aten.soft_margin_loss_backward.default: _soft_margin_backward,
+    _aten.softshrink_backward.default: _shrink_backward,
+}

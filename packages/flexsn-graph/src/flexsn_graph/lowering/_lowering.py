@@ -1,0 +1,43 @@
+"""From ATen ops, as they were called, to prims and views without mutation."""
+
+from __future__ import annotations
+
+from torch import fx
+
+from flexsn_graph._torch_private import (
+    FakeTensorMode,
+    Table,
+    core_aten_decompositions,
+    min_cut_partitioner,
+    trace_again,
+)
+from flexsn_graph.ir._ops import kept_ops
+from flexsn_graph.lowering._decompositions import LEFT, TO_PRIMS
+
+
+def lower(module: fx.GraphModule, mode: FakeTensorMode, table: Table = TO_PRIMS) -> fx.GraphModule:
+    """Re-traces `module` without mutation, decomposed by `table`; views and the ops that have facts stay."""
+    applied = dict(table)  # of a thousand ops, none of which a copy asks for its hash
+    for op in kept_ops():
+        applied.pop(op, None)
+    return trace_again(module, mode, applied)
+
+
+def split_joint(
+    joint: fx.GraphModule, num_primals: int, num_results: int, mode: FakeTensorMode
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Splits `[*primals, *cotangents] -> [*results, *gradients]` where the fewest bytes are kept.
+
+    On core ATen ops, not prims: on prims the minimal cut keeps about half as much again.
+    """
+    partition = min_cut_partitioner()
+    functional = lower(joint, mode, {**core_aten_decompositions(), **LEFT})
+    arguments = [n.meta["val"] for n in functional.graph.nodes if n.op == "placeholder"]
+    for i, node in enumerate(n for n in functional.graph.nodes if n.op == "placeholder"):
+        # The partitioner knows the roles by these names.
+        role = f"primals_{i}" if i < num_primals else f"tangents_{i - num_primals}"
+        node._rename(role)
+        node.target = node.name
+    functional.recompile()
+    with mode:
+        return partition(functional, arguments, num_fwd_outputs=num_results)

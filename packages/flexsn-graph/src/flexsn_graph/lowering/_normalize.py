@@ -1,0 +1,218 @@
+"""From a lowered graph to the closed set that kernels are generated from.
+
+After it: pointwise ops on homogeneous dtypes (prims), Python scalars for every constant, no aliases, no
+sums, no duplicates, nothing unused, names that depend on the graph alone. `check_positions` has proved that
+aliases and sums can be left out.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._torch_private import FakeTensor
+from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.errors import CaptureError, NonPointwiseError, StatefulCoreError
+from flexsn_graph.ir._ops import ALIAS_OPS, EMPTY_OPS, FILL_OPS, SUM_OP, TERMS, UNIFORM, facts_of
+
+_prims = torch.ops.prims
+
+
+def normalize(module: fx.GraphModule, names: Sequence[str]) -> fx.Graph:
+    """Turns a lowered and checked graph into a normalised one.
+
+    Args:
+        module: the graph, lowered, with a fake value on each placeholder.
+        names: new names of the placeholders.
+
+    Returns:
+        A graph whose single output is a tuple; each entry is a node, or `None` as recorded. Every node
+        has `meta["val"]` (a fake tensor) and, where known, a stack trace that ends in the user's line.
+
+    Raises:
+        CaptureError: the core makes a constant that is not a single number.
+        NonPointwiseError: the core reads memory that it has not written.
+    """
+    return _Normalizer(module, names).run()
+
+
+class _Normalizer:
+    def __init__(self, module: fx.GraphModule, names: Sequence[str]) -> None:
+        self._module = module
+        self._names = names
+        self._graph = fx.Graph()
+        # Old node to what stands for it: a new node or a constant.
+        self._new: dict[fx.Node, Any] = {}
+        self._seen: dict[tuple[Any, ...], fx.Node] = {}
+
+    def run(self) -> fx.Graph:
+        names = iter(self._names)
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                new = self._graph.placeholder(next(names))
+                new.meta["val"] = node.meta["val"]
+                self._new[node] = new
+            elif node.op == "get_attr":
+                self._new[node] = self._constant_attribute(node)
+            elif node.op == "call_function":
+                self._new[node] = self._call(node)
+            elif node.op == "output":
+                self._finish(node)
+        self._graph.eliminate_dead_code()
+        for node in self._graph.nodes:
+            if node.target in EMPTY_OPS:
+                raise NonPointwiseError(
+                    f"the core reads memory that it has not written ({called_op(node)}). Use `torch.zeros_like`.",
+                    called_op(node),
+                    location_of(node),
+                )
+        self._graph.lint()
+        return self._graph
+
+    def _constant_attribute(self, node: fx.Node) -> Any:
+        value = getattr(self._module, str(node.target))
+        if isinstance(value, FakeTensor):
+            raise StatefulCoreError(
+                "the core keeps a tensor from an earlier call. Return it as a state instead.",
+                "constant",
+                location_of(next(iter(node.users), node)),
+            )
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise CaptureError(
+                f"the core makes a constant tensor of shape {shape} in every step. Make it once, outside of the core.",
+                "constant",
+                location_of(next(iter(node.users), node)),
+            )
+        return _scalar(value)
+
+    def _call(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        if target in FILL_OPS:
+            position = FILL_OPS[target]
+            value = 0 if position is None else self._argument(node.args[position])
+            return _typed_scalar(value, node) if isinstance(value, bool | int | float) else value
+        if target is TERMS:
+            return self._argument(_unconverted(node.args[0]))
+        if target in ALIAS_OPS or target in (SUM_OP, UNIFORM):
+            return self._argument(node.args[0])
+        if target is operator.getitem and node.all_input_nodes[0].target in ALIAS_OPS:
+            return self._argument(node.args[0])
+        args = fx.node.map_arg(node.args, self._argument)
+        kwargs = fx.node.map_arg(node.kwargs, self._argument)
+        if target is _prims.where.default and isinstance(args[0], bool):
+            return args[1] if args[0] else args[2]
+        folded = _fold(node, args, kwargs)
+        if folded is not None:
+            return folded
+        return self._emit(node, _wrap_constants(node, args), kwargs)
+
+    def _argument(self, value: Any) -> Any:
+        return self._new[value] if isinstance(value, fx.Node) else value
+
+    def _emit(self, node: fx.Node, args: Any, kwargs: Any) -> fx.Node:
+        key = call_key(node, args, kwargs)
+        known = self._seen.get(key)
+        if known is not None:
+            return known
+        name = getattr(node.target, "_opname", None) or node.name
+        new = self._graph.create_node("call_function", node.target, args, kwargs, name=name)
+        new.meta["val"] = node.meta.get("val")
+        new.stack_trace = node.stack_trace
+        self._seen[key] = new
+        return new
+
+    def _finish(self, node: fx.Node) -> None:
+        results = node.args[0]
+        entries = results if isinstance(results, list | tuple) else (results,)
+        self._graph.output(tuple(self._result(entry) for entry in entries))
+
+    def _result(self, entry: Any) -> fx.Node | None:
+        if entry is None:
+            return None
+        new = self._argument(entry)
+        if isinstance(new, fx.Node):
+            return new
+        value = entry.meta["val"]
+        literal = self._graph.call_function(_prims.scalar_tensor.default, (new,), {"dtype": value.dtype})
+        literal.meta["val"] = value
+        return literal
+
+
+def _unconverted(node: Any) -> Any:
+    """A sum before its last conversion: the dtype may be too narrow for its terms."""
+    source = node
+    while source.target in ALIAS_OPS or source.target is _prims.convert_element_type.default:
+        source = source.args[0]
+    return source if source.target is SUM_OP else node
+
+
+def _fold(node: fx.Node, args: Any, kwargs: Any) -> bool | int | float | None:
+    """The value of an op on constants alone, rounded as its dtype rounds; `None` if it is no constant."""
+    target: Any = node.target
+    value = node.meta.get("val")
+    if target in EMPTY_OPS or not isinstance(value, Tensor):
+        return None
+    if any(isinstance(a, fx.Node) for a in pytree.tree_leaves((args, kwargs))):
+        return None
+    tensors = [
+        torch.tensor(new, dtype=old.meta["val"].dtype, device="cpu") if isinstance(old, fx.Node) else new
+        for old, new in zip(node.args, args, strict=True)
+    ]
+    return _scalar(target(*tensors, **kwargs))
+
+
+def _wrap_constants(node: fx.Node, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Constants that their dtype does not hold, as eager converts them: 300 is 44 in uint8."""
+    target: Any = node.target
+    tensors = [a for a in args if isinstance(a, fx.Node)]
+    # Other ops convert what they take by themselves.
+    if facts_of(target) is None or target.namespace != "prims" or not tensors:
+        return args
+    of_result = node.target is _prims.where.default
+    dtype = node.meta["val"].dtype if of_result else tensors[0].meta["val"].dtype
+    return tuple(_wrapped(a, dtype) if _is_number(a) else a for a in args)
+
+
+def _wrapped(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
+    if isinstance(value, int) and not isinstance(value, bool) and not dtype.is_floating_point:
+        return _scalar(torch.tensor(value, dtype=torch.int64, device="cpu").to(dtype))
+    if isinstance(value, float) and dtype.is_floating_point and abs(value) > torch.finfo(dtype).max:
+        return _scalar(torch.tensor(value, dtype=torch.float64, device="cpu").to(dtype))
+    return value
+
+
+def _typed_scalar(value: bool | int | float, node: fx.Node) -> bool | int | float:
+    return _scalar(torch.tensor(value, dtype=node.meta["val"].dtype, device="cpu"))
+
+
+def _scalar(tensor: Tensor) -> bool | int | float:
+    value = tensor.item()
+    assert isinstance(value, bool | int | float)
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, bool | int | float)
+
+
+def call_key(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Equal for calls that compute the same value: of a node's function, with other arguments in place of its own."""
+    # The dtype too: `where(c, 1, 0)` is another value in int32 than in int64.
+    return node.target, _hashable(args), _hashable(kwargs), getattr(node.meta["val"], "dtype", None)
+
+
+def _hashable(value: Any) -> Any:
+    """A key in which 1, 1.0 and True, or 0.0 and -0.0, are different constants."""
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _hashable(v)) for k, v in sorted(value.items()))
+    if _is_number(value):
+        return type(value).__name__, repr(value)
+    return value

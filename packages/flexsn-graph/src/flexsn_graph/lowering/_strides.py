@@ -1,0 +1,100 @@
+"""The arithmetic of positions: strided tensors without data, whose strides say where in the step an element is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_graph.ir._layout import LiftedLayout
+
+
+class StepAxes:
+    """One step's shape, as a strided tensor, and what is aligned to it.
+
+    Attributes:
+        shape: as given.
+        varying: the axes that have more than one element.
+    """
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = tuple(shape)
+        self.varying = frozenset(a for a, size in enumerate(self.shape) if size > 1)
+        self._strides = contiguous(self.shape).stride()
+
+    def place(self, shape: Sequence[int]) -> Tensor:
+        """Where an argument or result of `shape` stands in the step: aligned at the last dimension."""
+        sizes = (1,) * (len(self.shape) - len(shape)) + tuple(shape)
+        extra = len(sizes) - len(self.shape)
+        strides = [0] * extra + [
+            stride if size == full and size > 1 else 0
+            for size, full, stride in zip(sizes[extra:], self.shape, self._strides, strict=True)
+        ]
+        return torch.empty_strided(shape, strides[len(sizes) - len(shape) :], device="meta")
+
+    def reaches(self, shape: tuple[int, ...]) -> bool:
+        """Whether an argument of `shape` broadcasts to the step; sizes of 1 in front do not matter."""
+        extra = max(0, len(shape) - len(self.shape))
+        return numel(shape[:extra]) == 1 and broadcast_shapes([shape[extra:], self.shape]) == self.shape
+
+    def axes_of(self, step: Tensor, dim: int) -> Iterator[int]:
+        """The axes of the step along which a value at `step` varies in its dimension `dim`."""
+        size, stride = step.shape[dim], step.stride(dim)
+        for axis in self.varying if size > 1 and stride > 0 else ():
+            one = self._strides[axis]
+            if stride < one * self.shape[axis] and one < stride * size:
+                yield axis
+
+    def layout(self, step: Tensor, seen: Tensor) -> LiftedLayout | None:
+        """How the step reads a tensor of which elements `seen` are at `step`; `None`: in no strides."""
+        dims = [d for d, size in enumerate(seen.shape) if size > 1 and (seen.stride(d) or step.stride(d))]
+        dims.sort(key=step.stride, reverse=True)
+        axes = sorted({a for d in dims for a in self.axes_of(step, d)})
+        sizes = [self.shape[a] for a in axes]
+        try:
+            found, strides = (_pick(t, dims).view(sizes).stride() for t in (step, seen))
+        except RuntimeError:
+            return None
+        if found != tuple(self._strides[a] for a in axes):
+            return None
+        by_axis = dict(zip(axes, strides, strict=True))
+        all_strides = tuple(by_axis.get(a, 0) for a in range(len(self.shape)))
+        return LiftedLayout(all_strides, int(seen.storage_offset()))
+
+
+def contiguous(shape: Sequence[int]) -> Tensor:
+    """A tensor of which each element is at a position of its own, in order."""
+    return torch.empty(tuple(shape), device="meta")
+
+
+def without(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """The tensor without these dimensions, at their first element."""
+    for d in sorted(dims, reverse=True):
+        tensor = tensor.select(d, 0)
+    return tensor
+
+
+def compatible(step: Tensor, place: Tensor) -> bool:
+    """Whether a value at `step` stands at `place`, or is the same all along where it does not."""
+    return all(
+        size <= 1 or stride in (0, wanted)
+        for size, stride, wanted in zip(step.shape, step.stride(), place.stride(), strict=True)
+    )
+
+
+def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
+    """The shape that `shapes` broadcast to, or `None`."""
+    try:
+        return tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        return None
+
+
+def numel(shape: Sequence[int]) -> int:
+    """The number of elements."""
+    return int(torch.Size(shape).numel())
+
+
+def _pick(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    return torch.empty_strided([tensor.shape[d] for d in dims], [tensor.stride(d) for d in dims], device="meta")

@@ -1,0 +1,271 @@
+"""Which gradients come at which step, and a VJP in which one that has not come is absent, not zero.
+
+A final state that is in no loss has no gradient, and autograd then calls no formula with it. A kernel has a number
+there, zero, and zero times an infinite derivative is NaN. So where that can happen, a VJP takes a flag for each new
+state that says whether its gradient came, and selects: what depends on absent gradients alone is zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_graph.ir._ports import Port, Role
+from flexsn_graph.ir._step_graph import StepGraph
+
+_prims = torch.ops.prims
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """Whether the gradient of a new state came: an argument of the VJP, `Port(Role.CAME_STATE, state)`.
+
+    Attributes:
+        given: whether it came at the last step.
+        always: whether it comes at every step before the last one.
+        states: if not: it comes where one of these did at the following step.
+    """
+
+    state: int
+    given: bool
+    always: bool
+    states: tuple[int, ...]
+
+
+class Presence:
+    """Where gradients come in a backward scan.
+
+    Args:
+        vjp: the step's.
+        num_inputs, num_states: how many of each.
+        given: for each state, whether a gradient comes from outside.
+        every_step: whether those come at every step, or at the last one alone.
+
+    Attributes:
+        flags: what the VJP of `with_flags` takes; none, if no zero can become anything else.
+    """
+
+    def __init__(
+        self, vjp: StepGraph, num_inputs: int, num_states: int, given: Sequence[bool], *, every_step: bool
+    ) -> None:
+        self._vjp = vjp
+        self._given = frozenset(i for i in range(num_states) if given[i])
+        self._lasting = self._given if every_step else frozenset[int]()
+        self._origins = origins_of(vjp)
+        results = vjp.entries
+        # By primal: the gradients that its gradient depends on; `None`: it has none.
+        self._of = [None if p is None else self._origins.get(results[p], frozenset()) for p in vjp.gradients]
+        self._of_states = self._of[num_inputs : num_inputs + num_states]
+        self._first_state, self._num_states = num_inputs, num_states
+        self._sure = self._always_there()
+        self._selected = Selection(vjp, self._origins, self._is_sure)
+        self.flags = self._flags()
+
+    def flows(self, num_steps: int) -> tuple[bool, ...]:
+        """For each of `[*inputs, *states, *lifted]`, whether a gradient flows to it in so many steps, at least 1."""
+        there = self._given
+        reached = [False] * len(self._of)
+        seen: dict[frozenset[int], int] = {}
+        step = 0
+        while step < num_steps:
+            if there in seen:  # what follows repeats
+                step = num_steps - (num_steps - step) % (step - seen[there])
+                seen = {}
+                if step >= num_steps:
+                    break
+            seen[there] = step
+            reached = [old or self._comes(origins, there) for old, origins in zip(reached, self._of, strict=True)]
+            there = self._before(there)
+            step += 1
+        states = (i in there for i in range(self._num_states))
+        behind = self._first_state + self._num_states
+        return (*reached[: self._first_state], *states, *reached[behind:])
+
+    def with_flags(self) -> StepGraph:
+        """The VJP with arguments for `flags`, behind all others."""
+        flags = [Port(Role.CAME_STATE, flag.state) for flag in self.flags]
+        return replace(self._vjp, graph=self._selected.graph(flags), arguments=(*self._vjp.arguments, *flags))
+
+    def _comes(self, origins: frozenset[Port] | None, there: Collection[int]) -> bool:
+        if origins is None:
+            return False
+        return not origins or any(p.role is Role.GRAD_OUTPUT or p.index in there for p in origins)
+
+    def _before(self, there: frozenset[int]) -> frozenset[int]:
+        """The states whose gradients come at a step, if those in `there` do at the following one."""
+        carried = {i for i, origins in enumerate(self._of_states) if self._comes(origins, there)}
+        return self._lasting | carried
+
+    def _always_there(self) -> frozenset[int]:
+        """The states whose gradients come at every step."""
+        sure = self._given
+        while True:
+            fewer = sure & self._before(sure)
+            if fewer == sure:
+                return sure
+            sure = fewer
+
+    def _is_sure(self, origins: frozenset[Port]) -> bool:
+        return self._comes(origins, self._sure)
+
+    def _flags(self) -> tuple[Flag, ...]:
+        needed: set[int] = set()
+        waiting = set(self._selected.states)
+        flags: dict[int, Flag] = {}
+        while waiting:
+            state = waiting.pop()
+            needed.add(state)
+            origins = self._of_states[state]
+            always = state in self._lasting or (origins is not None and self._is_sure(origins))
+            before = () if always or origins is None else tuple(sorted(port.index for port in origins))
+            flags[state] = Flag(state, state in self._given, always, before)
+            waiting |= set(before) - needed
+        return tuple(flags[state] for state in sorted(flags))
+
+
+def origins_of(vjp: StepGraph) -> dict[fx.Node, frozenset[Port]]:
+    """By value: the gradients that it depends on."""
+    given = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
+    origins = {node: frozenset({port}) for port, node in vjp.placeholders.items() if port.role in given}
+    for node in vjp.graph.nodes:
+        if node.op == "call_function":
+            found = frozenset[Port]().union(*(origins.get(a, frozenset()) for a in node.all_input_nodes))
+            if found:
+                origins[node] = found
+    return origins
+
+
+class Selection:
+    """Where a VJP selects.
+
+    A value of absent gradients alone counts as zero where it meets another gradient's, and where it is returned. It is
+    selected there unless it is zero anyhow, as a gradient is itself, and its products with numbers.
+
+    Attributes:
+        states: those whose gradients decide a selection.
+    """
+
+    def __init__(self, vjp: StepGraph, origins: Mapping[fx.Node, frozenset[Port]], is_sure: Any) -> None:
+        self._graph = graph = vjp.graph
+        self._origins = origins
+        self._finite = _finite_values(graph)
+        self._zero: set[fx.Node] = set()  # zero wherever all of its gradients are absent
+        self._select: dict[fx.Node, set[fx.Node]] = {}  # by value: those that take the selected one
+        self._is_sure = is_sure
+        for node in graph.nodes:
+            mine = origins.get(node)
+            for argument in node.all_input_nodes:
+                theirs = origins.get(argument)
+                if theirs and theirs != mine and not is_sure(theirs) and argument not in self._zero:
+                    self._select.setdefault(argument, set()).add(node)
+            if mine and not is_sure(mine) and self._stays_zero(node):
+                self._zero.add(node)
+        self.states = {port.index for node in self._select for port in origins[node]}
+
+    def graph(self, flags: Sequence[Port]) -> fx.Graph:
+        graph = fx.Graph()
+        new: dict[fx.Node, fx.Node] = {}
+        selected: dict[fx.Node, fx.Node] = {}
+        came: dict[int, fx.Node] = {}
+        combined: dict[tuple[int, ...], fx.Node] = {}
+        placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        for node in placeholders:
+            new[node] = graph.node_copy(node)
+        for port in flags:
+            came[port.index] = graph.placeholder(port.name)
+            came[port.index].meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
+
+        def select(node: fx.Node) -> fx.Node:
+            states = tuple(sorted(port.index for port in self._origins[node]))
+            for i, state in enumerate(states):
+                key = states[: i + 1]
+                if key not in combined:
+                    combined[key] = (
+                        came[state]
+                        if i == 0
+                        else _call(graph, _prims.bitwise_or.default, (combined[key[:-1]], came[state]), came[state])
+                    )
+            if node not in selected:
+                selected[node] = _call(graph, _prims.where.default, (combined[states], new[node], 0.0), node)
+            return selected[node]
+
+        for node in self._graph.nodes:
+            if node.op == "placeholder":
+                continue
+
+            def argument(value: fx.Node, node: fx.Node = node) -> fx.Node:
+                return select(value) if node in self._select.get(value, ()) else new[value]
+
+            if node.op == "output":
+                graph.output(fx.node.map_arg(node.args[0], argument))
+            else:
+                arguments = {value: argument(value) for value in node.all_input_nodes}
+                new[node] = graph.node_copy(node, arguments.__getitem__)
+        return graph
+
+    def _stays_zero(self, node: fx.Node) -> bool:
+        if node.op == "placeholder":
+            return True
+        target: Any = node.target
+        mine = self._origins[node]
+        operands = [a for a in node.args if isinstance(a, fx.Node) and a in self._origins]
+        # What is selected on the way in is zero.
+        if not all(a in self._zero or node in self._select.get(a, ()) for a in operands):
+            return False
+        if target in (_prims.neg.default, _prims.convert_element_type.default):
+            return True
+        if target in (_prims.add.default, _prims.sub.default):
+            return len(operands) == len(node.args)
+        if target is _prims.mul.default:
+            return all(a in operands or self._is_finite(a) for a in node.args) and len(operands) == 1
+        if target is _prims.div.default:
+            divisor = node.args[1]
+            return node.args[0] in operands and isinstance(divisor, int | float) and _is_divisor(divisor)
+        if target is _prims.where.default:
+            return all(a in operands or _is_zero(a) for a in node.args[1:])
+        return not mine
+
+    def _is_finite(self, value: Any) -> bool:
+        return math.isfinite(value) if isinstance(value, int | float) else value in self._finite
+
+
+def _finite_values(graph: fx.Graph) -> set[fx.Node]:
+    """Values that are finite whatever the arguments are: masks, and sums and products of them and of numbers."""
+    finite: set[fx.Node] = set()
+    closed = (
+        *(_prims.add.default, _prims.sub.default, _prims.mul.default, _prims.neg.default, _prims.abs.default),
+        *(_prims.where.default, _prims.convert_element_type.default, _prims.minimum.default, _prims.maximum.default),
+    )
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        dtype = getattr(value, "dtype", None)
+        if dtype is not None and not dtype.is_floating_point:
+            finite.add(node)
+        elif node.target is _prims.scalar_tensor.default:
+            if math.isfinite(node.args[0]):
+                finite.add(node)
+        elif node.op == "call_function" and node.target in closed:
+            operands = node.args[1:] if node.target is _prims.where.default else node.args
+            values = [a for a in operands if isinstance(a, fx.Node | int | float)]
+            if all(a in finite if isinstance(a, fx.Node) else abs(a) < 1e6 for a in values):
+                finite.add(node)
+    return finite
+
+
+def _is_divisor(value: float) -> bool:
+    return value != 0 and not math.isnan(value)
+
+
+def _is_zero(value: object) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def _call(graph: fx.Graph, target: Any, args: tuple[Any, ...], like: fx.Node) -> fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = like.meta["val"]
+    return node

@@ -1,0 +1,60 @@
+"""Which results of a step are zeros and ones, whatever its arguments are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph.ir._ops import FILL_OPS
+from flexsn_graph.ir._step_graph import StepGraph
+
+_prims, _aten = torch.ops.prims, torch.ops.aten
+
+# By op: where the operands are that have to be zeros and ones, so that the result is.
+_FROM: dict[object, tuple[int, ...]] = {
+    _prims.convert_element_type.default: (0,),
+    _prims.mul.default: (0, 1),
+    _prims.maximum.default: (0, 1),
+    _prims.minimum.default: (0, 1),
+    _prims.where.default: (1, 2),
+    _aten.where.self: (1, 2),
+}
+
+
+def not_zero_one(step: StepGraph, result: int) -> fx.Node | None:
+    """What a result is made of that may be something else than 0 or 1; `None`: there is nothing of that kind.
+
+    Told from the operations: comparisons are 0 or 1, and so are products, selections and the larger or smaller ones of
+    such values, and what is left of 1.
+
+    Args:
+        result: its place among the step's results.
+    """
+    seen: set[fx.Node] = set()
+    waiting: list[object] = [step.entries[result]]
+    while waiting:
+        value = waiting.pop()
+        if not isinstance(value, fx.Node) or value in seen or _is_flag(value):
+            continue
+        seen.add(value)
+        operands = _made_of(value)
+        if operands is None or any(not isinstance(one, fx.Node) and one not in (0, 1) for one in operands):
+            return value
+        waiting += operands
+    return None
+
+
+def _is_flag(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.dtype == torch.bool
+
+
+def _made_of(node: fx.Node) -> list[object] | None:
+    """The operands that have to be zeros and ones; `None`: the result may be anything."""
+    if node.target in FILL_OPS:
+        place = FILL_OPS[node.target]
+        return [0 if place is None else node.args[place]]
+    if node.target is _prims.sub.default and node.args[0] == 1:
+        return [node.args[1]]
+    places = _FROM.get(node.target)
+    return None if places is None or node.op != "call_function" else [node.args[i] for i in places]

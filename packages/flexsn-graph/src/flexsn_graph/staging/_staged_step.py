@@ -1,0 +1,161 @@
+"""What a step with matrix products is taken apart into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import SourceLocation
+from flexsn_graph.ir._ops import Op
+from flexsn_graph.ir._ports import Port
+from flexsn_graph.ir._products import Call, replay
+from flexsn_graph.ir._step_graph import StepGraph
+
+
+class Phase(IntEnum):
+    """When something is computed: for all steps at once before the loop over time, in it, or behind it."""
+
+    BEFORE = 0
+    LOOP = 1
+    AFTER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A value of one step, seen through views.
+
+    Attributes:
+        source: what the value is.
+        calls: the views, one after the other; none: all of it, as it is.
+        shape, dtype: of what is seen.
+    """
+
+    source: Port
+    calls: tuple[Call, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """What is seen of a value of one step."""
+        seen: Tensor = replay(self.calls, value)
+        return seen
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A pointwise part of a step: one kernel.
+
+    Attributes:
+        phase: when it runs.
+        graph: `[*INPUT, *LIFTED] -> [*OUTPUT]`, on values of `shape`, or what broadcasts to it.
+        shape: of what it writes.
+        reads: what each input is.
+        writes: where each output goes: all or a part of a value that is written by this step.
+    """
+
+    phase: Phase
+    graph: StepGraph
+    shape: tuple[int, ...]
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product of a value of the step with a matrix.
+
+    Attributes:
+        phase: when it is computed.
+        op: which op of torch's.
+        args, kwargs: its arguments; a `View` stands for a value, of role `MATRIX` for what is the same in all steps.
+        result: where it goes: an own value, or one of the step's results.
+        shape, dtype: of the result.
+        factor_shapes: of the two factors.
+        name: what the user's code called.
+        location: where.
+    """
+
+    phase: Phase
+    op: Op
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: View
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    factor_shapes: tuple[tuple[int, ...], ...]
+    name: str
+    location: SourceLocation | None
+
+    @property
+    def reads(self) -> tuple[View, ...]:
+        """The values that it reads."""
+        return tuple(a for a in self.args if isinstance(a, View))
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A part of the gradient of a lifted tensor, a sum over all steps.
+
+    Attributes:
+        lifted: of which tensor.
+        op: which product of two values of a step is summed; `None`: the value itself.
+        values: these values.
+        calls: linear ops on the sum. A `View` among their arguments stands for what is the same in all steps.
+    """
+
+    lifted: int
+    op: Op | None
+    values: tuple[View, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True)
+class StagedStep:
+    """A step, or its VJP, as stages and products.
+
+    Attributes:
+        arguments, results: as for `StepGraph`. Results of role `GRAD_LIFTED` are in `terms` alone.
+        parts: stages and products, in order, those of one phase together.
+        values: shape and dtype of each value of one step that a part reads or writes.
+        assembled: values that parts write a piece of; what no part writes of them is zero.
+        matrices: `[*lifted] -> [*matrices]`, before the loop.
+        saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
+        terms: of a VJP.
+        absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
+            `absent_at_first`.
+    """
+
+    arguments: tuple[Port, ...]
+    results: tuple[Port, ...]
+    parts: tuple[Stage | Product, ...]
+    values: Mapping[Port, tuple[tuple[int, ...], torch.dtype]]
+    assembled: frozenset[Port]
+    matrices: fx.GraphModule
+    num_matrices: int
+    saved: tuple[Port, ...] = ()
+    terms: tuple[Term, ...] = ()
+    absent: frozenset[Port] = frozenset()
+
+    @property
+    def products(self) -> tuple[Product, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Product))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return tuple(part for part in self.parts if isinstance(part, Stage))
+
+    @cached_property
+    def sequences(self) -> frozenset[Port]:
+        """The values of which each step needs memory of its own, because they are read when the loop is over."""
+        found = {view.source for term in self.terms for view in term.values}
+        for part in self.parts:
+            if part.phase is not Phase.LOOP:
+                writes = part.writes if isinstance(part, Stage) else (part.result,)
+                found |= {view.source for view in (*part.reads, *writes)}
+        return frozenset(found)

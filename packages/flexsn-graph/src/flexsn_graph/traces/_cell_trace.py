@@ -1,0 +1,225 @@
+"""From a function that cuts dimensions into pieces, and joins them, to its graph on elements of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._torch_private import FakeTensorMode, undisturbed
+from flexsn_graph.cells import CUTTING_OPS, CellModule, CellResult, Part, in_cells
+from flexsn_graph.errors import NothingCutError, TraceError
+from flexsn_graph.ir._ports import Role, ports
+from flexsn_graph.ir._step_graph import StepGraph
+from flexsn_graph.lowering._decompositions import TO_PRIMS
+from flexsn_graph.lowering._lowering import lower
+from flexsn_graph.lowering._normalize import normalize
+from flexsn_graph.lowering._strides import broadcast_shapes
+from flexsn_graph.reads import Reads
+from flexsn_graph.traces._pointwise import _as_tuple, _described, _NoCaptures
+from flexsn_graph.tracing._core import unwrap_compiled
+from flexsn_graph.tracing._substitute import Effects, effects_of
+from flexsn_graph.tracing._tracer import Tracer, explained
+
+
+@dataclass(frozen=True, slots=True)
+class CellStep:
+    """What one kernel computes.
+
+    Attributes:
+        step: its graph, from parts of the arguments to parts of results.
+        inputs, outputs: what each of its inputs and outputs is.
+        dtypes: of its outputs, wider than the results' where they are summed up.
+        sizes, where: see `CellModule`.
+    """
+
+    step: StepGraph
+    inputs: tuple[Part, ...]
+    outputs: tuple[Part, ...]
+    dtypes: tuple[torch.dtype, ...]
+    sizes: tuple[int, ...]
+    where: tuple[tuple[int, int] | None, ...]
+
+    def shape(self, arguments: Sequence[Tensor]) -> tuple[int, ...]:
+        """Of the step, for such arguments."""
+        return tuple(
+            size if place is None else arguments[place[0]].shape[place[1]]
+            for size, place in zip(self.sizes, self.where, strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CellGraph:
+    """A function that cuts dimensions.
+
+    Attributes:
+        steps: what is computed, mostly one.
+        results: what becomes of it.
+        dtypes: of the results.
+        differentiable: for each result, whether a gradient can flow through it.
+        single: the function returns a tensor, not a tuple of tensors.
+        free: see `CutModule`.
+    """
+
+    steps: tuple[CellStep, ...]
+    results: tuple[CellResult, ...]
+    dtypes: tuple[torch.dtype, ...]
+    differentiable: tuple[bool, ...]
+    single: bool
+    free: tuple[tuple[int | None, ...], ...]
+
+
+def trace_cells(
+    fn: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    requires_grad: Sequence[bool],
+    name: str,
+    *,
+    gradient: bool = False,
+    must_cut: bool = True,
+    reads: Reads | None = None,
+) -> CellGraph:
+    """`fn` for arguments of these shapes, of which it may cut dimensions into pieces of one size and join them again.
+
+    Args:
+        fn: from tensors to a tensor or a tuple of tensors.
+        arguments: only shape, dtype and device are looked at.
+        requires_grad: which of them autograd follows.
+        name: of the function, for messages.
+        gradient: whether `fn` is made by `cells_gradient_of`.
+        must_cut: refuses a function that cuts nothing, and of which the arguments broadcast: `trace_pointwise` is for
+            these.
+        reads: records what `fn` reads besides its arguments, in this trace.
+
+    Raises:
+        NothingCutError: see `must_cut`.
+        TraceError: `fn` does not return tensors, or captures a tensor.
+        UnsupportedOpError: it does what a kernel cannot honour; names op and line.
+    """
+    fn, must_cut = unwrap_compiled(fn), must_cut and not gradient
+    with undisturbed():
+        graph = _trace(fn, arguments, requires_grad, name, gradient, must_cut, reads)
+        # Other sizes of what it does not cut, to see whether something else depends on them.
+        mode = FakeTensorMode()
+        with mode:
+            others = [
+                torch.empty(
+                    [n if f is None else _SIZES[f % len(_SIZES)] for n, f in zip(t.shape, free, strict=True)],
+                    dtype=t.dtype,
+                    device=t.device,
+                )
+                for t, free in zip(arguments, graph.free, strict=True)
+            ]
+        try:
+            other = _trace(fn, others, requires_grad, name, gradient, must_cut, None)
+            same = _described_graph(graph) == _described_graph(other)
+        except Exception:
+            same = False
+    return graph if same else replace(graph, free=tuple((None,) * t.dim() for t in arguments))
+
+
+def cells_effects(
+    fn: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
+) -> Effects:
+    """What a function captures, changes and returns; the arguments are those of `trace_cells`.
+
+    Args:
+        reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+
+    Raises:
+        TorchError: torch refuses to run it.
+    """
+    with explained():
+        return effects_of(unwrap_compiled(fn), arguments, None, reads, captured)
+
+
+_SIZES = (10007, 10009, 10037, 10039, 10061, 10067, 10069, 10079)
+# What makes a function one that cuts; all else moves elements, which is refused elsewhere.
+_CUTS = CUTTING_OPS | {
+    torch.ops.aten.select.int,
+    torch.ops.aten.slice.Tensor,
+    torch.ops.aten.split.Tensor,
+    torch.ops.aten.split_with_sizes.default,
+    torch.ops.aten.unbind.int,
+}
+
+
+def _described_graph(graph: CellGraph) -> Any:
+    """What is the same whatever the sizes are."""
+    steps = [(str(s.step.graph), s.inputs, s.outputs, s.dtypes, s.where) for s in graph.steps]
+    fixed = [[n for n, w in zip(s.sizes, s.where, strict=True) if w is None] for s in graph.steps]
+    return steps, fixed, graph.results, graph.free, graph.dtypes
+
+
+def _trace(
+    fn: Callable[..., Any],
+    arguments: Sequence[Tensor],
+    requires_grad: Sequence[bool],
+    name: str,
+    gradient: bool,
+    must_cut: bool,
+    reads: Reads | None,
+) -> CellGraph:
+    single = False
+
+    def as_results(returned: Any) -> tuple[Tensor, ...]:
+        nonlocal single
+        single = isinstance(returned, Tensor)
+        results = _as_tuple(returned)
+        if not results or not all(isinstance(r, Tensor) for r in results):
+            raise TraceError(f"{name} returned {_described(returned)}, not a tensor or a tuple of tensors.")
+        return results
+
+    captures = partial(_NoCaptures, name)
+    tracer = Tracer(fn, arguments, as_results, list(requires_grad), captures=captures, reads=reads)
+    table = {op: rule for op, rule in TO_PRIMS.items() if op not in CUTTING_OPS}
+    lowered = lower(tracer.record_forward(), tracer.mode, table)
+    broadcast = broadcast_shapes([t.shape for t in arguments]) is not None
+    if must_cut and broadcast and all(node.target not in _CUTS for node in lowered.graph.nodes):
+        raise NothingCutError(f"{name} cuts nothing.")
+    cut = in_cells(lowered, sums_allowed=gradient)
+    return CellGraph(
+        tuple(_step(cells) for cells in cut.steps),
+        cut.results,
+        tuple(t.dtype for t in tracer.results),
+        tracer.differentiable,
+        single,
+        cut.free,
+    )
+
+
+def _step(cells: CellModule) -> CellStep:
+    inputs = ports(Role.INPUT, len(cells.inputs))
+    graph = normalize(cells.module, [port.name for port in inputs])
+    step = StepGraph(graph, inputs, ports(Role.OUTPUT, len(cells.outputs)), {})
+    dtypes = tuple(node.meta["val"].dtype for node in step.entries)
+    return CellStep(step, cells.inputs, cells.outputs, dtypes, cells.sizes, cells.where)
+
+
+def cells_gradient_of(
+    fn: Callable[..., Any], num_arguments: int, differentiable: Sequence[bool], wanted: Sequence[bool]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`."""
+
+    def gradient(*values: Tensor) -> tuple[Tensor, ...]:
+        primals, cotangents = values[:num_arguments], values[num_arguments:]
+        again = any(v.requires_grad for v in values)
+        with torch.enable_grad():
+            leaves = [
+                v.detach().requires_grad_() if want and not v.requires_grad else v
+                for v, want in zip(primals, wanted, strict=True)
+            ]
+            roots = [r for r, there in zip(_as_tuple(fn(*leaves)), differentiable, strict=True) if there]
+            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
+            return tuple(torch.zeros_like(a) if g is None else g for g, a in zip(found, asked, strict=True))
+
+    return gradient

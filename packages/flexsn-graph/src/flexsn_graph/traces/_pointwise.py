@@ -1,0 +1,261 @@
+"""From a function of single elements, written on tensors, to its graph; and to those of its gradients.
+
+All arguments are recorded in one shape, those without dimensions excepted, which promote by other rules. The gradient
+of such an argument is a sum over the elements. A kernel returns its terms, and they are summed up afterwards. So the
+gradient is followed by `terms`, which undoes the sum. To the gradient of a gradient, in turn, comes one number for all
+terms, given once for each: `uniform` is that number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._location import user_location
+from flexsn_graph._torch_private import FakeTensorMode, undisturbed
+from flexsn_graph.errors import TorchError, TraceError
+from flexsn_graph.ir._ops import TERMS, UNIFORM
+from flexsn_graph.ir._ports import Role, ports
+from flexsn_graph.ir._step_graph import StepGraph
+from flexsn_graph.lowering._normalize import normalize
+from flexsn_graph.reads import Reads
+from flexsn_graph.tracing._captures import Captures
+from flexsn_graph.tracing._core import unwrap_compiled
+from flexsn_graph.tracing._substitute import Effects, effects_of
+from flexsn_graph.tracing._tracer import Tracer, explained
+
+# Two shapes: where the result depends on the sizes, the two graphs differ.
+_SIZES = ((3, 5, 7, 11, 13, 17, 19, 23), (10007, 10009, 10037, 29, 31, 37, 41, 43))
+MAX_DIMENSIONS = len(_SIZES[0])
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentType:
+    """What the graph depends on, of an argument.
+
+    Attributes:
+        dtype: of its elements.
+        scalar: it has no dimensions, and others have some.
+        requires_grad: autograd follows what is computed from it.
+    """
+
+    dtype: torch.dtype
+    scalar: bool = False
+    requires_grad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseGraph:
+    """A function of single elements.
+
+    Attributes:
+        step: its graph, from inputs to outputs, on tensors of one shape.
+        dtypes: of the results.
+        differentiable: for each result, whether a gradient can flow through it.
+        single: the function returns a tensor, not a tuple of tensors.
+    """
+
+    step: StepGraph
+    dtypes: tuple[torch.dtype, ...]
+    differentiable: tuple[bool, ...]
+    single: bool
+
+
+def trace_pointwise(
+    fn: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    dimensions: int,
+    device: torch.device,
+    name: str,
+    *,
+    gradient: bool = False,
+    reads: Reads | None = None,
+) -> PointwiseGraph:
+    """`fn` for one kind of arguments.
+
+    Args:
+        fn: from tensors of one shape, or none, to a tensor or a tuple of tensors, each of that shape or none.
+        dimensions: of the arguments that are no scalars, at most `MAX_DIMENSIONS`.
+        name: of the function, for messages.
+        gradient: whether `fn` is made by `gradient_of`.
+        reads: records what `fn` reads besides its arguments, in this trace.
+
+    Raises:
+        TraceError: `fn` does not return tensors of its arguments' common shape, captures a tensor, or
+            computes with sizes.
+        UnsupportedOpError: it does what a kernel cannot honour; names op and line.
+    """
+    fn = unwrap_compiled(fn)
+    with undisturbed():
+        try:
+            first, second = (_trace(fn, arguments, s[:dimensions], device, name, gradient, reads) for s in _SIZES)
+        except TorchError as error:
+            raise _of_traced_shape(name, dimensions, error) from error
+    if str(first.step.graph) != str(second.step.graph):
+        raise TraceError(
+            f"{name} computes something else for other sizes of its arguments (it reads a shape). "
+            "Pass what it computes from them as an argument."
+        )
+    return first
+
+
+def pointwise_effects(
+    fn: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    dimensions: int,
+    device: torch.device,
+    name: str,
+    reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
+) -> Effects:
+    """What a function captures, changes and returns; the arguments are those of `trace_pointwise`.
+
+    Args:
+        reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+
+    Raises:
+        TorchError: torch refuses to run it.
+        UnsupportedOpError: it needs the values of tensors.
+    """
+    sizes = _SIZES[0][:dimensions]
+    examples = _examples(arguments, sizes, device)
+    with undisturbed():
+        try:
+            with explained():
+                return effects_of(unwrap_compiled(fn), examples, sizes, reads, captured)
+        except TorchError as error:
+            raise _of_traced_shape(name, dimensions, error) from error
+
+
+def _examples(arguments: Sequence[ArgumentType], sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    # One element each, whatever the size: the tracer looks at shape, dtype and device alone.
+    elements = [torch.empty((), dtype=a.dtype, device=device) for a in arguments]
+    return [e if a.scalar else e.expand(tuple(sizes)) for e, a in zip(elements, arguments, strict=True)]
+
+
+def _of_traced_shape(name: str, dimensions: int, error: TorchError) -> TorchError:
+    shape = list(_SIZES[0][:dimensions])
+    return TorchError(f"{name} was traced on tensors of a shape of their own, {shape} first: {error}")
+
+
+def gradient_of(
+    fn: Callable[..., Any], num_arguments: int, differentiable: Sequence[bool], wanted: Sequence[bool]
+) -> Callable[..., tuple[Tensor, ...]]:
+    """The function `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
+
+    It computes the results again instead of keeping them. It has a gradient itself. Of an argument without dimensions,
+    it gives the terms of the gradient.
+    """
+
+    def gradient(*values: Tensor) -> tuple[Tensor, ...]:
+        primals, cotangents = values[:num_arguments], values[num_arguments:]
+        shape = cotangents[0].shape
+        again = any(v.requires_grad for v in values)
+        with torch.enable_grad():
+            # Leaves, but for those that a second gradient flows through.
+            leaves = [
+                v.detach().requires_grad_() if want and not v.requires_grad else v
+                for v, want in zip(primals, wanted, strict=True)
+            ]
+            results = _as_tuple(fn(*leaves))
+            roots = [r.expand(shape) for r, there in zip(results, differentiable, strict=True) if there]
+            asked = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            found = torch.autograd.grad(roots, asked, cotangents, allow_unused=True, create_graph=again)
+            return tuple(
+                torch.zeros_like(leaf).expand(shape) if g is None else _terms(g, shape)
+                for g, leaf in zip(found, asked, strict=True)
+            )
+
+    return gradient
+
+
+def _terms(gradient: Tensor, shape: torch.Size) -> Tensor:
+    if gradient.shape == shape:
+        return gradient
+    terms: Tensor = _Terms.apply(gradient, shape)
+    return terms
+
+
+class _Terms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, shape: Sequence[int]) -> Tensor:
+        terms: Tensor = TERMS(total, shape)
+        return terms
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Uniform.apply(gradient), None
+
+
+class _Uniform(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, terms: Tensor) -> Tensor:
+        ctx.shape = terms.shape
+        number: Tensor = UNIFORM(terms)
+        return number
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return _terms(gradient, ctx.shape)
+
+
+def _trace(
+    fn: Callable[..., Any],
+    arguments: Sequence[ArgumentType],
+    sizes: Sequence[int],
+    device: torch.device,
+    name: str,
+    gradient: bool,
+    reads: Reads | None,
+) -> PointwiseGraph:
+    single = False
+
+    def as_results(returned: Any) -> tuple[Tensor, ...]:
+        nonlocal single
+        single = isinstance(returned, Tensor)
+        results = _as_tuple(returned)
+        for result in results:
+            if not isinstance(result, Tensor) or tuple(result.shape) not in (tuple(sizes), ()):
+                raise TraceError(
+                    f"{name} returned {_described(result)} for arguments of shape {list(sizes)}: each result "
+                    "is a tensor of the arguments' common shape, computed element by element."
+                )
+        return tuple(result.expand(tuple(sizes)) for result in results)
+
+    examples = _examples(arguments, sizes, device)
+    requires_grad = [a.requires_grad for a in arguments]
+    tracer = Tracer(fn, examples, as_results, requires_grad, captures=partial(_NoCaptures, name), reads=reads)
+    lowered, _ = tracer.lower(tracer.record_forward(), sizes, sums_allowed=gradient)
+    inputs = ports(Role.INPUT, len(arguments))
+    graph = normalize(lowered, [port.name for port in inputs])
+    step = StepGraph(graph, inputs, ports(Role.OUTPUT, len(tracer.results)), {})
+    dtypes = tuple(node.meta["val"].dtype for node in step.entries)
+    return PointwiseGraph(step, dtypes, tracer.differentiable, single)
+
+
+class _NoCaptures(Captures):
+    """Refuses what a function captures."""
+
+    def __init__(self, name: str, mode: FakeTensorMode) -> None:
+        super().__init__(mode)
+        self._name = name
+
+    def add(self, tensor: Tensor) -> int:
+        raise TraceError(
+            f"{self._name} captures a tensor (a closure, a global or a module's parameter), which would be frozen "
+            f"in the kernel. Pass it as an argument.\n  at {user_location()}"
+        )
+
+
+def _as_tuple(returned: Any) -> tuple[Any, ...]:
+    return tuple(returned) if isinstance(returned, list | tuple) else (returned,)
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {list(value.shape)}" if isinstance(value, Tensor) else repr(type(value).__name__)

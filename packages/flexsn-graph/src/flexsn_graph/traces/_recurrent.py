@@ -1,0 +1,143 @@
+"""One time step of a neuron that mixes elements along its last dimension: pointwise stages, and products between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any, Self
+
+from torch import Tensor, fx
+
+from flexsn_graph._torch_private import undisturbed
+from flexsn_graph.errors import NonPointwiseError, WrittenViewError
+from flexsn_graph.ir._ops import is_zero
+from flexsn_graph.ir._ports import Port, Role, ports
+from flexsn_graph.ir._products import KEPT_OPS
+from flexsn_graph.ir._step_graph import GRADIENTS
+from flexsn_graph.staging import Keys, has_products, is_of_any_batch, resized, stage
+from flexsn_graph.staging._staged_step import StagedStep
+from flexsn_graph.traces._step import CoreTrace, StepTrace, trace_step
+from flexsn_graph.tracing._core import unwrap_compiled
+from flexsn_graph.tracing._prologue import Hoists
+
+
+class NoProductsError(Exception):
+    """A step without products with matrices."""
+
+
+class RecurrentTrace(CoreTrace):
+    """A traced step function with products of its values and captured matrices, made by `trace_core`.
+
+    Everything that the core computes of captured tensors alone is computed before the loop, by `lift`: a mask times a
+    matrix, for instance.
+
+    Attributes:
+        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`, as stages and products.
+    """
+
+    forward: StagedStep
+
+    def _trace(self) -> None:
+        arguments = self._primals
+        results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
+        tracer = self._retraced()
+        lowered = tracer.lowered(tracer.record_forward(), KEPT_OPS)
+        if not has_products(lowered.graph, arguments):
+            raise NoProductsError
+        self._keys = Keys()
+        self.forward, self._offered = stage(lowered, arguments, results, carried=Role.STATE, keys=self._keys)
+
+    def _is_of_any_batch(self) -> bool:
+        return is_of_any_batch(self.forward, self.step_shape, [value.shape for value in self.lifted_values])
+
+    def _resize(self, old: int, new: int) -> None:
+        self.forward = resized(self.forward, old, new)
+
+    def _adopt(self, own: Self) -> None:
+        self._keys, self._offered = own._keys, own._offered
+
+    def vjp(
+        self, cotangents: Sequence[bool], wanted: Sequence[bool], kept: Collection[Port] | None = None
+    ) -> StagedStep:
+        """The step's VJP.
+
+        Args:
+            cotangents, wanted: as for `StepTrace.vjp`.
+            kept: operands and products of the forward that it may read; `None`: all.
+
+        Raises:
+            RequiresGradError: the masks do not fit the step.
+            UnsupportedCoreError: a backward formula does what cannot be taken apart into stages and products.
+        """
+        self._check_masks(cotangents, wanted)
+        primals = self._primals
+        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        known = {key: port for key, port in self._offered.items() if kept is None or port in kept}
+        with undisturbed(), self.reads.restored():
+            tracer = self._retraced()
+            recorded, gradients = tracer.record_vjp(cotangents, wanted)
+            lowered = tracer.lowered(recorded, KEPT_OPS)
+            results = [
+                Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None
+            ]
+            results = _without_zeros(lowered.graph, results)
+            staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
+        return staged
+
+
+def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:
+    """Removes the gradients that are the constant 0 from a lowered VJP. Returns the others."""
+    output = next(n for n in reversed(vjp.nodes) if n.op == "output")
+    entries: Any = output.args[0]
+    kept = [i for i, entry in enumerate(entries) if not is_zero(entry)]
+    output.args = (tuple(entries[i] for i in kept),)
+    vjp.eliminate_dead_code()
+    return [gradients[i] for i in kept]
+
+
+def trace_core(
+    core: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor],
+    *,
+    follow: bool = True,
+    hoist: bool = True,
+) -> StepTrace | RecurrentTrace:
+    """As `trace_step`, for a core that may also multiply values of the step by captured matrices.
+
+    Args:
+        core, num_inputs, num_states, num_outputs, example_inputs, follow: as for `trace_step`.
+        hoist: whether `lift` computes what the core computes of captured tensors alone. Of a core that has a gradient
+            of its own, as one `autograd.Function`, it cannot be told apart: there it is a part of the step.
+
+    Returns:
+        What `trace_step` returns, where that takes the core; otherwise the stages and products.
+
+    Raises:
+        The errors of `trace_step`.
+
+    Example:
+        >>> V = torch.eye(3)
+        >>> step = trace_core(lambda x, v: (v, x + v @ V), 1, 1, 1, (torch.zeros(2, 3), torch.zeros(2, 3)))
+        >>> [product.name for product in step.forward.products]
+        ['aten.mm.default']
+    """
+    try:
+        return trace_step(core, num_inputs, num_states, num_outputs, example_inputs, follow=follow)
+    except NonPointwiseError as error:
+        refusal = error
+    core = unwrap_compiled(core)
+    hoists = Hoists.EVERYTHING if hoist else Hoists.NOTHING
+    make = partial(RecurrentTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow, hoists)
+    with undisturbed():
+        try:
+            try:
+                return make()
+            except WrittenViewError:
+                return make(keep_views=True)
+        except NoProductsError:
+            pass
+    raise refusal

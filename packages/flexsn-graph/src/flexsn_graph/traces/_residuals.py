@@ -1,0 +1,196 @@
+"""A step and its VJP with residuals: what the VJP needs of the step, kept by the forward, not computed again.
+
+Which values to keep is a minimum cut through the part of the VJP that is computed from the step's arguments alone, in
+bytes moved: an input is there anyway and is read once more, anything else is written and read. Captured tensors are
+free, since they do not change with the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph.ir._ports import Port, Role, ports
+from flexsn_graph.ir._step_graph import StepGraph
+from flexsn_graph.lowering._normalize import call_key
+from flexsn_graph.traces._step import StepTrace
+
+_prims = torch.ops.prims
+
+_COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """A step and its VJP that share residuals, made by `keep_residuals`.
+
+    Attributes:
+        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states, *residuals]`.
+        vjp: takes `[*inputs, *states, *lifted, *residuals, *cotangents]`, and uses no state.
+        dtypes: of the residuals.
+        traffic: bytes per element and step that are moved for the VJP: residuals, and inputs that it reads, too.
+    """
+
+    forward: StepGraph
+    vjp: StepGraph
+    dtypes: tuple[torch.dtype, ...]
+    traffic: float
+
+
+def keep_residuals(trace: StepTrace, vjp: StepGraph, *, rounded: bool = True) -> Residuals:
+    """A step and its VJP with residuals.
+
+    Args:
+        vjp: of the step, from the gradients of all results that have one.
+        rounded: whether float16 and bfloat16 values are rounded after each op. If they are not, what is computed of
+            them is kept instead, which is float32.
+
+    Example:
+        >>> step = trace_step(lambda x, y, z: (torch.tanh(x + y + z),), 3, 0, 1, (torch.zeros(3),) * 3)
+        >>> kept = keep_residuals(step, step.vjp(step.differentiable, [True] * 3))
+        >>> kept.dtypes, kept.traffic  # tanh of the sum instead of three inputs
+        ((torch.float32,), 8.0)
+    """
+    size = math.prod(trace.step_shape)
+    linear = _depending_on(vjp, *_COTANGENTS)
+    varying = _depending_on(vjp, Role.INPUT, Role.STATE)
+    inputs = {node for port, node in vjp.placeholders.items() if port.role is Role.INPUT}
+
+    def cost(node: fx.Node) -> float:
+        value = node.meta["val"]
+        if not isinstance(value, Tensor):
+            return math.inf  # several results: each is a node of its own
+        if node in inputs:
+            return float(value.element_size() * value.numel() / size) if size else 0.0
+        if not rounded and node.op == "call_function" and value.dtype in (torch.float16, torch.bfloat16):
+            return math.inf
+        return 2.0 * float(value.element_size())
+
+    cut = _minimum_cut([n for n in vjp.graph.nodes if n in varying and n not in linear], linear, cost)
+    kept = [node for node in cut if node not in inputs]
+    return Residuals(
+        forward=_with_results(trace.forward, vjp, linear, kept),
+        vjp=_with_arguments(vjp, kept),
+        dtypes=tuple(node.meta["val"].dtype for node in kept),
+        traffic=sum(map(cost, cut)),
+    )
+
+
+def without_cotangents(vjp: StepGraph, absent: Collection[Port]) -> StepGraph:
+    """A VJP where some cotangents are zero, and no arguments any more."""
+    linear = _depending_on(vjp, *_COTANGENTS)
+    zero = {node for port, node in vjp.placeholders.items() if port in absent}
+    graph, new = fx.Graph(), dict[fx.Node, Any]()
+    kept: list[int] = []
+    for node in vjp.graph.nodes:
+        came = [argument for argument in node.all_input_nodes if argument in linear]
+        if node in zero:
+            continue
+        if node.op == "output":
+            kept = [i for i, entry in enumerate(vjp.entries) if entry not in zero]
+            graph.output(tuple(new[vjp.entries[i]] for i in kept))
+        elif came and all(argument in zero for argument in came):
+            zero.add(node)  # linear in its arguments, all of which are zero
+        elif any(argument in zero for argument in came):
+            new[node] = _beside_zero(graph, node, new, zero)
+        else:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    graph.eliminate_dead_code()
+    arguments = tuple(port for port in vjp.arguments if port not in absent)
+    return StepGraph(graph, arguments, tuple(vjp.results[i] for i in kept), vjp.layouts)
+
+
+def _beside_zero(graph: fx.Graph, node: fx.Node, new: Mapping[fx.Node, Any], zero: Collection[fx.Node]) -> Any:
+    """What stands for a linear op of which some arguments are zero."""
+    if node.target is _prims.add.default:
+        return next(new[argument] for argument in node.all_input_nodes if argument not in zero)
+    if node.target is _prims.sub.default and node.args[1] in zero:
+        return new[node.all_input_nodes[0]]
+    stand_ins = {argument: 0.0 if argument in zero else new[argument] for argument in node.all_input_nodes}
+    return graph.node_copy(node, stand_ins.__getitem__)
+
+
+def _depending_on(step: StepGraph, *roles: Role) -> set[fx.Node]:
+    """The arguments of these roles, and what is computed of them."""
+    found = {node for port, node in step.placeholders.items() if port.role in roles}
+    for node in step.graph.nodes:
+        if node.op == "call_function" and any(argument in found for argument in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _minimum_cut(
+    nodes: Sequence[fx.Node], users: Collection[fx.Node], cost: Callable[[fx.Node], float]
+) -> list[fx.Node]:
+    """The cheapest of `nodes` from which alone `users` can be computed, in order."""
+    import networkx
+
+    network = networkx.DiGraph()
+    network.add_nodes_from(["source", "sink"])
+    for node in nodes:
+        price = cost(node)
+        # An edge without capacity has an infinite one.
+        network.add_edge((node, "in"), (node, "out"), **({} if math.isinf(price) else {"capacity": price}))
+        if node.op == "placeholder":
+            network.add_edge("source", (node, "in"))
+        for user in node.users:
+            if user in users or user.op == "output":
+                network.add_edge((node, "out"), "sink")
+            else:
+                network.add_edge((node, "out"), (user, "in"))
+    _, (reached, _) = networkx.minimum_cut(network, "source", "sink")
+    return [node for node in nodes if (node, "in") in reached and (node, "out") not in reached]
+
+
+def _with_results(
+    forward: StepGraph, vjp: StepGraph, linear: Collection[fx.Node], kept: Sequence[fx.Node]
+) -> StepGraph:
+    """`forward` that returns values of `vjp` as well; `linear`: those that depend on cotangents."""
+    graph = fx.Graph()
+    seen: dict[Any, fx.Node] = {}
+
+    def add(node: fx.Node, new: Mapping[fx.Node, fx.Node]) -> fx.Node:
+        """The copy of a node: one that is there already if there is one."""
+        args = fx.node.map_arg(node.args, new.__getitem__)
+        kwargs = fx.node.map_arg(node.kwargs, new.__getitem__)
+        key = call_key(node, args, kwargs)
+        if key not in seen:
+            seen[key] = graph.node_copy(node, new.__getitem__)
+        return seen[key]
+
+    arguments = {port: graph.node_copy(node) for port, node in forward.placeholders.items()}
+    of_forward = {node: arguments[port] for port, node in forward.placeholders.items()}
+    of_vjp = {node: arguments[port] for port, node in vjp.placeholders.items() if node not in linear}
+    for new, nodes in ((of_forward, forward.graph.nodes), (of_vjp, vjp.graph.nodes)):
+        for node in nodes:
+            if node.op == "call_function" and node not in linear:
+                new[node] = add(node, new)
+    results = [of_forward[node] for node in forward.entries]
+    graph.output((*results, *(of_vjp[node] for node in kept)))
+    graph.eliminate_dead_code()
+    layouts = {**forward.layouts, **vjp.layouts}
+    return StepGraph(graph, forward.arguments, (*forward.results, *ports(Role.SAVED, len(kept))), layouts)
+
+
+def _with_arguments(vjp: StepGraph, kept: Sequence[fx.Node]) -> StepGraph:
+    """`vjp` that takes values of its own as arguments, before the cotangents."""
+    graph = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    saved = dict(zip(ports(Role.SAVED, len(kept)), kept, strict=True))
+    primals = {port: node for port, node in vjp.placeholders.items() if port.role not in _COTANGENTS}
+    cotangents = {port: node for port, node in vjp.placeholders.items() if port.role in _COTANGENTS}
+    for port, node in {**primals, **saved, **cotangents}.items():
+        new[node] = graph.placeholder(port.name)
+        new[node].meta["val"] = node.meta["val"]
+    for node in vjp.graph.nodes:
+        if node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], new.__getitem__))
+        elif node not in new:
+            new[node] = graph.node_copy(node, new.__getitem__)
+    graph.eliminate_dead_code()
+    return replace(vjp, graph=graph, arguments=(*primals, *saved, *cotangents))

@@ -1,0 +1,411 @@
+"""One time step of a neuron, traced: its forward graph, its captured tensors, its VJP graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._torch_private import undisturbed
+from flexsn_graph.errors import (
+    CaptureError,
+    CoreReturnError,
+    NonPointwiseError,
+    RequiresGradError,
+    StateMismatchError,
+    TwoLayoutsError,
+    UnsupportedCoreError,
+    WrittenViewError,
+)
+from flexsn_graph.ir._ports import Port, Role, ports
+from flexsn_graph.ir._step_graph import GRADIENTS, StepGraph
+from flexsn_graph.lowering._normalize import normalize
+from flexsn_graph.reads import Reads
+from flexsn_graph.tracing._core import as_core_results, check_arity, unwrap_compiled
+from flexsn_graph.tracing._prologue import Hoists
+from flexsn_graph.tracing._tracer import Tracer
+
+
+@dataclass(frozen=True, slots=True)
+class StepValue:
+    """Shape and dtype of one argument or result of a step."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> StepValue:
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    def of_batch(self, batch: int) -> StepValue:
+        """This value with another size of the first dimension."""
+        return StepValue((batch, *self.shape[1:]), self.dtype)
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} {str(self.dtype).removeprefix('torch.')}"
+
+
+class CoreTrace:
+    """A traced step function.
+
+    Attributes:
+        core, num_inputs, num_states, num_outputs: as given (a compiled core unwrapped).
+        inputs, states, outputs: `StepValue` of each.
+        captured: the captured tensors, each once, in order of first use. They are the user's own objects.
+        captured_values: `StepValue` of each captured tensor.
+        aliases: other captured tensors that are the same memory as one in `captured`, with its position there.
+        lifted_values: `StepValue` of each lifted tensor, which `lift` makes of the captured ones.
+        step_shape: the shape of every output and new state.
+        differentiable: for each of `[*outputs, *new_states]`, whether a gradient can flow through it.
+        reads: what the core read besides its arguments: where the captured tensors are, and what became a constant.
+    """
+
+    def __init__(
+        self,
+        core: Callable[..., Any],
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        examples: Sequence[Tensor],
+        follow: bool,
+        hoists: Hoists,
+        *,
+        keep_views: bool = False,
+    ) -> None:
+        self.core = core
+        self.num_inputs = num_inputs
+        self.num_states = num_states
+        self.num_outputs = num_outputs
+        as_results = partial(as_core_results, num_outputs=num_outputs, num_states=num_states)
+        self.reads = Reads(core, follow=follow)
+        self._hoists, self._keep_views, self._reads_sizes = hoists, keep_views, False
+        self._device = examples[0].device if examples else torch.device("cpu")
+        with self.reads.restored():
+            self._trace_all(partial(Tracer, core, examples, as_results, hoists=hoists, keep_views=keep_views))
+
+    def _trace_all(self, make: Callable[..., Tracer]) -> None:
+        tracer = make(reads=self.reads)
+        self._tracer: Tracer | None = tracer
+        self.differentiable = tracer.differentiable
+        self.inputs = tuple(StepValue.of(t) for t in tracer.examples[: self.num_inputs])
+        self.states = tuple(StepValue.of(t) for t in tracer.examples[self.num_inputs :])
+        results = [StepValue.of(t) for t in tracer.results]
+        self.outputs = tuple(results[: self.num_outputs])
+        self.step_shape = _check_results(self.states, results, self.num_outputs)
+        self._prologue = tracer.prologue()
+        self.captured = self._prologue.captured
+        self.aliases = tracer.aliases(self.captured)
+        self.captured_values = tuple(StepValue.of(t) for t in self.captured)
+        self.lifted_values = tuple(StepValue.of(t) for t in tracer.lifted_values)
+        self._trace()
+        self.reads.settle()
+        self.reads.keep((*self.captured, *(alias for _, alias in self.aliases)))
+
+    def _trace(self) -> None:
+        """Makes the graph of the forward."""
+        raise NotImplementedError
+
+    def of_twin(self, core: Callable[..., Any]) -> Self | None:
+        """This trace as that of another core, which is not run.
+
+        Returns:
+            `None` unless `core` has the same code, and reads equal numbers, the same objects and tensors like those
+            that this one's core read: see `reads/_twins.py`. It holds none of this trace's tensors.
+        """
+        core = unwrap_compiled(core)
+        reads = self.reads.of_twin(core)
+        if reads is None:
+            return None
+        count = len(self.captured)
+        captured, others = reads.tensors[:count], reads.tensors[count:]
+        if [StepValue.of(t) for t in captured] != list(self.captured_values) or not self.fits(captured):
+            return None
+        twin = copy(self)
+        twin.core, twin.reads, twin.captured = core, reads, captured
+        twin.aliases = tuple((i, alias) for (i, _), alias in zip(self.aliases, others, strict=True))
+        twin._prologue = self._prologue.of(captured)
+        twin._tracer, twin._reads_sizes = None, self.reads_sizes
+        return twin
+
+    @property
+    def reads_sizes(self) -> bool:
+        """True if the core, or a backward formula traced so far, may depend on the sizes of its arguments."""
+        return self._reads_sizes or (self._tracer is not None and self._tracer.captures.reads_sizes)
+
+    def of_batch(self, inputs: Sequence[StepValue], states: Sequence[StepValue]) -> Self | None:
+        """This trace for another size of the step's first dimension; the core is not run.
+
+        Returns:
+            `None` if anything else differs, a size is 0 or 1, or the first dimension is more than a number of equal
+            elements: the core depends on sizes, or a captured tensor has an element for each of them.
+        """
+        old, values = self.step_shape, (*inputs, *states)
+        mine = (*self.inputs, *self.states)
+        sizes = {v.shape[0] for v in values if len(v.shape) == len(old)} - {1}
+        if len(sizes) != 1 or not old or self.reads_sizes or len(values) != len(mine):
+            return None
+        (batch,) = sizes
+        if min(batch, old[0]) < 2 or any(v.shape[:1] != old[:1] for v in self.outputs) or not self._is_of_any_batch():
+            return None
+        for value, before in zip(values, mine, strict=True):
+            is_whole = len(before.shape) == len(old) and before.shape[0] == old[0]
+            if value != (before.of_batch(batch) if is_whole else before):
+                return None
+        found = copy(self)
+        found.inputs, found.states = tuple(inputs), tuple(states)
+        found.outputs = tuple(value.of_batch(batch) for value in self.outputs)
+        found.step_shape = (batch, *old[1:])
+        found._tracer, found._reads_sizes = None, self.reads_sizes
+        found._resize(old[0], batch)
+        return found
+
+    def _is_of_any_batch(self) -> bool:
+        """True if the forward has the same graph for every size of the first dimension."""
+        raise NotImplementedError
+
+    def _resize(self, old: int, new: int) -> None:
+        """Changes the first dimension of what the forward says of sizes."""
+        raise NotImplementedError
+
+    def _retraced(self) -> Tracer:
+        """Runs the core: that of a twin when its first VJP is traced."""
+        if self._tracer is None:
+            example = partial(torch.empty, (), device=self._device)
+            examples = [example(dtype=v.dtype).expand(v.shape) for v in (*self.inputs, *self.states)]
+            own = type(self)(
+                self.core,
+                self.num_inputs,
+                self.num_states,
+                self.num_outputs,
+                examples,
+                True,
+                self._hoists,
+                keep_views=self._keep_views,
+            )
+            self._tracer, self.reads = own._tracer, own.reads
+            self._adopt(own)
+        assert self._tracer is not None
+        return self._tracer
+
+    def _adopt(self, own: Self) -> None:
+        """Takes from a trace of this core what VJPs are traced with."""
+
+    @property
+    def lifted(self) -> tuple[Tensor, ...]:
+        """The captured tensors, where they are the lifted ones.
+
+        Raises:
+            CaptureError: some are computed of the captured ones before the loop; `lift` does that.
+        """
+        if self._prologue.computed is not None:
+            first = self._prologue.computed.first
+            raise CaptureError(
+                f"the core calls {first.name} on captured tensors alone, which a kernel cannot do. Do it "
+                "outside of the core, or before the loop, with `StepTrace.lift`.",
+                first.name,
+                first.location,
+            )
+        return self.captured
+
+    def fits(self, captured: Sequence[Tensor]) -> bool:
+        """Whether `lift` takes these tensors: some things are computed for the device and strides of those traced."""
+        return self._prologue.fits(captured)
+
+    def lift(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The lifted tensors, from the captured ones as they are now.
+
+        Captured tensors are lifted as they are, unless the core does with them alone what a step cannot: it
+        indexes or sums them, multiplies matrices, reads one in two layouts. That is computed here, once for
+        all steps, and is differentiable: the gradients of lifted tensors flow on to the captured ones.
+
+        Args:
+            captured: in place of each tensor of `self.captured`, that tensor or one of its shape and dtype.
+
+        Example:
+            >>> w = torch.nn.Parameter(torch.tensor([0.5, 2.0]))
+            >>> step = trace_step(lambda x, v: (x * w[0], v * w[1]), 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+            >>> [float(t) for t in step.lift(step.captured)]
+            [0.5, 2.0]
+        """
+        return self._prologue(captured)
+
+    def _check_masks(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> None:
+        expected = (len(self.differentiable), len(self._primals))
+        if (len(cotangents), len(wanted)) != expected:
+            raise RequiresGradError(
+                f"got masks for {len(cotangents)} results and {len(wanted)} arguments; the step has "
+                f"{expected[0]} results and {expected[1]} arguments (inputs, states, lifted)."
+            )
+
+    def _primal_values(self) -> tuple[StepValue, ...]:
+        return (*self.inputs, *self.states, *self.lifted_values)
+
+    @property
+    def _primals(self) -> tuple[Port, ...]:
+        counts = {
+            Role.INPUT: self.num_inputs,
+            Role.STATE: self.num_states,
+            Role.LIFTED: len(self.lifted_values),
+        }
+        return tuple(port for role, count in counts.items() for port in ports(role, count))
+
+
+class StepTrace(CoreTrace):
+    """A traced pointwise step function, made by `trace_step`.
+
+    Attributes:
+        forward: `[*inputs, *states, *lifted] -> [*outputs, *new_states]`.
+    """
+
+    forward: StepGraph
+
+    def _trace(self) -> None:
+        tracer = self._retraced()
+        lowered, layouts = tracer.lower(tracer.record_forward(), self.step_shape)
+        graph = normalize(lowered, [port.name for port in self._primals])
+        results = (*ports(Role.OUTPUT, self.num_outputs), *ports(Role.STATE, self.num_states))
+        self.forward = StepGraph(graph, self._primals, results, layouts)
+
+    def _is_of_any_batch(self) -> bool:
+        return self.forward.is_of_any_batch
+
+    def _resize(self, old: int, new: int) -> None:
+        """The graph says nothing of sizes."""
+
+    def _is_differentiated_alike(self) -> bool:
+        """Whether what the core writes to, or gives a gradient of its own, of captured tensors has one in the step."""
+        if self._retraced().is_plain:
+            return True
+        try:
+            self.vjp(self.differentiable, [v.dtype.is_floating_point for v in self._primal_values()])
+        except UnsupportedCoreError:
+            return False
+        return True
+
+    def vjp(self, cotangents: Sequence[bool], wanted: Sequence[bool]) -> StepGraph:
+        """The step's VJP, pruned to what is there and what is asked for.
+
+        Args:
+            cotangents: for each of `[*outputs, *new_states]`, whether it has a gradient; the others count
+                as zero and are no arguments of the graph.
+            wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for. Only
+                floating-point tensors have one.
+
+        Returns:
+            A graph from `[*inputs, *states, *lifted, *present cotangents]` to the gradients that are not zero.
+
+        Raises:
+            RequiresGradError: the masks do not fit the step.
+            UnsupportedCoreError: a backward formula does what a scan kernel cannot honour.
+        """
+        self._check_masks(cotangents, wanted)
+        primals = self._primals
+        given = (*ports(Role.GRAD_OUTPUT, self.num_outputs), *ports(Role.GRAD_STATE, self.num_states))
+        arguments = (*primals, *(port for port, there in zip(given, cotangents, strict=True) if there))
+        with undisturbed(), self.reads.restored():
+            tracer = self._retraced()
+            recorded, gradients = tracer.record_vjp(cotangents, wanted)
+            lowered, layouts = tracer.lower(recorded, self.step_shape, gradients, self.forward.layouts)
+            graph = normalize(lowered, [port.name for port in arguments])
+        results = [Port(GRADIENTS[p.role], p.index) for p, at in zip(primals, gradients, strict=True) if at is not None]
+        return _without_zeros(StepGraph(graph, arguments, tuple(results), layouts))
+
+
+def trace_step(
+    core: Callable[..., Any],
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    example_inputs: Sequence[Tensor],
+    *,
+    follow: bool = True,
+) -> StepTrace:
+    """Traces one time step, without data and without a GPU.
+
+    Args:
+        core: `core(*inputs, *states) -> (*outputs, *new_states)`, pointwise over the step's elements.
+        num_inputs, num_states, num_outputs: how many of each.
+        example_inputs: one step's inputs and states, `[*step]` each (an input may be smaller and
+            broadcast). Only shape, dtype and device are looked at.
+        follow: whether to record what the core reads besides its arguments, in `reads`.
+
+    Raises:
+        ExampleError: an example is not a dense tensor.
+        CoreArityError, CoreReturnError: other numbers of arguments or results than announced.
+        StateMismatchError: a state changes shape or dtype.
+        UnsupportedCoreError: the core does what a scan kernel cannot honour; names op and line.
+
+    Example:
+        >>> import torch
+        >>> def core(x, v):
+        ...     h = v + (x - v) / 2.0
+        ...     s = (h >= 1.0).to(h.dtype)
+        ...     return s, h * (1.0 - s)
+        >>> step = trace_step(core, 1, 1, 1, (torch.zeros(3), torch.zeros(3)))
+        >>> [str(value) for value in step.outputs]
+        ['[3] float32']
+    """
+    core = unwrap_compiled(core)
+    check_arity(core, num_inputs, num_states, num_outputs, len(example_inputs))
+    make = partial(StepTrace, core, num_inputs, num_states, num_outputs, example_inputs, follow)
+    with undisturbed():
+        try:
+            return _make(make)
+        except WrittenViewError:
+            return _make(partial(make, keep_views=True))
+
+
+def _make(make: Callable[[Hoists], StepTrace]) -> StepTrace:
+    """A trace in which no more is computed before the loop than has to be."""
+    try:
+        try:
+            step = make(Hoists.WHAT_NO_STEP_CAN)
+        except TwoLayoutsError:
+            step = make(Hoists.VIEWS_TOO)
+        if step._is_differentiated_alike():
+            return step
+    except WrittenViewError:
+        raise
+    except NonPointwiseError as error:
+        with suppress(UnsupportedCoreError, CoreReturnError):
+            return make(Hoists.EVERYTHING)
+        raise error from None
+    with suppress(UnsupportedCoreError):
+        whole = make(Hoists.EVERYTHING)
+        if whole._is_differentiated_alike():
+            return whole
+    return step
+
+
+def _without_zeros(vjp: StepGraph) -> StepGraph:
+    """The VJP without the gradients that are the constant 0."""
+    zeros = [n.target is torch.ops.prims.scalar_tensor.default and n.args[0] == 0 for n in vjp.entries]
+    kept = [i for i, zero in enumerate(zeros) if not zero]
+    output = next(n for n in reversed(vjp.graph.nodes) if n.op == "output")
+    output.args = (tuple(vjp.entries[i] for i in kept),)
+    vjp.graph.eliminate_dead_code()
+    return replace(vjp, results=tuple(vjp.results[i] for i in kept))
+
+
+def _check_results(states: Sequence[StepValue], results: Sequence[StepValue], num_outputs: int) -> tuple[int, ...]:
+    """The step's shape; raises when a state cannot be carried or the shapes differ."""
+    for i, (state, new) in enumerate(zip(states, results[num_outputs:], strict=True)):
+        if state != new:
+            raise StateMismatchError(
+                f"state {i} goes in as {state} and comes out as {new}: a state keeps its shape and dtype "
+                "from step to step. Initialise it with what the core returns, or convert it back in the "
+                "core."
+            )
+    shapes = sorted({value.shape for value in results})
+    if len(shapes) != 1:
+        raise CoreReturnError(
+            f"the core returned shapes {', '.join(str(list(s)) for s in shapes)}: all outputs and "
+            "states of a step must have one shape, the step's. Expand the smaller ones."
+        )
+    return shapes[0]

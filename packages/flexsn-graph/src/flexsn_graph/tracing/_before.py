@@ -1,0 +1,220 @@
+"""Records what a core computes from captured tensors alone, and its gradient, as graphs that run before the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph._torch_private import FakeTensor, nodes_behind, record
+from flexsn_graph.errors import StatefulCoreError, UnsupportedCoreError
+from flexsn_graph.ir._ops import VIEW_OPS
+from flexsn_graph.lowering._decompositions import AS_RECORDED, LEFT
+from flexsn_graph.lowering._lowering import lower
+from flexsn_graph.tracing._prologue import ComputedBefore
+
+if TYPE_CHECKING:
+    from flexsn_graph.tracing._tracer import Tracer
+
+_COPIES = (torch.ops.aten.clone.default, torch.ops.aten.detach.default, torch.ops.aten.alias.default)
+
+
+def compute_before(tracer: Tracer) -> tuple[set[int], ComputedBefore]:
+    """How the lifted values that are not captured are computed, and the numbers of the captured tensors that are read.
+
+    The tensors that its graphs take are these, in the order of `tracer.captures.tensors`.
+    """
+    captures = tracer.captures
+    captured = list(captures.tensors)
+    trained = [i for i, number in enumerate(captured) if captures.tensors[number].requires_grad]
+    stand_ins = [captures.stand_ins[number] for number in captured]
+    first = len(tracer.examples)
+    gradients: list[tuple[int, ...]] = []
+    custom: list[bool] = []
+    refusals: dict[int, UnsupportedCoreError] = {}
+
+    def forward(*arguments: Tensor) -> list[Tensor]:
+        values, _ = tracer.compute(arguments[:first])
+        return [value.detach() for value in values]
+
+    def backward(*arguments: Tensor) -> list[Tensor]:
+        values, calls = tracer.compute(arguments[:first])
+        results: list[Tensor] = []
+        for value, given in zip(values, arguments[first + len(captured) :], strict=True):
+            try:
+                found = tracer.gradients_of(value, given, calls)
+            except UnsupportedCoreError as error:  # told when a gradient is asked for; inference needs none
+                refusals[len(gradients)] = error
+                found = [None] * len(trained)
+            gradients.append(tuple(i for i, g in zip(trained, found, strict=True) if g is not None))
+            custom.append(_has_custom_function(value.grad_fn))
+            results += [g for g in found if g is not None]
+        return results
+
+    primals = [*tracer.examples, *stand_ins]
+    values = [captures.stand_ins[number] for number in tracer.computed]
+    whole = _functional(record(forward, primals, tracer.mode, AS_RECORDED), tracer)
+    joint = _functional(record(backward, [*primals, *values], tracer.mode, AS_RECORDED), tracer)
+    places = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    parts: list[fx.Graph | None] = []
+    start = 0
+    for i, to in enumerate(gradients):
+        mine = range(start, start + len(to))
+        start += len(to)
+        part = _restricted(joint.graph, mine) if to else None
+        parts.append(part)
+        if part is not None and custom[i]:
+            nonlinear = _nonlinear(part, place=first + len(captured) + i)
+            if nonlinear is not None:
+                refusals[i] = nonlinear
+    graphs = [whole.graph, *(part for part in parts if part is not None)]
+    needed = [i for i in range(len(captured)) if any(_placeholders(graph)[first + i].users for graph in graphs)]
+    lifted = [i for i, number in enumerate(captured) if number in tracer.lifted]
+    # A custom function has gradients by what it does not read, too.
+    kept = sorted({*needed, *lifted, *(i for to in gradients for i in to)})
+    assert len(places) == first + len(captured) + len(values)
+    back = [
+        None if part is None else _taking(joint, part, [*(first + i for i in kept), first + len(captured) + i])
+        for i, part in enumerate(parts)
+    ]
+    calls = [captures.call_of(number) for number in tracer.computed]
+    return {captured[i] for i in kept}, ComputedBefore(
+        _taking(whole, whole.graph, [first + i for i in kept]),
+        tuple(back),
+        tuple(tuple(kept.index(i) for i in to) for to in gradients),
+        next(call for call in calls if call is not None),
+        values[0].device,
+        refusals,
+    )
+
+
+def _functional(recorded: fx.GraphModule, tracer: Tracer) -> fx.GraphModule:
+    """Without mutation, and without what nothing is computed from."""
+    functional = lower(recorded, tracer.mode, LEFT)
+    for node in functional.graph.nodes:
+        if node.target in _COPIES and not node.kwargs:
+            node.replace_all_uses_with(node.args[0])  # nothing is written to any more
+    functional.graph.eliminate_dead_code()
+    for node in functional.graph.nodes:
+        if node.op == "get_attr" and isinstance(getattr(functional, str(node.target)), FakeTensor):
+            raise StatefulCoreError(
+                "the core keeps a tensor from an earlier call. Return it as a state instead.",
+                "constant",
+                location_of(next(iter(node.users), node)),
+            )
+    return functional
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _restricted(graph: fx.Graph, results: Collection[int]) -> fx.Graph:
+    """A copy that returns some of the results alone."""
+    copy = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op == "output":
+            copy.output([new[node.args[0][i]] for i in results])
+        else:
+            new[node] = copy.node_copy(node, new.__getitem__)
+    copy.eliminate_dead_code()
+    return copy
+
+
+def _taking(module: fx.GraphModule, graph: fx.Graph, places: Sequence[int]) -> fx.GraphModule:
+    """A function of some of the graph's arguments, in this order: the others are not used."""
+    copy = fx.Graph()
+    new: dict[fx.Node, fx.Node] = {}
+    arguments = _placeholders(graph)
+    for place in places:
+        new[arguments[place]] = copy.node_copy(arguments[place])
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            assert node in new or not node.users, "it depends on an argument of the step"
+        elif node.op == "output":
+            copy.output(fx.node.map_arg(node.args[0], new.__getitem__))
+        else:
+            new[node] = copy.node_copy(node, new.__getitem__)
+    return fx.GraphModule(module, copy)
+
+
+# -- custom functions --------------------------------------------------------------------------------------
+
+
+def _has_custom_function(node: Any) -> bool:
+    return any(isinstance(one, torch.autograd.function.BackwardCFunction) for one, _ in nodes_behind([node]))
+
+
+_LINEAR = """
+    neg clone _to_copy sum mean flip roll cumsum cat stack constant_pad_nd repeat _unsafe_view alias expand_copy
+    select_scatter slice_scatter as_strided index_add index_select gather index detach copy
+"""
+_LINEAR_OPS = frozenset(_LINEAR.split())
+
+
+def _nonlinear(graph: fx.Graph, place: int) -> UnsupportedCoreError | None:
+    """The error for a gradient that is no linear function of what it is given.
+
+    In the loop a custom function's backward gets each step's gradient, before the loop their sum: the same if it is
+    linear. Torch's own formulas are.
+    """
+    linear = {_placeholders(graph)[place]}
+    for node in graph.nodes:
+        if _is_zero(node):
+            linear.add(node)
+        if node.op == "output":
+            constant = [result for result in node.args[0] if result not in linear]
+            return _not_linear(constant[0]) if constant else None
+        came = [argument for argument in node.all_input_nodes if argument in linear]
+        if node.op != "call_function" or not came:
+            continue
+        if not _is_linear(node, linear):
+            return _not_linear(node)
+        linear.add(node)
+    return None
+
+
+def _not_linear(node: fx.Node) -> UnsupportedCoreError:
+    return UnsupportedCoreError(
+        f"the backward of an autograd.Function on captured tensors alone is not linear in its gradient "
+        f"({called_op(node)}): the loop calls it with each step's gradient, and kernels have their sum. Apply "
+        "the function outside of the core.",
+        called_op(node),
+        location_of(node),
+    )
+
+
+def _is_linear(node: fx.Node, linear: Collection[fx.Node]) -> bool:
+    target: Any = node.target
+    name = getattr(target, "_opname", getattr(target, "__name__", ""))
+    operands = [a for a in node.args if isinstance(a, fx.Node)]
+    count = sum(a in linear for a in operands)
+    if name in ("mul", "mm", "bmm", "mv", "dot"):
+        return count == 1
+    if name == "div":
+        return count == 1 and node.args[0] in linear
+    if name in ("add", "sub"):
+        return all(_vanishes(a, linear) for a in node.args)
+    if name == "where":
+        return node.args[0] not in linear and all(_vanishes(a, linear) for a in node.args[1:])
+    if name == "masked_fill":
+        return node.args[1] not in linear and _vanishes(node.args[2], linear)
+    return target in VIEW_OPS or name in _LINEAR_OPS or name == "getitem" or "backward" in name
+
+
+def _vanishes(value: Any, linear: Collection[fx.Node]) -> bool:
+    """Whether it is linear in the gradient, or zero."""
+    if not isinstance(value, fx.Node):
+        return bool(value == 0)
+    return value in linear
+
+
+def _is_zero(node: fx.Node) -> bool:
+    name = getattr(node.target, "_opname", "")
+    return name in ("zeros", "zeros_like", "new_zeros") or (
+        name in ("full", "full_like", "new_full", "scalar_tensor") and any(a == 0 for a in node.args)
+    )

@@ -1,0 +1,418 @@
+"""Sees the calls of a core above autograd: those that read a value, and those on captured tensors alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._location import SourceLocation, user_location
+from flexsn_graph._torch_private import TorchFunctionMode, autocast_now, nodes_behind
+from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.reads import is_library
+from flexsn_graph.traces._sizes import OF_SIZES, depends_on_batch
+from flexsn_graph.tracing._capture import CaptureMode, WriteError
+from flexsn_graph.tracing._checks import WITHOUT_CHECKS
+from flexsn_graph.tracing._prologue import Call, CalledOp, Hoists, Ref, stays
+from flexsn_graph.tracing._refusals import HOOKS, READ_ONCE, VALUE_READS, adds_hook, reads_value, storage_of, writes_out
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor of the core's that was computed from captured tensors alone, as it was when that was seen.
+
+    Attributes:
+        number: of the value that it holds, with its history for autograd.
+        memory: kept, as the tensor may get another one, so that `storage` is the identity of this one alone.
+        replaced: whether a call that also takes something else is to get the value that was computed before the loop.
+    """
+
+    number: int
+    tensor: Tensor
+    version: int
+    storage: int
+    memory: Any
+    requires_grad: bool
+    node: Any
+    replaced: bool
+
+    @classmethod
+    def of(cls, number: int, tensor: Tensor, *, replaced: bool) -> _Known:
+        storage, memory = storage_of(tensor), tensor.untyped_storage()
+        return cls(number, tensor, tensor._version, storage, memory, tensor.requires_grad, tensor.grad_fn, replaced)
+
+    def holds(self) -> bool:
+        """Whether the tensor still has that value."""
+        return self.tensor._version == self.version and storage_of(self.tensor) == self.storage
+
+    def is_same(self) -> bool:
+        """Whether it has that history, too."""
+        tensor = self.tensor
+        return self.holds() and tensor.requires_grad == self.requires_grad and tensor.grad_fn is self.node
+
+
+class CoreCalls(TorchFunctionMode):
+    """Gives the core, for what it computes from captured tensors alone and no step can, new variables.
+
+    Variables of their own for autograd, too: the gradient of the step ends there, and goes on outside, through what
+    is computed before the loop.
+
+    Args:
+        mode: the dispatch mode that the core runs under.
+        hoists: which calls are replaced.
+        keep_views: a view of what the core has computed is not replaced where the core gets it, but where it is used
+            together with something else. An in-place op on it changes all views, then; otherwise it is refused.
+        whole: nothing is replaced: the core runs as it is, and what it computes is kept in `computed`.
+        arguments: the core's, which nothing that is computed before the loop depends on; `None` in a backward pass.
+        note: is told what the core asks of a tensor that may be otherwise in a call, and where.
+
+    Attributes:
+        variables: those that have a gradient, by the number of the value that they stand for. A captured tensor has
+            one, besides itself, if it has a history.
+        computed: by number, the lifted values, with the history that they have.
+        is_core_running: True until it has returned; then the tracer looks at the results.
+    """
+
+    def __init__(
+        self,
+        mode: CaptureMode,
+        hoists: Hoists,
+        *,
+        keep_views: bool = False,
+        whole: bool = False,
+        arguments: Sequence[Tensor] | None = None,
+        note: Callable[[str, SourceLocation | None], None] = lambda name, location: None,
+    ) -> None:
+        super().__init__()
+        self.variables: dict[int, Tensor] = {}
+        self.computed: dict[int, Tensor] = {}
+        self.is_core_running = True
+        self._mode = mode
+        self._captures = mode.captures
+        self._hoists = hoists
+        self._keep_views = keep_views
+        self._whole = whole
+        self._arguments = arguments
+        self._note = note
+        # By id. The tensors are kept, so that their ids and their memory are theirs.
+        self._known: dict[int, _Known] = {}
+        self._nodes: dict[Any, int] = {}
+        self._fixed_nodes: dict[Any, bool] = {}
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        func = WITHOUT_CHECKS.get(func, func)
+        if func in VALUE_READS:
+            raise reads_value(f"Tensor.{func.__name__}", user_location())
+        if func in READ_ONCE:
+            self._note_read(func, args)
+        if func in OF_SIZES and self.is_core_running and not _is_own(sys._getframe(1)):
+            tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+            of_step = [t.dim() for t in tensors if not self._captures.is_captured(t)]
+            if of_step or not tensors:
+                self._captures.reads_sizes |= depends_on_batch(func, args, kwargs, max(of_step, default=0))
+        if self._hoists is Hoists.NOTHING:
+            return func(*args, **kwargs)
+        tensors = [a for a in pytree.tree_leaves((args, kwargs)) if isinstance(a, Tensor)]
+        if kwargs.get("out") is not None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            raise writes_out(func.__name__, user_location())
+        if func not in _OF_THE_TENSOR_ITSELF:
+            for tensor in tensors:
+                self._without_history(tensor)  # before anything that is not recorded uses it
+        known = [self._captures.is_captured(t) or self._find(t) is not None for t in tensors]
+        if known and func in HOOKS and known[0]:
+            raise adds_hook(func.__name__, user_location())
+        if all(known) and (known or func in _FACTORIES):
+            return self._on_captured_alone(func, args, kwargs, tensors)
+        if any(known):
+            args, kwargs = pytree.tree_map_only(Tensor, self._standing, (args, kwargs))
+        return self._call(func, args, kwargs)
+
+    def _note_read(self, func: Any, args: tuple[Any, ...]) -> None:
+        """What a user's function asks; a library's does the right thing whatever the answer is."""
+        name = READ_ONCE[func]
+        if name == "requires_grad" and self._captures.is_captured(args[0]):
+            return  # it is compared
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") in _ON_THE_WAY:
+            frame = frame.f_back
+        if frame is not None and not is_library(frame.f_globals.get("__name__")):
+            self._note(f"Tensor.{name}", SourceLocation.of(frame))
+
+    def finish(self, results: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The results of the core, with what is computed before the loop replaced; the core asks nothing any more."""
+        if self._hoists is not Hoists.NOTHING:
+            for tensor in results:
+                self._find(tensor)
+            return tuple(self._without_history(self._standing(t)) for t in results)
+        return tuple(results)
+
+    def _on_captured_alone(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Tensor]
+    ) -> Any:
+        refs = pytree.tree_map_only(Tensor, self._ref, (args, kwargs))
+        autocast = autocast_now()
+        key = (func, repr(refs), self._captures.identities(refs), autocast, torch.is_grad_enabled())
+        decided = self._captures.decided
+        if key not in decided:
+            if not self._mode.may_add:
+                return self._call(func, args, kwargs)
+            own = {storage_of(t) for t in tensors if not self._captures.is_captured(t)}
+            try:
+                with self._mode.on_trial(own) as ops:
+                    result = self._call(func, args, kwargs)
+            except WriteError:
+                return self._write(func, args, kwargs, tensors, refs, key)
+            if not ops:  # it computes nothing
+                given = {id(t) for t in tensors}
+                made = [t for t in pytree.tree_leaves(result) if isinstance(t, Tensor) and id(t) not in given]
+                self._captures.note_passing([t for t in made if self._captures.is_captured(t)])
+                return result
+            decided[key] = self._new_call(func, refs, ops, result, own)
+        call = decided[key]
+        if call.writes:
+            return self._write(func, args, kwargs, tensors, refs, key)
+        in_step = call.stays or self._whole or (call.is_view and self._keep_views)
+        roots = self._roots(tensors)
+        with self._mode.apart(recorded=in_step and self._is_recorded(roots)):
+            result = self._call(func, args, kwargs)
+        leaves, structure = pytree.tree_flatten(result)
+        for i, number in enumerate(call.results):
+            if number is not None:
+                if in_step:
+                    self._mode.defer(leaves[i], roots)
+                else:
+                    if call.is_view:
+                        self._mode.tie([leaves[i], *(t for t in tensors if not self._captures.is_captured(t))])
+                    leaves[i] = self._variable(number, leaves[i])
+                    if call.is_view:
+                        self._mode.tie([leaves[i]])
+                self._know(number, leaves[i], replaced=call.is_view and not call.stays)
+        return pytree.tree_unflatten(leaves, structure)
+
+    def _new_call(
+        self, func: Callable[..., Any], refs: Any, ops: Sequence[CalledOp], result: Any, own: set[int]
+    ) -> Call:
+        """What to do with a call, decided once, when it is met first."""
+        leaves = pytree.tree_leaves(result)
+        new = [t for t in leaves if isinstance(t, Tensor) and not self._captures.is_captured(t)]
+        has_gradient = any(t.requires_grad for t in new)
+        return Call(
+            getattr(func, "__name__", str(func)),
+            tuple(self._mode.add_value(t) if any(t is n for n in new) else None for t in leaves),
+            _numbers(refs),
+            stays=all(stays(called, self._hoists, has_gradient=has_gradient) for called in ops),
+            is_view=any(storage_of(t) in own for t in new),
+            location=user_location(),
+        )
+
+    def _write(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: Sequence[Tensor],
+        refs: Any,
+        key: Hashable,
+    ) -> Any:
+        """A call that writes to what the core computed from captured tensors alone. All of its views change."""
+        before = [known for known in self._known.values() if self._is_same(known)]
+        roots = self._roots(tensors)
+        with self._mode.apart(recorded=self._is_recorded(roots)) as ops:
+            result = self._call(func, args, kwargs)
+        decided = self._captures.decided
+        if key not in decided:
+            # Not of a part of what it is a view of.
+            into = {s for called in ops for s in called.writes}
+            can = all(stays(called, self._hoists, has_gradient=True) for called in ops) and all(
+                self._captures.stays(known.number)
+                for known in before
+                if known.storage in into and any(known.tensor is t for t in tensors)
+            )
+            name, location = getattr(func, "__name__", str(func)), user_location()
+            decided[key] = Call(name, (), _numbers(refs), can, writes=True, is_plain=False, location=location)
+        call = decided[key]
+        written = frozenset[int]().union(*(called.writes for called in ops))
+        for known in before:
+            if known.storage not in written:
+                continue
+            self._mode.defer(known.tensor, roots)
+            after = ("written", key, known.number)
+            if after not in decided:
+                if not self._mode.may_add:
+                    continue
+                number = self._mode.add_value(known.tensor)
+                can = call.stays and self._captures.stays(known.number)
+                reads = call.reads | {known.number}
+                decided[after] = Call(call.name, (number,), reads, stays=can, is_view=True, location=call.location)
+            (written_number,) = decided[after].results
+            assert written_number is not None
+            self._know(written_number, known.tensor, replaced=not decided[after].stays)
+        return result
+
+    # -- what is known -----------------------------------------------------------------------------------
+
+    def _know(self, number: int, tensor: Tensor, *, replaced: bool) -> None:
+        with self._mode.on_trial():
+            self._known[id(tensor)] = _Known.of(number, tensor, replaced=replaced)
+        lifted = self._captures.lifted
+        if self._whole and lifted is not None and number in lifted and number not in self.computed:
+            self.computed[number] = tensor.clone()  # it may be written to later
+
+    def _find(self, tensor: Tensor) -> _Known | None:
+        """What is known of a tensor of the core's, if it was computed from captured tensors alone."""
+        known = self._known.get(id(tensor))
+        if known is not None and self._is_same(known):
+            return known
+        if self._arguments is None or self._captures.is_captured(tensor):
+            return None
+        old = known.number if known is not None and known.holds() else self._number_of_alias(tensor)
+        return None if old is None else self._know_history(old, tensor)
+
+    def _is_same(self, known: _Known) -> bool:
+        with self._mode.on_trial():  # torch makes a view's history again, once its memory was written to
+            return known.is_same()
+
+    def _number_of_alias(self, tensor: Tensor) -> int | None:
+        """The number of a value that is the same memory: a custom function may return what it was given."""
+        storage = storage_of(tensor)
+        place = _place(tensor)
+        for known in self._known.values():
+            if known.storage == storage and known.holds() and _place(known.tensor) == place:
+                return known.number
+        number = self._captures.number_of(storage)
+        return number if number is not None and _place(self._captures.stand_ins[number]) == place else None
+
+    def _know_history(self, old: int, tensor: Tensor) -> _Known | None:
+        """Of a known value that has another history: a custom `autograd.Function` gave it one."""
+        with self._mode.on_trial():
+            node = tensor.grad_fn
+        if (node is None and tensor.requires_grad) or not self._is_fixed(node):
+            return None
+        ordinal = self._nodes.setdefault(node, len(self._nodes))
+        key = ("history", old, node is not None and ordinal, tensor.output_nr)
+        decided = self._captures.decided
+        if key not in decided:
+            if not self._mode.may_add:
+                return None
+            number = self._mode.add_value(tensor)
+            can = self._captures.stays(old) and self._hoists is not Hoists.EVERYTHING
+            name = "autograd.Function" if node is None else str(node.name())
+            location = user_location()
+            decided[key] = Call(name, (number,), {old}, can, is_view=True, is_plain=False, location=location)
+        (new,) = decided[key].results
+        assert new is not None
+        self._mode.defer(tensor, self._mode.behind(tensor))
+        self._know(new, tensor, replaced=not decided[key].stays)
+        return self._known[id(tensor)]
+
+    def _is_fixed(self, node: Any) -> bool:
+        """Whether a gradient that goes on from here reaches captured tensors and variables alone."""
+        assert self._arguments is not None
+        arguments = {id(t) for t in self._arguments}
+        ends = {t.grad_fn for t in self._captures.tensors.values() if t.grad_fn is not None}
+        reached = (one for one, _ in nodes_behind([node], stop=ends) if one not in ends)
+        return all(id(getattr(one, "variable", None)) not in arguments for one in reached)
+
+    def _ref(self, tensor: Tensor) -> Ref:
+        known = self._known.get(id(tensor))
+        if known is not None:
+            return Ref(known.number, tensor.requires_grad)
+        return Ref(self._mode.number_of(tensor, user_location()), tensor.requires_grad)
+
+    def _roots(self, tensors: Sequence[Tensor]) -> set[int]:
+        """What a step has to be given that computes with these."""
+        return set[int]().union(*(self._mode.behind(t) for t in tensors))
+
+    def _is_recorded(self, numbers: set[int]) -> bool:
+        """Whether the step has arguments for these values. Others are there for calls before the loop alone."""
+        return self._whole or self._captures.lifted is None or numbers <= set(self._captures.lifted)
+
+    # -- captured tensors with a history -----------------------------------------------------------------
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Calls a function of torch's. The history of captured tensors is no part of what it gives.
+
+        One may have been computed from another one, whose gradient would be counted twice. It goes on there outside.
+        """
+        if func in _OF_THE_TENSOR_ITSELF:
+            return func(*args, **kwargs)
+        given = {id(t): t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and self._has_history(t)}
+        if not given:
+            return func(*args, **kwargs)
+        leaves = {key: self._without_history(t) for key, t in given.items()}
+        of_leaf = {id(leaf): given[key] for key, leaf in leaves.items()}
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: leaves.get(id(t), t), (args, kwargs))
+        return pytree.tree_map_only(Tensor, lambda t: of_leaf.get(id(t), t), func(*args, **kwargs))
+
+    def _has_history(self, tensor: Tensor) -> bool:
+        return self._captures.is_captured(tensor) and tensor.requires_grad and not tensor.is_leaf
+
+    def _without_history(self, tensor: Tensor) -> Tensor:
+        """What stands for a captured tensor that was computed from others: a leaf, whose gradient ends there."""
+        if not self._has_history(tensor):
+            return tensor
+        return self._leaf(self._mode.number_of(tensor, user_location()), requires_grad=True)
+
+    # -- what stands for values that are computed before the loop ----------------------------------------
+
+    def _standing(self, tensor: Tensor) -> Tensor:
+        known = self._known.get(id(tensor))
+        if self._whole or known is None or not known.replaced or not self._is_same(known):
+            return tensor
+        standing = self._variable(known.number, tensor)
+        self._mode.freeze(standing)  # what is written to it would be in none of its views
+        return standing
+
+    def _leaf(self, number: int, requires_grad: bool) -> Tensor:
+        if number in self.variables:
+            return self.variables[number]
+        with self._mode.apart(recorded=self._is_recorded({number})):
+            leaf = self._captures.stand_ins[number].detach()
+        if requires_grad:
+            self.variables[number] = leaf.requires_grad_()
+        return leaf
+
+    def _variable(self, number: int, like: Tensor) -> Tensor:
+        """A copy of its own for each call, since the core may write to what it gets."""
+        leaf = self._leaf(number, like.requires_grad)
+        with self._mode.apart(recorded=self._is_recorded({number})):
+            variable = leaf.clone()
+        self._mode.defer(variable, {number})
+        return variable
+
+
+# Between a question to a tensor and the mode that sees it.
+_ON_THE_WAY = ("torch._tensor", "torch.overrides")
+# Properties that say what a tensor is, and compute nothing.
+_PROPERTIES = """
+    data dtype device grad grad_fn is_leaf ndim output_nr requires_grad shape _base _version
+"""
+_OF_THE_TENSOR_ITSELF = frozenset(getattr(Tensor, name).__get__ for name in _PROPERTIES.split())
+_FACTORIES = frozenset(
+    {torch.arange, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.tensor, torch.zeros}
+)
+
+
+def _is_own(frame: FrameType) -> bool:
+    """True if this package looks at a tensor while the core runs."""
+    return str(frame.f_globals.get("__name__")).startswith("flexsn_graph.")
+
+
+def _numbers(refs: Any) -> set[int]:
+    return {a.value for a in pytree.tree_leaves(refs) if isinstance(a, Ref)}
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()

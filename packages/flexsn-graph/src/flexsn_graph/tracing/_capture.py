@@ -1,0 +1,284 @@
+"""Finds the tensors that a step function captures, as it runs.
+
+A core reaches tensors that are not among its arguments: closures, `nn.Module` parameters and buffers,
+`functools.partial`, globals. While it runs on fake tensors, each real tensor that reaches the dispatcher
+is one of these. `CaptureMode` puts a fake stand-in in its place, which the tracer makes an argument.
+
+Autograd works above the dispatcher and still sees the real tensor, so `torch.autograd.grad` can be asked
+for its gradient, also when it went through a `torch.autograd.Function`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_graph._location import SourceLocation, stack_trace, user_location
+from flexsn_graph._torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    constant_value,
+    custom_op_body,
+    op_location_key,
+    set_stack_trace,
+    unrecorded,
+)
+from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.errors import CaptureError, UnsupportedCoreError, WrittenViewError
+from flexsn_graph.ir._ops import facts_of
+from flexsn_graph.reads import Origin, Profile, resume, suspend
+from flexsn_graph.tracing._captures import Captures
+from flexsn_graph.tracing._origins import Origins
+from flexsn_graph.tracing._prologue import CalledOp
+from flexsn_graph.tracing._refusals import refuse_complex, refuse_higher_order, refuse_op, storage_of, written_by
+
+_aten = torch.ops.aten
+
+# `torch.tensor(0.5)` inside a core: a constant made on the spot, not a captured tensor.
+_CONSTANT_OPS = frozenset({_aten.lift_fresh.default, _aten.lift_fresh_copy.default})
+
+
+class WriteError(Exception):
+    """An op would have written where nothing may be written while a call is only looked at."""
+
+
+class CaptureMode(TorchDispatchMode):
+    """Runs a core on fake tensors: swaps captured tensors, refuses what a scan cannot honour.
+
+    Args:
+        captures: what is known so far.
+        may_add: whether a tensor not seen before is recorded (discovery) or refused (recording, where
+            it would have no argument to stand for it).
+        frozen: the core's arguments, or the incoming gradients: it must not change them in place.
+
+    Attributes:
+        trail: what the core called, to see whether it does so again.
+        met: the values of `captures` that the step read.
+        refusal: the error raised here, which TorchScript replaces by one of its own.
+    """
+
+    supports_higher_order_operators = True  # so that they reach `__torch_dispatch__`, and are refused
+
+    def __init__(self, captures: Captures, *, may_add: bool, frozen: Sequence[Tensor] = ()) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.captures = captures
+        self.may_add = may_add
+        self.trail: list[tuple[str, ...]] = []
+        self.met: set[int] = set()
+        self.refusal: UnsupportedCoreError | None = None
+        self._frozen = {storage_of(t) for t in (*frozen, *captures.stand_ins)}
+        self._origins = Origins(frozen)
+        self._apart: list[CalledOp] | None = None
+        self._guarded: Collection[int] = ()
+        self._deferred: dict[int, set[int]] = {}
+        self._tied: set[int] = set()
+        self._noted: list[Any] = []  # tensors, and their memory, which one may drop: kept, so that its id is its own
+
+    @contextmanager
+    def apart(self, *, recorded: bool = False) -> Iterator[list[CalledOp]]:
+        """What ops in here read is not lifted for them, and, unless `recorded`, they are no part of the step.
+
+        Yields:
+            A list that they are put on.
+        """
+        around, met = self._apart, set(self.met)
+        ops: list[CalledOp] = []
+        self._apart = ops
+        try:
+            with nullcontext() if recorded else unrecorded():
+                yield ops
+        finally:
+            self._apart, self.met = around, met
+
+    @contextmanager
+    def on_trial(self, guarded: Collection[int] = ()) -> Iterator[list[CalledOp]]:
+        """As `apart`, for what is only looked at: nothing of it counts.
+
+        Args:
+            guarded: memory that is not written to: `WriteError` is raised before an op does.
+        """
+        done, around = len(self.trail), self._guarded
+        self._guarded = guarded
+        try:
+            with self.apart() as ops:
+                yield ops
+        finally:
+            del self.trail[done:]
+            self._guarded = around
+
+    def defer(self, tensor: Tensor, roots: set[int]) -> None:
+        """Once the step uses `tensor`, which was made apart, it has met the values in `roots`."""
+        self._deferred.setdefault(self._note(tensor), set()).update(roots)
+
+    def freeze(self, tensor: Tensor) -> None:
+        """Refuses what writes to it."""
+        self._frozen.add(self._note(tensor))
+
+    def tie(self, tensors: Sequence[Tensor]) -> None:
+        """Raises `WrittenViewError` for what writes to one of these: it would not change the others."""
+        for tensor in tensors:
+            self._tied.add(self._note(tensor))
+
+    def _note(self, tensor: Tensor) -> int:
+        """The identity of a tensor's memory, which no other memory gets meanwhile."""
+        self._noted += [tensor, tensor.untyped_storage()]
+        return storage_of(tensor)
+
+    def add_value(self, like: Tensor) -> int:
+        """Records a value that is computed from captured tensors alone."""
+        number = self.captures.add_value(like)
+        self._frozen.add(storage_of(self.captures.stand_ins[number]))
+        return number
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        profile = suspend()
+        try:
+            return self._call(func, args, kwargs or {}, profile)
+        except UnsupportedCoreError as error:
+            self.refusal = error
+            raise
+        finally:
+            resume(profile)
+
+    def _call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], profile: Profile | None) -> Any:
+        if getattr(func, "namespace", "") == "prim":
+            return func(*args, **kwargs)  # `prim.device` and its kind, called at every turn
+        location = self._locate()
+        refuse_higher_order(func, location)
+        if func not in _CONSTANT_OPS:
+            swap: Callable[[Any], Any] = lambda value: self._swap(value, location)  # noqa: E731
+            args, kwargs = pytree.tree_map(swap, (args, kwargs))
+        leaves = pytree.tree_leaves((args, kwargs))
+        self.trail.append((str(func), *map(self._mark, leaves)))
+        refuse_op(func, args, kwargs, self._frozen, location)
+        body = custom_op_body(func) if facts_of(func) is None else None
+        if body is not None:
+            with self:
+                resume(profile)
+                return body(*args, **kwargs)
+        writes = written_by(func, args, kwargs)
+        written = {storage_of(t) for t in writes}
+        if not written.isdisjoint(self._tied):
+            raise WrittenViewError(
+                "the core changes in place what is a view of something else that it computes of captured tensors alone "
+                f"({func}). Change a copy.",
+                str(func),
+                location,
+            )
+        if not written.isdisjoint(self._guarded):
+            raise WriteError
+        self._meet_all(leaves)
+        set_stack_trace(stack_trace(location, str(func)))
+        args, kwargs = _on_one_device(leaves, args, kwargs, writes)
+        results = func(*args, **kwargs)
+        refuse_complex((leaves, results), str(func), location)
+        self._origins.follow(leaves, results, location)
+        if self._apart is not None:
+            self._apart.append(CalledOp(func, args, results, frozenset(written)))
+        return results
+
+    @property
+    def origin(self) -> Origin:
+        """Facts about the tensors of this run."""
+        return self._origins.origin(lambda t: not self.captures.is_captured(t), self.captures.has)
+
+    def _meet_all(self, leaves: Sequence[Any]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, FakeTensor):
+                self.met |= self.behind(leaf)
+
+    def behind(self, tensor: Tensor) -> set[int]:
+        """The values that a tensor is, is a view of, or was computed from alone."""
+        storage = storage_of(self.captures.stand_in(tensor))
+        number = self.captures.number_of(storage)
+        return self._deferred.get(storage, set()) if number is None else {number}
+
+    def _mark(self, value: Any) -> str:
+        """What an op's argument is in each call, if the core does the same in each call."""
+        if not isinstance(value, Tensor):
+            return repr(value)
+        # A constant made on the spot is a new tensor each time: its value counts.
+        return constant_value(value) if self.captures.is_captured(value) else ""
+
+    def _locate(self) -> SourceLocation | None:
+        in_backward, number = op_location_key()
+        location = user_location()
+        if in_backward:
+            return location or self.captures.locations.get(number)
+        if location is not None:
+            # The first op with a number is the one that has a node.
+            self.captures.locations.setdefault(number, location)
+        return location
+
+    def _swap(self, value: Any, location: SourceLocation | None) -> Any:
+        if not isinstance(value, Tensor) or not self.captures.is_captured(value):
+            return value
+        return self.captures.stand_ins[self.number_of(value, location)]
+
+    def number_of(self, value: Tensor, location: SourceLocation | None) -> int:
+        """The number of a captured tensor, which is recorded when it is met first."""
+        if value.layout is not torch.strided:
+            raise CaptureError(
+                f"the core captures a tensor of layout {value.layout}: only dense ones can be read.",
+                "capture",
+                location,
+            )
+        if value.retains_grad and not value.is_leaf:
+            raise CaptureError(
+                "the core captures a tensor of which `retain_grad()` was called: tracing would write its "
+                "`.grad`. Capture it before that call.",
+                "capture",
+                location,
+            )
+        number = self.captures.find(value)
+        if number is None:
+            if not self.may_add:
+                raise CaptureError(
+                    "the core used a captured tensor that it did not use when it was traced before: "
+                    f"{tuple(value.shape)} {value.dtype}. It must reach the same tensor objects in "
+                    "every call; create constants outside of it.",
+                    "capture",
+                    location,
+                )
+            number = self.captures.add(value)
+            self._frozen.add(storage_of(self.captures.stand_ins[number]))
+        stand_in = self.captures.stand_ins[number]
+        if (value.shape, value.dtype) != (stand_in.shape, stand_in.dtype):
+            raise CaptureError(
+                f"a captured tensor was {list(stand_in.shape)} {stand_in.dtype} when the core was traced "
+                f"and is {list(value.shape)} {value.dtype} now: trace the core again.",
+                "capture",
+                location,
+            )
+        return number
+
+
+def _on_one_device(
+    leaves: Sequence[Any], args: tuple[Any, ...], kwargs: dict[str, Any], writes: Collection[Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """CPU tensors without dimensions, which eager mode takes beside a GPU's, on that GPU: decompositions refuse them.
+
+    So are the numbers of `h[1:] = 0.25`.
+    """
+    tensors = [a for a in leaves if isinstance(a, Tensor)]
+    elsewhere = {t.device for t in tensors if t.device.type != "cpu"}
+    here = {id(t) for t in tensors if t.dim() == 0 and t.device.type == "cpu"} - {id(t) for t in writes}
+    if len(elsewhere) != 1 or not here:
+        return args, kwargs
+    (device,) = elsewhere
+
+    def moved(tensor: Tensor) -> Tensor:
+        return _aten._to_copy.default(tensor, device=device) if id(tensor) in here else tensor
+
+    args, kwargs = pytree.tree_map_only(Tensor, moved, (args, kwargs))
+    return args, kwargs

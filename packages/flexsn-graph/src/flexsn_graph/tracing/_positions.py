@@ -1,0 +1,370 @@
+"""Which element of the step, and of each captured tensor, an element of each value belongs to.
+
+A kernel has one position in the step at a time: it can drop every view of a lowered graph, and every sum of
+a backward formula, if that changes nothing. This is where that is proved, or refused. Each value carries, for
+the step and for each captured tensor that it depends on, a data-free strided tensor of the value's shape: its
+strides say which element of the step (of the captured tensor) an element of the value comes from; 0 is a
+dimension along which it does not vary. Views of the value are replayed on them. For instance, in a step of
+shape `[B, C]`, a value of shape `[C, 1]` with strides `(1, 0)` in the step varies along its second axis.
+
+Sums. The gradient of an argument that broadcasts is a sum over axes of the step. The kernel leaves it out
+and its caller takes it once, over the gradient accumulated over time. That is the same as long as what
+follows the sum is linear in it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import called_op, location_of
+from flexsn_graph.errors import CaptureError, NonPointwiseError, TwoLayoutsError
+from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ops import (
+    ALIAS_OPS,
+    EMPTY_OPS,
+    FILL_OPS,
+    RESHAPE_OPS,
+    SUM_OP,
+    TERMS,
+    UNIFORM,
+    facts_of,
+    is_pointwise,
+)
+from flexsn_graph.lowering._strides import StepAxes, broadcast_shapes, compatible, contiguous, numel, without
+from flexsn_graph.tracing._refusals import refuse_without_rule
+
+# The step among the keys of `_Value.reads`; the others are indices of lifted tensors.
+_STEP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    shape: tuple[int, ...]
+    reads: Mapping[int, Tensor] = field(default_factory=dict)
+    summed: frozenset[int] = frozenset()  # axes of the step that were summed over
+    zero: bool = False  # 0 whatever the arguments are
+
+
+_Values: TypeAlias = _Value | tuple[_Value, ...]
+
+
+def check_positions(
+    graph: fx.Graph,
+    step_shape: Sequence[int],
+    lifted: Sequence[int | None],
+    gradient_of: Sequence[int | None],
+    known: Mapping[int, LiftedLayout],
+    *,
+    sums_allowed: bool = False,
+) -> dict[int, LiftedLayout]:
+    """Proves that `graph` works on each element of the step by itself.
+
+    Args:
+        graph: lowered, views included.
+        step_shape: shape of one step.
+        lifted: for each placeholder, the index of the lifted tensor that it is, or `None`.
+        gradient_of: for each result, the placeholder whose gradient it is, or `None`. Where there are
+            gradients, sums are allowed.
+        known: layouts that another graph of the same step has; this one must not differ.
+        sums_allowed: also without such results: the graph computes gradients, and returns terms of them.
+
+    Returns:
+        The layout of each lifted tensor that is read.
+
+    Raises:
+        NonPointwiseError: an op mixes elements of the step, or a sum cannot be moved behind the scan.
+        CaptureError: a lifted tensor is read in two layouts, or in one that has no strides.
+    """
+    return _Check(tuple(step_shape), lifted, gradient_of, known, sums_allowed).run(graph)
+
+
+class _Check:
+    def __init__(
+        self,
+        step_shape: tuple[int, ...],
+        lifted: Sequence[int | None],
+        gradient_of: Sequence[int | None],
+        known: Mapping[int, LiftedLayout],
+        sums_allowed: bool,
+    ) -> None:
+        self._step = StepAxes(step_shape)
+        self._lifted = lifted
+        self._gradient_of = gradient_of
+        self._sums_allowed = sums_allowed or any(position is not None for position in gradient_of)
+        self._values: dict[fx.Node, _Values] = {}
+        self._moved: fx.Node | None = None
+        self._known = known
+        self._layouts: dict[int, LiftedLayout] = {}
+
+    def run(self, graph: fx.Graph) -> dict[int, LiftedLayout]:
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        for node, index in zip(placeholders, self._lifted, strict=True):
+            shape = _shape(node)
+            if index is not None:
+                self._values[node] = _Value(shape, {index: contiguous(shape)})
+                continue
+            user = _first_use(node)
+            if user is not None and not self._step.reaches(shape):
+                raise self._refusal(
+                    user,
+                    f"{called_op(user)} uses an argument of shape {list(shape)}, which does not broadcast to "
+                    f"the step's {list(self._step.shape)}",
+                )
+            self._values[node] = _Value(shape, {_STEP: self._step.place(shape)})
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                self._values[node] = _Value(_shape(node))
+            elif node.op == "call_function":
+                self._values[node] = self._call(node)
+            elif node.op == "output":
+                results = [(entry, self._value(entry)) for entry in node.args[0]]
+                for (entry, value), position in zip(results, self._gradient_of, strict=True):
+                    if position is None:
+                        self._finish_result(value, entry)
+                    elif not value.zero and numel(self._step.shape) > 0:  # else it is of no elements
+                        self._finish_gradient(value, entry, position)
+        return self._layouts
+
+    # Values of nodes.
+
+    def _value(self, node: fx.Node) -> _Value:
+        value = self._values[node]
+        assert isinstance(value, _Value), f"{node} has several results"
+        return value
+
+    def _call(self, node: fx.Node) -> _Values:
+        target: Any = node.target
+        if target in FILL_OPS:
+            position = FILL_OPS[target]
+            number = 0 if position is None else node.args[position]
+            return _Value(_shape(node), zero=isinstance(number, bool | int | float) and number == 0)
+        if target in EMPTY_OPS:
+            return _Value(_shape(node))
+        if target is operator.getitem:
+            source = self._values[node.all_input_nodes[0]]
+            return source[node.args[1]] if isinstance(source, tuple) else source  # type: ignore[index]
+        if target in (TERMS, UNIFORM):
+            # Proved where they are made: see `_pointwise`.
+            return _Value(_shape(node), {_STEP: self._step.place(_shape(node))})
+        if target in ALIAS_OPS:
+            return self._view(node)
+        if target is SUM_OP:
+            return self._sum(node)
+        if is_pointwise(target):
+            return self._pointwise(node)
+        refuse_without_rule(node)
+        raise self._refusal(node, f"{called_op(node)} does not work element by element")
+
+    def _view(self, node: fx.Node) -> _Values:
+        value = self._value(node.all_input_nodes[0])
+        try:
+            moved = {index: _replay(node, seen) for index, seen in value.reads.items()}
+        except RuntimeError as error:
+            raise self._refusal(node, f"{called_op(node)} has no strides here ({error})") from None
+        results = node.meta["val"]
+        if isinstance(results, Tensor):
+            self._check_view(node, value, _shape(node), moved.get(_STEP))
+            return _Value(_shape(node), moved, value.summed, value.zero)
+        for part, result in enumerate(results):
+            step = moved.get(_STEP)
+            self._check_view(node, value, tuple(result.shape), step and step[part])
+        return tuple(
+            replace(
+                value,
+                shape=tuple(result.shape),
+                reads={index: seen[part] for index, seen in moved.items()},
+            )
+            for part, result in enumerate(results)
+        )
+
+    def _check_view(self, node: fx.Node, value: _Value, after: tuple[int, ...], step: Tensor | None) -> None:
+        before = value.shape
+        if value.summed and numel(after) != numel(before):
+            raise self._sum_refusal(node)
+        if step is None:
+            return
+        if not compatible(step, self._step.place(after)):
+            self._moved = self._moved or node  # to be blamed if it is not moved back
+        if numel(after) < numel(before):
+            raise self._refusal(node, f"{called_op(node)} picks some of the step's elements")
+
+    def _pointwise(self, node: fx.Node) -> _Value:
+        operands = [self._value(operand) for operand in node.args if isinstance(operand, fx.Node)]
+        shape = _shape(node)
+        expanded = broadcast_shapes([operand.shape for operand in operands])
+        if expanded != shape:
+            raise self._refusal(node, f"{called_op(node)} turns {list(expanded or ())} into {list(shape)}")
+        summed = self._summed(node, operands)
+        reads: dict[int, Tensor] = {}
+        for operand in operands:
+            for index, seen in operand.reads.items():
+                seen = seen if operand.shape == shape else seen.expand(shape)
+                known = reads.get(index)
+                reads[index] = seen if known is None else self._merge(index, known, seen, node)
+        return _Value(shape, reads, summed, _is_zero(node, operands))
+
+    def _merge(self, index: int, one: Tensor, other: Tensor, node: fx.Node) -> Tensor:
+        pairs = list(zip(one.shape, one.stride(), other.stride(), strict=True))
+        same = all(size <= 1 or a == b for size, a, b in pairs)
+        if same and one.storage_offset() == other.storage_offset():
+            return one
+        if index != _STEP:
+            raise self._two_layouts(index, node)
+        if not all(size <= 1 or a == b or 0 in (a, b) for size, a, b in pairs):
+            raise self._moved_refusal(node)
+        return torch.empty_strided(one.shape, [max(a, b) for _, a, b in pairs], device="meta")
+
+    # Sums.
+
+    def _sum(self, node: fx.Node) -> _Value:
+        value = self._value(node.all_input_nodes[0])
+        dims: Any = node.args[1]
+        after = _shape(node)
+        if numel(value.shape) == 0:  # the sum of no elements
+            return _Value(after, zero=True)
+        if all(value.shape[d] == 1 for d in dims) or value.zero:
+            reads = {i: without(seen, dims) for i, seen in value.reads.items()}
+            return _Value(after, {} if value.zero else reads, value.summed, value.zero)
+        if not self._sums_allowed:
+            raise self._refusal(node, f"{called_op(node)} sums over elements")
+        step = value.reads.get(_STEP)
+        gone = frozenset(
+            a for d in dims if step is not None and value.shape[d] > 1 for a in self._step.axes_of(step, d)
+        )
+        if step is None or numel([self._step.shape[a] for a in gone]) != numel([value.shape[d] for d in dims]):
+            raise self._refusal(node, f"{called_op(node)} sums what is the same for all elements")
+        self._record_layouts(value, step, node)
+        return _Value(after, {_STEP: without(step, dims)}, value.summed | gone)
+
+    def _summed(self, node: fx.Node, operands: Sequence[_Value]) -> frozenset[int]:
+        """The axes that the op's result is summed over; refuses what is not linear in a sum."""
+        axes = {operand.summed for operand in operands if operand.summed}
+        if not axes:
+            return frozenset()
+        facts = facts_of(node.target)
+        summed = {i for i, a in enumerate(node.args) if isinstance(a, fx.Node) and self._value(a).summed}
+        # Linear in some of its arguments together: what is no sum among them has to be 0.
+        linear = facts is not None and any(
+            summed <= together and all(self._vanishes(node.args[i]) for i in together - summed)
+            for together in facts.linear
+        )
+        # No operand may be larger than the sum: it would be there once for each of its elements.
+        grows = any(o.summed and numel(o.shape) != numel(_shape(node)) for o in operands)
+        if len(axes) > 1 or not linear or grows or not _is_float(node):
+            raise self._sum_refusal(node)
+        return next(iter(axes))
+
+    def _vanishes(self, argument: Any) -> bool:
+        return self._value(argument).zero if isinstance(argument, fx.Node) else argument == 0
+
+    # Results.
+
+    def _finish_result(self, value: _Value, node: fx.Node) -> None:
+        where = self._step.place(value.shape)
+        step = value.reads.get(_STEP)
+        if value.summed or (step is not None and not compatible(step, where)):
+            raise self._moved_refusal(node)
+        self._record_layouts(value, where, node)
+
+    def _finish_gradient(self, value: _Value, node: fx.Node, position: int) -> None:
+        index = self._lifted[position]
+        step = value.reads.get(_STEP)
+        where = self._step.place(value.shape)
+        who = f"argument number {position}" if index is None else f"captured tensor number {index}"
+        if index is not None:
+            # The element of the gradient and the element of the tensor that it belongs to are one.
+            where = torch.empty((), device="meta") if step is None else step
+            value = replace(value, reads={**value.reads, index: contiguous(value.shape)})
+        elif step is not None and not compatible(step, where):
+            raise self._moved_refusal(node)
+        here = {axis for d in range(where.dim()) for axis in self._step.axes_of(where, d)}
+        if here | value.summed != self._step.varying:
+            # Each element would be counted once for each element of the step that shares it.
+            raise self._refusal(node, f"the gradient of {who} is not a sum over the elements that share it")
+        self._record_layouts(value, where, node)
+
+    def _record_layouts(self, value: _Value, step: Tensor, node: fx.Node) -> None:
+        """Notes how `value`, whose elements are at `step`, reads the lifted tensors."""
+        for index, seen in value.reads.items():
+            if index != _STEP:
+                layout = self._step.layout(step, seen)
+                if layout is None:
+                    raise CaptureError(
+                        f"{called_op(node)} reads a captured tensor in a layout that has no strides in the step. "
+                        "Reshape it outside of the core.",
+                        called_op(node),
+                        location_of(node),
+                    )
+                before = self._layouts.setdefault(index, self._known.get(index, layout))
+                if layout != before:
+                    raise self._two_layouts(index, node)
+
+    # Errors.
+
+    def _refusal(self, node: fx.Node, what: str) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"{what}: a step function must work on each element of the step by itself. Do this outside of the core.",
+            called_op(node),
+            location_of(node),
+        )
+
+    def _moved_refusal(self, node: fx.Node) -> NonPointwiseError:
+        blamed = self._moved or node
+        return self._refusal(blamed, f"{called_op(blamed)} moves elements of the step")
+
+    def _sum_refusal(self, node: fx.Node) -> NonPointwiseError:
+        return NonPointwiseError(
+            f"a backward formula reduces a gradient and then uses it in {called_op(node)}. Only the sum "
+            "to the shape of a captured tensor or to an argument without dimensions, and what is linear in it, is "
+            "supported there.",
+            called_op(node),
+            location_of(node),
+        )
+
+    def _two_layouts(self, index: int, node: fx.Node) -> TwoLayoutsError:
+        return TwoLayoutsError(
+            f"captured tensor number {index} is read in two different layouts in one step. Make the "
+            "second one a tensor of its own, outside of the core.",
+            called_op(node),
+            location_of(node),
+        )
+
+
+def _replay(node: fx.Node, seen: Tensor) -> Any:
+    target: Any = node.target
+    if target in RESHAPE_OPS:
+        return seen.view(_shape(node))
+    return target(seen, *node.args[1:], **node.kwargs)
+
+
+def _first_use(node: fx.Node) -> fx.Node | None:
+    """The first op that the core does with a value: the tracer detaches arguments."""
+    for user in node.users:
+        found = _first_use(user) if user.target is torch.ops.aten.detach.default else user
+        if found is not None:
+            return found
+    return None
+
+
+def _is_zero(node: fx.Node, operands: Sequence[_Value]) -> bool:
+    """Whether an op is linear in all of its operands together, and all are 0."""
+    facts = facts_of(node.target)
+    values = {i for i, argument in enumerate(node.args) if isinstance(argument, fx.Node | bool | int | float)}
+    all_zero = len(values) == len(operands) and all(operand.zero for operand in operands)
+    return all_zero and facts is not None and values in facts.linear
+
+
+def _is_float(node: fx.Node) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _shape(node: fx.Node) -> tuple[int, ...]:
+    value = node.meta["val"]
+    value = value[0] if isinstance(value, list | tuple) else value
+    return tuple(value.shape) if isinstance(value, Tensor) else ()

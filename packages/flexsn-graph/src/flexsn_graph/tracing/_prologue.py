@@ -1,0 +1,211 @@
+"""What a core computes from captured tensors alone, and no step can: computed once, before the loop over time.
+
+A row `w[0]` of a parameter, `w.softmax(0)`, `w @ u`: the result of such a call is lifted as if it had been captured.
+Pointwise ops on captured tensors stay in the step, and so do views that a `LiftedLayout` can express: there they cost
+nothing.
+
+What is computed before the loop is a graph, recorded below autograd as the step itself is, and so is its gradient:
+in-place operations and custom `autograd.Function`s are in it as they ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import copy
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import SourceLocation
+from flexsn_graph.ir._ops import VIEW_OPS, Op
+
+
+class Hoists(Enum):
+    """Which calls on captured tensors alone are done before the loop."""
+
+    NOTHING = auto()
+    WHAT_NO_STEP_CAN = auto()
+    VIEWS_TOO = auto()  # for a tensor that is read in two layouts
+    EVERYTHING = auto()  # where a part of it could not be differentiated in the step
+
+
+# Not pointwise by their tag, but nothing that a step could not do.
+_STAYING = """
+    alias clone copy detach empty empty_like expand fill full full_like lift_fresh lift_fresh_copy new_empty
+    new_full new_ones new_zeros ones ones_like repeat scalar_tensor _to_copy zero zeros zeros_like
+"""
+_STAYING_OPS = frozenset(_STAYING.split())
+_RESHAPES = VIEW_OPS | {torch.ops.aten._unsafe_view.default}
+
+
+@dataclass(frozen=True, slots=True)
+class CalledOp:
+    """An op that a call came down to; `writes`: to which memory."""
+
+    op: Op
+    args: tuple[Any, ...]
+    result: Any
+    writes: frozenset[int] = frozenset()
+
+
+def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
+    """Whether an op, called on captured tensors alone, can be a part of the step."""
+    if hoists is Hoists.EVERYTHING:
+        return False
+    name = called.op._opname.rstrip("_") if called.writes else called.op._opname
+    if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
+        return True
+    if called.op not in _RESHAPES or hoists is Hoists.VIEWS_TOO:
+        return False
+    # The gradient of a part would be zero elsewhere, which no layout can say.
+    same_size = isinstance(called.result, Tensor) and called.result.numel() >= called.args[0].numel()
+    return same_size or not has_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for a tensor in a call's arguments: the number of its value, and whether it requires a gradient."""
+
+    value: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call on captured tensors alone.
+
+    Attributes:
+        name: of the function.
+        results: for each leaf of what the function returns, the number of the value that it is; `None`: not a
+            new tensor.
+        reads: the values that it needs.
+        stays: whether it is a part of the step.
+        is_view: whether it gives another view, content or history to memory that the core has.
+        writes: whether it changes what it is given.
+        is_plain: whether it neither does that, nor is an `autograd.Function`.
+        location: where the core makes it.
+    """
+
+    name: str
+    results: tuple[int | None, ...]
+    reads: set[int]
+    stays: bool
+    is_view: bool = False
+    writes: bool = False
+    is_plain: bool = True
+    location: SourceLocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedBefore:
+    """How the lifted tensors that are not captured are computed.
+
+    Attributes:
+        forward: `[*captured] -> [*values]`.
+        backward: for each value, `[*captured, its gradient] -> [*gradients]`; `None`: it has no gradient.
+        gradients: for each value, positions of the captured tensors that its `backward` gives gradients of.
+        first: the call that gives the first of them.
+        device: where the captured tensors were when it was recorded.
+        refusals: why a value has no gradient where one may be asked for, by its number among the values.
+    """
+
+    forward: fx.GraphModule
+    backward: tuple[fx.GraphModule | None, ...]
+    gradients: tuple[tuple[int, ...], ...]
+    first: Call
+    device: torch.device
+    refusals: Mapping[int, Exception] = field(default_factory=dict)
+
+
+class Prologue:
+    """From the captured tensors to the lifted ones.
+
+    Args:
+        tensors: the captured tensors, by number: those that it needs.
+        lifted: numbers of the values that the step reads.
+        computed: how those that are not captured are computed; `None` if there are none.
+
+    Attributes:
+        captured: the tensors that it takes, the user's own objects.
+    """
+
+    def __init__(self, tensors: Mapping[int, Tensor], lifted: Sequence[int], computed: ComputedBefore | None) -> None:
+        self.computed = computed
+        self.captured = tuple(tensors.values())
+        positions = {number: i for i, number in enumerate(tensors)}
+        values = iter(range(len(lifted)))
+        # A position among the captured tensors, or behind them, among the computed values.
+        # Its graphs are for tensors that lie like these.
+        self._layouts = [] if computed is None else [(t.stride(), t.device) for t in self.captured]
+        self._places = [positions[n] if n in positions else len(positions) + next(values) for n in lifted]
+        self._as_they_are = computed is None and self._places == list(range(len(self.captured)))
+
+    def of(self, captured: Sequence[Tensor]) -> Prologue:
+        """This prologue for other tensors that `fits` accepts, in the order of `captured`."""
+        found = copy(self)
+        found.captured = tuple(captured)
+        return found
+
+    def fits(self, captured: Sequence[Tensor]) -> bool:
+        """Whether it can compute with these tensors, of the right shapes and dtypes."""
+        return all(
+            t.stride() == stride and t.device == device
+            for t, (stride, device) in zip(captured, self._layouts, strict=False)
+        )
+
+    def __call__(self, captured: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The lifted tensors. Differentiable, when gradients are switched on."""
+        values = tuple(captured)
+        if self._as_they_are:
+            return values
+        if self.computed is not None:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in captured):
+                values += _Computed.apply(self.computed, *captured)
+            else:
+                with _as_recorded(self.computed):
+                    values += tuple(self.computed.forward(*captured))
+        return tuple(values[place] for place in self._places)
+
+
+class _Computed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, computed: ComputedBefore, *captured: Tensor) -> tuple[Tensor, ...]:
+        ctx.computed = computed
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*captured)
+        with _as_recorded(computed):
+            values = tuple(computed.forward(*captured))
+        # A tensor that is two values has a gradient as one of them, perhaps, and none as the other.
+        values = tuple(v.clone() if any(v is other for other in values[:i]) else v for i, v in enumerate(values))
+        differentiable = [bool(to) or i in computed.refusals for i, to in enumerate(computed.gradients)]
+        ctx.mark_non_differentiable(*(v for v, is_so in zip(values, differentiable, strict=True) if not is_so))
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        """From a value without a gradient nothing flows on: no zeros, which an infinite derivative makes NaN."""
+        computed: ComputedBefore = ctx.computed
+        sums: list[Tensor | None] = [None] * len(ctx.saved_tensors)
+        parts = zip(gradients, computed.backward, computed.gradients, strict=True)
+        for number, (gradient, backward, to) in enumerate(parts):
+            if gradient is None:
+                continue
+            if number in computed.refusals:
+                raise computed.refusals[number]
+            if backward is None:
+                continue
+            with _as_recorded(computed):
+                found = backward(*ctx.saved_tensors, gradient)
+            for i, part in zip(to, found, strict=True):
+                sums[i] = part if sums[i] is None else sums[i] + part
+        return None, *sums
+
+
+def _as_recorded(computed: ComputedBefore) -> AbstractContextManager[object]:
+    """Without autocast: what it does is in the graph."""
+    kind = computed.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()

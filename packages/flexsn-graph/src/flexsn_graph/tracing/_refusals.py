@@ -1,0 +1,159 @@
+"""Refuses, by name and line, what a scan cannot honour in an op that a core calls."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import SourceLocation, called_op, location_of
+from flexsn_graph._torch_private_ops import pytree
+from flexsn_graph.errors import (
+    DataDependentError,
+    MutationError,
+    NonPointwiseError,
+    RandomOpError,
+    UnsupportedCoreError,
+)
+from flexsn_graph.ir._ops import Op, lacks_a_rule
+from flexsn_graph.tracing._core import complex_error
+
+_aten = torch.ops.aten
+
+_DATA_DEPENDENT_OPS = frozenset({_aten._local_scalar_dense.default, _aten.equal.default, _aten.is_nonzero.default})
+
+# They hand a tensor's values to Python or NumPy without passing the dispatcher.
+VALUE_READS = frozenset({Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+
+# They answer while the core is traced, and may answer otherwise in a call: by what stands for a function, its name.
+_ONCE = """
+    requires_grad is_leaf grad_fn grad retains_grad _version _base output_nr
+    data_ptr storage_offset stride is_contiguous is_pinned is_shared is_inference untyped_storage _is_view is_set_to
+    __repr__ __format__
+"""
+READ_ONCE = {(d if callable(d) else d.__get__): n for n in _ONCE.split() for d in [getattr(Tensor, n)]}
+
+
+def reads_value(name: str, location: SourceLocation | None) -> DataDependentError:
+    """The error for Python code that depends on a tensor's value."""
+    return DataDependentError(
+        f"the core reads a tensor's value in Python ({name}): `if`, `while`, `.item()` and "
+        "`float()` on a tensor cannot be compiled. Use `torch.where`. Where torch takes a number, as `alpha=` of "
+        "`torch.add`, it reads a tensor's value, too: multiply by the tensor instead.",
+        name,
+        location,
+    )
+
+
+# They would run once in the trace, on one step's gradient, and again on the sum of all steps' gradients.
+HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad})
+
+
+def adds_hook(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+    """The error for a hook on what is captured, or computed from captured tensors alone."""
+    return UnsupportedCoreError(
+        f"the core calls Tensor.{name} on a captured tensor, or on what it computes from captured tensors alone: "
+        "kernels give such a tensor's gradient as a sum over all steps. Add the hook to the captured tensor, outside "
+        "of the core.",
+        f"Tensor.{name}",
+        location,
+    )
+
+
+def writes_out(name: str, location: SourceLocation | None) -> UnsupportedCoreError:
+    """The error for `out=` where there are gradients, of which autograd would keep nothing."""
+    return UnsupportedCoreError(
+        f"the core calls {name} with out=, which autograd does not differentiate. Assign what it returns, or write it "
+        "with `.copy_()`.",
+        f"{name}(out=...)",
+        location,
+    )
+
+
+def refuse_without_rule(node: fx.Node) -> None:
+    """Refuses an op that works element by element, and that nobody has said how to compute."""
+    if lacks_a_rule(node.target):
+        raise UnsupportedCoreError(
+            f"{called_op(node)} has no rule. Write it in other ops, or add one with flexsn_codegen.register_op.",
+            called_op(node),
+            location_of(node),
+        )
+
+
+def refuse_higher_order(func: Any, location: SourceLocation | None) -> None:
+    """Refuses what is no op: `torch.cond` and the like."""
+    if not isinstance(func, Op):
+        raise UnsupportedCoreError(
+            f"the core calls the higher-order operator {func}: it cannot be part of a step function. "
+            "Use `torch.where`.",
+            str(func),
+            location,
+        )
+
+
+def refuse_op(
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    frozen: Container[int],
+    location: SourceLocation | None,
+) -> None:
+    """Refuses an op for what it is, or for writing to one of the storages `frozen`."""
+    name = str(op)
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        raise RandomOpError(
+            f"the core calls {name}: random ops are not supported, because the backward pass "
+            "recomputes the step. Draw the numbers outside and pass them as an input sequence.",
+            name,
+            location,
+        )
+    if op in _DATA_DEPENDENT_OPS or torch.Tag.data_dependent_output in op.tags:
+        raise reads_value(name, location)
+    if torch.Tag.dynamic_output_shape in op.tags and not _indexes_by_number(op, args):
+        raise NonPointwiseError(
+            f"the core picks elements by index or mask ({name}): a step function must work on each "
+            "element of the step by itself. Use `torch.where` for masks.",
+            name,
+            location,
+        )
+    for written in written_by(op, args, kwargs):
+        if storage_of(written) in frozen:
+            raise MutationError(
+                "the core changes an input, a state, a captured tensor, what it computes of captured tensors before "
+                f"the loop, or an incoming gradient in place ({name}). Return the new value instead, or change a "
+                "copy: in-place ops on values that the core made in the step are fine.",
+                name,
+                location,
+            )
+
+
+def written_by(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that an op writes to."""
+    if not op._schema.is_mutable:
+        return []
+    written: list[Any] = []
+    for i, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            # `torch._foreach_*` write to lists
+            written += pytree.tree_leaves(args[i] if i < len(args) else kwargs.get(argument.name))
+    return [t for t in written if isinstance(t, Tensor)]
+
+
+def _indexes_by_number(op: Op, args: tuple[Any, ...]) -> bool:
+    """Whether the shape of the result depends on no mask. (If the step does it, it is refused later.)"""
+    masks = (torch.bool, torch.uint8)
+    return op is _aten.index.Tensor and not any(i is not None and i.dtype in masks for i in args[1])
+
+
+def refuse_complex(values: Any, name: str, location: SourceLocation | None) -> None:
+    """Refuses complex tensors among an op's arguments and results."""
+    for value in pytree.tree_leaves(values):
+        if isinstance(value, Tensor) and value.is_complex():
+            raise complex_error(name, value.dtype, location)
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The identity of a tensor's memory."""
+    return int(tensor.untyped_storage()._cdata)

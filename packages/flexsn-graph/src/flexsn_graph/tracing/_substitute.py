@@ -1,0 +1,120 @@
+"""What a function reads and writes besides computing: the tensors that it captures, and arguments that it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from flexsn_graph._torch_private import FakeTensor, FakeTensorMode, fake_like, is_stand_in, undisturbed
+from flexsn_graph.reads import Reads
+from flexsn_graph.tracing._checks import WITHOUT_CHECKS
+from flexsn_graph.tracing._origins import Following, Origins
+
+
+class Converted(TorchFunctionMode):
+    """Torch's functions get other values for some of their arguments.
+
+    Args:
+        convert: what is given in place of an argument that is no list or tuple, or of a part of one.
+    """
+
+    def __init__(self, convert: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self._convert = convert
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = WITHOUT_CHECKS.get(func, func)
+        return func(*self._in(args), **{name: self._in(value) for name, value in (kwargs or {}).items()})
+
+    def _in(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            return type(value)(self._in(part) for part in value)
+        return self._convert(value)
+
+
+class Substituted(Converted):
+    """Torch's functions get stand-ins for some tensors.
+
+    Args:
+        stand_ins: by the tensors' ids.
+        make: makes one for a captured tensor that has none; `None`: it is left as it is.
+    """
+
+    def __init__(self, stand_ins: Mapping[int, Tensor], make: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__(self._stand_in)
+        self._stand_ins, self._make = stand_ins, make
+
+    def _stand_in(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        stand_in = self._stand_ins.get(id(value))
+        if stand_in is None and self._make is not None and not is_stand_in(value):
+            return self._make(value)
+        return value if stand_in is None else stand_in
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What a run of a function showed.
+
+    Attributes:
+        captured: the tensors that it captures, in order of first use.
+        written: positions of the arguments that it changes.
+        returned: what it returned; of tensors, fake ones.
+        arguments: the fake tensors that it was called with.
+    """
+
+    captured: tuple[Tensor, ...]
+    written: tuple[int, ...]
+    returned: Any
+    arguments: tuple[Tensor, ...]
+
+
+def effects_of(
+    fn: Callable[..., Any],
+    examples: Sequence[Tensor],
+    sizes: Sequence[int] | None,
+    reads: Reads | None = None,
+    captured: dict[int, Tensor] | None = None,
+) -> Effects:
+    """Runs a function once, on fake tensors.
+
+    Args:
+        fn: called with as many tensors as there are examples.
+        examples: of them; only shape, dtype and device are looked at.
+        sizes: the shape that a captured tensor has meanwhile, if it has dimensions; `None`: its own.
+        reads: records what else the function reads.
+        captured: gets the captured tensors, by their ids; also those that were met before the function failed.
+    """
+    captured = {} if captured is None else captured
+    stand_ins: dict[int, Tensor] = {}
+
+    def make(tensor: Tensor) -> Tensor:
+        captured[id(tensor)] = tensor
+        like = tensor
+        if sizes is not None:
+            like = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+            like = like.expand(tuple(sizes)) if tensor.dim() else like
+        stand_ins[id(tensor)] = fake_like(mode, like)
+        return stand_ins[id(tensor)]
+
+    with undisturbed():
+        mode = FakeTensorMode()
+        arguments = tuple(fake_like(mode, example) for example in examples)
+        with torch.no_grad(), mode:
+            if reads is None:
+                with Substituted(stand_ins, make):
+                    returned = fn(*arguments)
+            else:
+                origins = Origins(arguments)
+                origin = origins.origin(lambda t: isinstance(t, FakeTensor), lambda t: id(t) in captured)
+                kept = reads.restored(), reads.recording(), reads.run(origin)
+                with kept[0], kept[1], kept[2], Following(origins), Substituted(stand_ins, make):
+                    returned = fn(*arguments)
+    written = tuple(i for i, argument in enumerate(arguments) if argument._version > 0)
+    return Effects(tuple(captured.values()), written, returned, arguments)

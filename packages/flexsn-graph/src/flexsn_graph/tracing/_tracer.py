@@ -1,0 +1,482 @@
+"""Runs a function on fake tensors and records what it does, forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph._location import raised_at, told_by_torch
+from flexsn_graph._torch_private import (
+    DataDependentOutputException,
+    FakeTensor,
+    FakeTensorMode,
+    fake_like,
+    forget_fake_results,
+    gradients,
+    nodes_behind,
+    noting_nodes,
+    record,
+    without_hooks,
+)
+from flexsn_graph.errors import (
+    CaptureError,
+    StatefulCoreError,
+    TorchError,
+    TraceError,
+    UnsupportedCoreError,
+    UnsupportedOpError,
+)
+from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.lowering._decompositions import AS_RECORDED, TO_PRIMS
+from flexsn_graph.lowering._lowering import lower
+from flexsn_graph.reads import Reads
+from flexsn_graph.tracing._before import compute_before
+from flexsn_graph.tracing._calls import CoreCalls
+from flexsn_graph.tracing._capture import CaptureMode
+from flexsn_graph.tracing._captures import Captures
+from flexsn_graph.tracing._core import check_examples
+from flexsn_graph.tracing._positions import check_positions
+from flexsn_graph.tracing._prologue import Hoists, Prologue
+from flexsn_graph.tracing._refusals import reads_value
+from flexsn_graph.versions import UnsupportedVersionError
+
+
+class Tracer:
+    """A function on fake tensors.
+
+    Args:
+        fn: the function.
+        examples: its arguments; only shape, dtype and device are looked at.
+        as_results: turns what `fn` returns into a tuple of tensors, or raises.
+        requires_grad: which arguments are differentiable; `None`: all that can be.
+        hoists: what is computed before the step, from captured tensors alone.
+        keep_views: whether views of such values remain views, so that in-place ops on one change all.
+        reads: records what else `fn` reads.
+        captures: makes what keeps the tensors that `fn` captures.
+
+    Attributes:
+        mode: the fake mode of everything here.
+        captures: the tensors that `fn` captures, and what it computes from them alone.
+        lifted: the numbers of those values that the step needs.
+        results: fake tensors like the function's results.
+        differentiable: for each result, whether a gradient can flow through it.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        examples: Sequence[Tensor],
+        as_results: Callable[[Any], tuple[Tensor, ...]],
+        requires_grad: Sequence[bool] | None = None,
+        hoists: Hoists = Hoists.NOTHING,
+        keep_views: bool = False,
+        reads: Reads | None = None,
+        captures: Callable[[FakeTensorMode], Captures] = Captures,
+    ) -> None:
+        check_examples(examples)
+        self._reads = Reads(fn, follow=False) if reads is None else reads
+        self._fn = fn
+        self._hoists = hoists
+        self._keep_views = keep_views
+        self._as_results = as_results
+        self._requires_grad = [True] * len(examples) if requires_grad is None else list(requires_grad)
+        # What torch refuses to differentiate by, such as the target of a loss, and how.
+        self._constant: dict[int, TorchError] = {}
+        forget_fake_results()
+        self.mode = FakeTensorMode()
+        self.examples = [fake_like(self.mode, t) for t in examples]
+        self.captures = captures(self.mode)
+        # What the function did: its calls, and what it read.
+        self._done: dict[tuple[bool, ...], tuple[list[tuple[str, ...]], set[int]]] = {}
+        needed: set[int] = set()
+        with self._reads.recording():
+            self.results, self.differentiable = self._discover(needed)
+        self.lifted = self.captures.lifted = tuple(sorted(needed))
+        self._trained = {number: t.requires_grad for number, t in self.captures.tensors.items()}
+
+    @property
+    def lifted_values(self) -> list[FakeTensor]:
+        """Fake tensors like the lifted ones."""
+        return [self.captures.stand_ins[number] for number in self.lifted]
+
+    @property
+    def primals(self) -> list[FakeTensor]:
+        """`[*examples, *lifted_values]`."""
+        return [*self.examples, *self.lifted_values]
+
+    @property
+    def computed(self) -> list[int]:
+        """The numbers of the lifted values that are not captured."""
+        return [number for number in self.lifted if number not in self.captures.tensors]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it neither writes to what it computes of captured tensors, nor gives it a gradient of its own."""
+        return all(call.is_plain for call in self.captures.decided.values())
+
+    def prologue(self) -> Prologue:
+        """From the captured tensors to the lifted ones."""
+        needed, before = set(self.lifted), None
+        if self.computed:
+            with self._as_discovered():
+                needed, before = compute_before(self)
+        tensors = {number: t for number, t in self.captures.tensors.items() if number in needed}
+        return Prologue(tensors, self.lifted, before)
+
+    def aliases(self, captured: Sequence[Tensor]) -> tuple[tuple[int, Tensor], ...]:
+        """Captured tensors that are the same memory as one of `captured`, with its position."""
+        numbers = [next(n for n, t in self.captures.tensors.items() if t is one) for one in captured]
+        return tuple((numbers.index(n), t) for n, t in self.captures.aliases if n in numbers)
+
+    def compute(self, arguments: Sequence[Tensor]) -> tuple[list[Tensor], CoreCalls]:
+        """The values that are computed from captured tensors alone, as a whole run of the function gives them."""
+        with torch.enable_grad():
+            leaves = self._leaves(arguments)
+            results, calls = self._run(leaves, whole=True)
+            computed = dict(calls.computed)
+            if any(number not in computed for number in self.computed):  # it is in a backward formula
+                roots = [t for t in results if t.requires_grad]
+                ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
+                targets = [*([t] for t in leaves if t.requires_grad), *self._trained_targets(calls).values()]
+                with suppress(RuntimeError), self._capturing(ones, whole=True) as (_, of_backward):
+                    self._gradients_of(roots, targets, ones)
+                computed = {**of_backward.computed, **computed}
+        missing = [number for number in self.computed if number not in computed]
+        if missing:
+            call = self.captures.call_of(missing[0])
+            assert call is not None
+            raise CaptureError(
+                f"the core calls {call.name} on captured tensors alone, which has to be done before the loop, and this "
+                "call could not be found again. Do it outside of the core.",
+                call.name,
+                call.location,
+            )
+        return [computed[number] for number in self.computed], calls
+
+    def gradients_of(self, value: Tensor, given: Tensor, calls: CoreCalls) -> list[Tensor | None]:
+        """The gradients of the captured tensors that require one, from that of a value that `compute` returned.
+
+        Raises:
+            UnsupportedCoreError: autograd cannot differentiate it.
+        """
+        targets = list(self._trained_targets(calls).values())
+        if not value.requires_grad:
+            return [None] * len(targets)
+        with self._explaining([value]), self._capturing([given], whole=True):
+            return self._gradients_of([value], targets, [given])
+
+    def record_forward(self) -> fx.GraphModule:
+        """`[*primals] -> [*results]`, as ATen ops."""
+
+        def forward(*arguments: Tensor) -> list[Tensor]:
+            # With gradients, though nobody asks for one: so the same values are lifted as in the VJP.
+            with torch.enable_grad():
+                results, _ = self._run(self._leaves(arguments[: len(self.examples)]))
+            return [self.captures.stand_in(t).detach() for t in results]
+
+        with self._as_discovered():
+            return record(forward, self.primals, self.mode, AS_RECORDED)
+
+    def record_vjp(
+        self, cotangents: Sequence[bool], wanted: Sequence[bool], *, with_results: bool = False
+    ) -> tuple[fx.GraphModule, tuple[int | None, ...]]:
+        """`[*primals, *present cotangents] -> [*results if with_results, *gradients]`, as ATen ops.
+
+        Returns:
+            The graph, and for each primal the position of its gradient among the gradients, or `None`.
+        """
+        positions: list[int | None] = []
+
+        def vjp(*arguments: Tensor) -> list[Tensor]:
+            given = iter(arguments[len(self.primals) :])
+            weights = [next(given) if there else None for there in cotangents]
+            results, found = self._gradients(arguments[: len(self.examples)], weights, wanted)
+            count = iter(range(len(found)))
+            positions.extend(None if g is None else next(count) for g in found)
+            first = [self.captures.stand_in(t) for t in results] if with_results else []
+            return [*first, *(g for g in found if g is not None)]
+
+        present = [t for t, there in zip(self.results, cotangents, strict=True) if there]
+        with self._as_discovered(), self._reads.recording():
+            recorded = record(vjp, [*self.primals, *present], self.mode, AS_RECORDED)
+        return recorded, tuple(positions)
+
+    def lower(
+        self,
+        recorded: fx.GraphModule,
+        step_shape: Sequence[int],
+        positions: Sequence[int | None] = (),
+        known: Mapping[int, LiftedLayout] | None = None,
+        *,
+        sums_allowed: bool = False,
+    ) -> tuple[fx.GraphModule, dict[int, LiftedLayout]]:
+        """Lowers a recorded graph, checks that it is pointwise, and finds its captured tensors' layouts.
+
+        Args:
+            recorded: what `record_forward` or `record_vjp` returned.
+            step_shape: shape of one step.
+            positions: the gradients' positions, as `record_vjp` returned them.
+            known: the layouts in the forward graph.
+            sums_allowed: as for `check_positions`.
+        """
+        lowered = self.lowered(recorded)
+        count = sum(n.op == "placeholder" for n in lowered.graph.nodes)
+        others = count - len(self.primals)
+        lifted = [None] * len(self.examples) + list(range(len(self.lifted)))
+        gradient_of = [primal for primal, p in enumerate(positions) if p is not None]
+        results = next(n for n in reversed(lowered.graph.nodes) if n.op == "output").args[0]
+        first = [None] * (len(results) - len(gradient_of))
+        roles = [*lifted, *[None] * others]
+        layouts = check_positions(
+            lowered.graph, step_shape, roles, [*first, *gradient_of], known or {}, sums_allowed=sums_allowed
+        )
+        return lowered, layouts
+
+    def lowered(self, recorded: fx.GraphModule, kept: Collection[Any] = ()) -> fx.GraphModule:
+        """A recorded graph without mutation, decomposed, but for the ops that are kept."""
+        table = {op: decomposition for op, decomposition in TO_PRIMS.items() if op not in kept} if kept else TO_PRIMS
+        with explained():
+            return lower(recorded, self.mode, table)
+
+    def _leaves(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        leaves = [t.detach() for t in tensors]
+        for leaf, want in zip(leaves, self._requires_grad, strict=True):
+            leaf.requires_grad_(want and leaf.is_floating_point())
+        return leaves
+
+    def _run(
+        self, arguments: Sequence[Tensor], needed: set[int] | None = None, *, whole: bool = False
+    ) -> tuple[tuple[Tensor, ...], CoreCalls]:
+        """Calls the function. With `needed` this is discovery: the values that the step reads are added to it."""
+        self.captures.locations.clear()
+        with self._capturing(arguments, needed, whole=whole, forward=True) as (mode, calls), explained():
+            returned = self._fn(*arguments)
+            calls.is_core_running = False
+            results = calls.finish(self._as_results(returned))
+        # Autograd itself calls a little more, depending on what needs a gradient.
+        captured = (t.requires_grad for t in self.captures.tensors.values())
+        recording = (torch.is_grad_enabled(), whole, *self._requires_grad, *captured)
+        if (mode.trail, mode.met) != self._done.setdefault(recording, (mode.trail, mode.met)):
+            raise StatefulCoreError(
+                "the core does something else in each call: it must depend on its arguments alone. Return "
+                "what changes as a state, and create captured tensors before tracing.",
+                "state",
+                None,
+            )
+        if needed is not None:
+            needed.update(*(mode.behind(t) for t in results))
+        return results, calls
+
+    @contextmanager
+    def _capturing(
+        self,
+        frozen: Sequence[Tensor],
+        needed: set[int] | None = None,
+        *,
+        whole: bool = False,
+        forward: bool = False,
+    ) -> Iterator[tuple[CaptureMode, CoreCalls]]:
+        mode = CaptureMode(self.captures, may_add=needed is not None, frozen=frozen)
+        given = frozen if forward else None
+        calls = CoreCalls(
+            mode, self._hoists, whole=whole, arguments=given, keep_views=self._keep_views, note=self._reads.note
+        )
+        try:
+            with self._reads.run(mode.origin), calls, mode, without_hooks(list(self.captures.tensors.values())):
+                yield mode, calls
+        except RuntimeError as error:
+            if mode.refusal is not None:
+                raise mode.refusal from None
+            if any(t.is_inference() for t in self.captures.tensors.values()) and "Inference tensor" in str(error):
+                raise CaptureError(
+                    "the core captures a tensor that was made under torch.inference_mode(), of which autograd keeps "
+                    "nothing. Make it outside of inference_mode, or capture a .clone() of it made outside.",
+                    "capture",
+                    raised_at(error.__cause__ or error.__context__ or error),
+                ) from None
+            raise
+        finally:
+            if needed is not None:
+                needed.update(mode.met)
+
+    @contextmanager
+    def _as_discovered(self) -> Iterator[None]:
+        """Captured tensors require gradients as when the function was discovered: one may have been frozen since."""
+        captured = self.captures.tensors.items()
+        changed = [t for n, t in captured if t.requires_grad != self._trained.get(n, t.requires_grad)]
+        for tensor in changed:
+            tensor.requires_grad_(not tensor.requires_grad)
+        try:
+            yield
+        finally:
+            for tensor in changed:
+                tensor.requires_grad_(not tensor.requires_grad)
+
+    def _discover(self, needed: set[int]) -> tuple[list[FakeTensor], tuple[bool, ...]]:
+        """Runs forward and backward once to see which tensors they capture and what is differentiable.
+
+        The backward too: a surrogate's parameter may be read in the backward formula alone.
+        """
+        with self.mode, torch.no_grad():
+            # First without gradients: there an in-place op on an argument is refused by name, while
+            # autograd would only say that it is a leaf.
+            self._run([t.detach() for t in self.examples], set())
+        with self.mode, torch.enable_grad():
+            leaves = self._leaves(self.examples)
+            try:
+                results, calls = self._run(leaves, needed)
+            except TorchError as error:
+                self._find_constants(error)
+                leaves = self._leaves(self.examples)
+                results, calls = self._run(leaves, needed)
+            stand_ins = [self.captures.stand_in(t) for t in results]
+            roots = [t for t in results if t.requires_grad]
+            if roots:
+                captured = self._trained_targets(calls)
+                of_leaves = [[t] for t in leaves if t.requires_grad]
+                ones = [torch.ones_like(self.captures.stand_in(t)) for t in roots]
+                of_captured: list[Tensor | None] = [targets[0] for targets in captured.values()]
+                # What goes wrong here is told when a gradient is asked for; inference needs none.
+                with suppress(RuntimeError), self._reads.of_backward(), self._capturing(ones, needed):
+                    found = self._gradients_of(roots, [*of_leaves, *captured.values()], ones)
+                    of_captured = found[len(of_leaves) :]
+                needed.update(n for n, g in zip(captured, of_captured, strict=True) if g is not None)
+            described = [fake_like(self.mode, t) for t in stand_ins]
+        return described, tuple(t.requires_grad for t in results)
+
+    def _find_constants(self, error: TorchError) -> None:
+        """Finds the examples by which torch refuses to differentiate, after an `error` with all of them."""
+        all_of_them = self._requires_grad
+        for i, want in enumerate(all_of_them):
+            self._requires_grad = [want and i == j for j in range(len(all_of_them))]
+            try:
+                self._run(self._leaves(self.examples))
+            except TorchError as refusal:
+                self._constant[i] = refusal
+        self._requires_grad = [False] * len(all_of_them)
+        try:
+            self._run(self._leaves(self.examples))
+        except TorchError as refusal:
+            raise _not_recorded(refusal) from refusal
+        if not self._constant:
+            raise _not_recorded(error) from error
+        self._requires_grad = [want and i not in self._constant for i, want in enumerate(all_of_them)]
+
+    def _gradients(
+        self, arguments: Sequence[Tensor], weights: Sequence[Tensor | None], wanted: Sequence[bool]
+    ) -> tuple[tuple[Tensor, ...], list[Tensor | None]]:
+        for i, refusal in self._constant.items():
+            if wanted[i]:
+                raise refusal
+        with torch.enable_grad():
+            leaves = self._leaves(arguments)
+            results, calls = self._run(leaves)
+            targets = {i: [leaf] for i, leaf in enumerate(leaves) if wanted[i] and leaf.requires_grad}
+            for i, number in enumerate(self.lifted, len(leaves)):
+                of_lifted = self._targets(number, calls)
+                if wanted[i] and of_lifted:
+                    targets[i] = of_lifted
+            weighted = [(t, w) for t, w in zip(results, weights, strict=True) if w is not None and t.requires_grad]
+            if not weighted or not targets:
+                return results, [None] * len(wanted)
+            roots, given = [t for t, _ in weighted], [w for _, w in weighted]
+            with self._explaining(roots), self._reads.of_backward(), self._capturing([*arguments, *given]):
+                found = dict(zip(targets, self._gradients_of(roots, list(targets.values()), given), strict=True))
+        return results, [found.get(i) for i in range(len(wanted))]
+
+    # -- what autograd is asked for ----------------------------------------------------------------------
+
+    def _targets(self, number: int, calls: CoreCalls) -> list[Tensor]:
+        """What autograd knows a value as: the captured tensor itself, and what stands for it or for a computed one."""
+        both = (self.captures.tensors.get(number), calls.variables.get(number))
+        return [t for t in both if t is not None and t.requires_grad]
+
+    def _trained_targets(self, calls: CoreCalls) -> dict[int, list[Tensor]]:
+        """Those of the captured tensors that require a gradient, by number."""
+        return {n: self._targets(n, calls) for n, t in self.captures.tensors.items() if t.requires_grad}
+
+    def _gradients_of(
+        self, roots: Sequence[Tensor], targets: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """The gradient of each of `targets`: the sum of those of what it is known as."""
+        self._check_histories(roots)
+        found = iter(gradients(roots, [t for known_as in targets for t in known_as], given))
+        sums: list[Tensor | None] = []
+        for known_as in targets:
+            parts = [part for part in (next(found) for _ in known_as) if part is not None]
+            sums.append(functools.reduce(torch.add, parts) if parts else None)
+        return sums
+
+    def _check_histories(self, roots: Sequence[Tensor]) -> None:
+        """Refuses a captured tensor with a history that leads to another one, where nothing could stand for it.
+
+        Autograd would go on from there, and count the other one's gradient twice.
+        """
+        ends = self._ends()
+        if not ends:
+            return
+        leaves = {id(t) for t in self.captures.tensors.values() if t.requires_grad}
+        for node, reached_from in nodes_behind([t.grad_fn for t in roots], stop=ends):
+            if node not in ends:
+                continue
+            for other, _ in nodes_behind([following for following, _ in node.next_functions]):
+                if other in ends or id(getattr(other, "variable", None)) in leaves:
+                    name = "a function" if reached_from is None else reached_from.name()
+                    raise CaptureError(
+                        f"the core gives {name} a captured tensor, {list(ends[node].shape)} {ends[node].dtype}, that "
+                        "was computed from another tensor that it captures, too. Compute the one from the other in "
+                        "the core, or give the function a `.clone()` of it.",
+                        name,
+                        None if reached_from is None else self.captures.location_of(reached_from._sequence_nr()),
+                    )
+
+    def _ends(self) -> dict[Any, Tensor]:
+        """Where the captured tensors' own histories begin."""
+        return {t.grad_fn: t for t in self.captures.tensors.values() if t.grad_fn is not None}
+
+    @contextmanager
+    def _explaining(self, roots: Sequence[Tensor]) -> Iterator[None]:
+        """What autograd says of the core's gradient names the line of the user's that it is the gradient of."""
+        ran: list[Any] = []
+        try:
+            with noting_nodes([t.grad_fn for t in roots], self._ends()) as ran:
+                yield
+        except (UnsupportedCoreError, UnsupportedVersionError):
+            raise
+        except RuntimeError as error:
+            # The node of an op without a derivative has no number: then what its gradient comes from.
+            found = (self.captures.location_of(node._sequence_nr()) for node in reversed(ran))
+            location = next((one for one in found if one is not None), None)
+            message = f"autograd cannot differentiate the core: {error}"
+            raise UnsupportedCoreError(message, "autograd", location) from error
+
+
+def _not_recorded(error: TorchError) -> UnsupportedCoreError:
+    cause = error.__cause__ or error
+    return UnsupportedCoreError(
+        f"the core runs without gradients, but torch refuses to record it for gradients: {cause}",
+        "autograd",
+        raised_at(cause),
+    )
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Torch's errors say where the user's code made them."""
+    try:
+        yield
+    except (TraceError, UnsupportedOpError, UnsupportedVersionError):
+        raise
+    except Exception as error:
+        if not told_by_torch(error):
+            raise
+        where = raised_at(error)
+        if isinstance(error, DataDependentOutputException):
+            raise reads_value(str(error), where) from error
+        at = "" if where is None else f"\n  at {where}"
+        raise TorchError(f"torch cannot trace the core: {error}{at}") from error

@@ -1,0 +1,135 @@
+"""What Inductor makes of the two operators: a registered package's launches, or the loop."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from flexsn_hop._layout import BackwardLayout, ScanLayout
+from flexsn_hop._torch_private import InductorCall
+from flexsn_hop.callers import warn
+from flexsn_hop.errors import LoweringError
+from flexsn_hop.lowering._lowering import (
+    LOWERING_VARIABLE,
+    NO_KERNELS,
+    ScanLowering,
+    find_lowerings,
+    naming,
+    reasons,
+    requested_lowering,
+)
+from flexsn_hop.lowering._opaque import encode_program, run_scan
+from flexsn_hop.lowering._padding import without_padding
+from flexsn_hop.operator._eager import describe
+
+__all__ = ["lower"]
+
+_logger = logging.getLogger("flexsn_hop")
+
+
+def lower(
+    call: InductorCall, layout: ScanLayout | BackwardLayout, name: str | None, num_flat_args: int
+) -> Sequence[Any]:
+    """Lower one call of an operator; ``name`` is the lowering that was asked for."""
+    call = replace(call, graphs=tuple(map(without_padding, call.graphs)))
+    found = find_lowerings(requested_lowering(name), call.examples[:num_flat_args])
+    refused = dict(found.refused)
+    for lowering in found.lowerings:
+        try:
+            return _lower_with(lowering, call, layout)
+        except NotImplementedError as error:
+            refused[lowering.name] = str(error)
+    if not found.may_be_the_loop:
+        raise LoweringError(
+            f"the lowering {found.asked!r} cannot have this core: {reasons(refused)} Use 'auto' or 'loop' instead"
+        )
+    if found.lowerings and not _attributes(call):
+        warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
+    elif found.asked == "auto":
+        _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
+    return _lower_to_loop(call, layout)
+
+
+@functools.cache
+def _log_once(message: str) -> None:
+    """Log what may be as it should be: where it is, ``lowering="loop"`` asks for it."""
+    _logger.warning("%s (lowering='loop', or %s=loop, asks for the loop)", message, LOWERING_VARIABLE)
+
+
+def _lower_with(lowering: ScanLowering, call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+    attributes = _attributes(call)
+    if any(isinstance(attribute, torch.Tensor) for attribute in attributes):
+        raise NotImplementedError(
+            "the core makes a constant tensor, which only the loop can have: make it outside of the core."
+        )
+    if attributes:
+        raise NotImplementedError(
+            "the core calls an operator that has graphs of its own, as scan, cond and while_loop do, which only the "
+            "loop can have."
+        )
+
+    what = "backward" if isinstance(layout, BackwardLayout) else "forward"
+    who = f"{what} of the lowering {lowering.name!r}"
+
+    def run(*args: Any) -> Sequence[torch.Tensor]:
+        with naming(lowering, what):
+            if isinstance(layout, BackwardLayout):
+                results = tuple(lowering.backward(call.graphs[0], call.graphs[1], layout, args))
+            else:
+                results = tuple(lowering.forward(call.graphs[0], layout, args))
+        _check_results(who, results, call.results)
+        return results
+
+    return call.inline(run, who, unread=() if isinstance(layout, BackwardLayout) else layout.zero_positions)
+
+
+def _check_results(who: str, results: Sequence[Any], wanted: Sequence[torch.Tensor]) -> None:
+    """Refuse results that are not like those that the rest of the graph was made for.
+
+    Raises:
+        LoweringError.
+    """
+    if len(results) != len(wanted):
+        raise LoweringError(f"{who} gave {len(results)} results; the layout wants {len(wanted)}")
+    for index, (result, like) in enumerate(zip(results, wanted, strict=True)):
+        if not isinstance(result, torch.Tensor):
+            raise LoweringError(f"{who} gave a {type(result).__name__} as result {index}; it must be a torch.Tensor")
+        sizes = zip(result.shape, like.shape, strict=False)
+        if (
+            result.dim() != like.dim()
+            or any(type(size) is type(right) is int and size != right for size, right in sizes)
+            or (result.dtype, result.device) != (like.dtype, like.device)
+        ):
+            raise LoweringError(f"{who} gave {describe(result)} as result {index}; it must be {describe(like)}")
+
+
+def _attributes(call: InductorCall) -> list[Any]:
+    """Attributes of the graphs besides operators: constant tensors, and graphs."""
+    return [
+        operator.attrgetter(str(node.target))(graph)
+        for graph in call.graphs
+        for node in graph.graph.find_nodes(op="get_attr")
+    ]
+
+
+def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+    if call.is_ahead_of_time:
+        warn(
+            "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
+            "have imported flexsn_hop, and nowhere else",
+        )
+    sizes = [index for index, example in enumerate(call.examples) if not isinstance(example, torch.Tensor)]
+    tensors = [value for index, value in enumerate(call.args) if index not in sizes]
+    return call.fall_back_to(
+        run_scan,
+        encode_program(call.graphs, layout),
+        tensors,
+        [call.args[index] for index in sizes],
+        sizes,
+    )

@@ -1,0 +1,214 @@
+"""The scan through PyTorch's own control-flow operators, ``scan`` and ``while_loop``.
+
+They are kept for comparison. Where they are not right, they are refused: both do not take results
+that alias or that pass an argument through (everything is copied here), and both have given wrong
+gradients without a word (see :func:`lowerable_scan` and :func:`lowerable_while_loop_scan`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_hop._formats import copy_in_order, sequence_order, state_order
+from flexsn_hop._layout import ScanLayout
+from flexsn_hop._torch_private import builtin_scan, builtin_while_loop
+from flexsn_hop.errors import LoweringError, LoweringGradientError
+from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call
+from flexsn_hop.operator._eager import check_step, contiguous_copy, empty_scan
+
+__all__ = [
+    "lowerable_scan",
+    "lowerable_scan_available",
+    "lowerable_scan_final_state",
+    "lowerable_while_loop_available",
+    "lowerable_while_loop_scan",
+    "lowerable_while_loop_scan_final_state",
+    "through_scan",
+    "through_while_loop",
+]
+
+
+def lowerable_scan_available() -> bool:
+    """Whether this torch has the ``scan`` operator, for :func:`lowerable_scan`."""
+    return builtin_scan is not None
+
+
+def lowerable_while_loop_available() -> bool:
+    """Whether this torch has ``while_loop``, for :func:`lowerable_while_loop_scan`."""
+    return builtin_while_loop is not None
+
+
+def lowerable_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan` through PyTorch's ``scan`` operator.
+
+    Arguments, results and errors are those of :func:`eager_scan`.
+
+    Restrictions:
+        In training every floating state must require grad, if only to be ignored: where an initial
+        state does not, ``scan`` computes wrong gradients for captured tensors (seen on 2.11).
+
+    Raises:
+        LoweringGradientError: A gradient is wanted and could be wrong (a ``RuntimeError``).
+        LoweringError: This torch has no ``scan`` (a ``ValueError``).
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan_final_state` through ``scan``; see :func:`lowerable_scan`."""
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_while_loop_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan` through PyTorch's ``while_loop`` operator, without gradients.
+
+    Arguments, results and errors are those of :func:`eager_scan`. The first step runs before the
+    loop: it gives the shapes of what the loop fills in.
+
+    Restrictions:
+        Without gradients only. ``while_loop`` gives wrong gradients, without a word, unless every
+        floating value that it carries requires grad (seen on 2.11 and 2.13).
+
+    Raises:
+        LoweringGradientError: A result would require grad (a ``RuntimeError``).
+        LoweringError: This torch has no ``while_loop`` (a ``ValueError``).
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def lowerable_while_loop_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """:func:`eager_scan_final_state` through ``while_loop``.
+
+    See :func:`lowerable_while_loop_scan`.
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return through_while_loop(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def through_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    """Both forms of :func:`lowerable_scan`; Dynamo traces it for the lowering ``"scan"``."""
+    if builtin_scan is None:
+        raise LoweringError(f"torch {torch.__version__} has no scan operator; use another lowering")
+    _check(call)
+    if call.steps == 0:
+        return empty_scan(call)
+    layout, (inputs, states, lifted) = call.layout, call.split()
+    # The operator wants at least one carried value, with the strides that it will have after a step.
+    carried = [state.contiguous() for state in states] or [inputs[0].new_zeros(())]
+
+    def combine(carry: list[torch.Tensor], slices: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        before = carry[: layout.num_states]
+        outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
+        kept = outputs if layout.final_state else (*outputs, *new_states)
+        # Copies: the operator refuses results that alias an argument or one another.
+        next_carry = [contiguous_copy(state) for state in new_states] or [carry[0].clone()]
+        return next_carry, [contiguous_copy(value) for value in kept]
+
+    last, sequences = builtin_scan(combine, carried, list(inputs))
+    results = _in_format(call, sequences, last[: layout.num_states] if layout.final_state else ())
+    if any(result.requires_grad for result in results) and not all(
+        state.requires_grad for state in carried if state.dtype.is_floating_point
+    ):
+        raise LoweringGradientError(
+            "the built-in scan may compute wrong gradients if a floating initial state does not "
+            "require grad: let the initial states require grad, run under torch.no_grad(), or use "
+            "flex_sn_scan with another lowering"
+        )
+    return results
+
+
+def through_while_loop(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    """Both forms of :func:`lowerable_while_loop_scan`; traced for the lowering ``"while_loop"``."""
+    if builtin_while_loop is None:
+        raise LoweringError(f"torch {torch.__version__} has no while_loop operator; use another lowering")
+    _check(call)
+    steps = call.steps
+    if steps == 0:
+        return empty_scan(call)
+    layout, (inputs, states, lifted) = call.layout, call.split()
+
+    def step_results(
+        slices: list[torch.Tensor], before: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """New states, and what goes into the sequences, sharing memory with nothing."""
+        outputs, new_states = check_step(call.core(*slices, *before, *lifted), before, layout.num_outputs, step=0)
+        kept = outputs if layout.final_state else (*outputs, *new_states)
+        return [contiguous_copy(state) for state in new_states], [contiguous_copy(value) for value in kept]
+
+    first_states, first = step_results([sequence[0] for sequence in inputs], states)
+    if any(value.requires_grad for value in (*first_states, *first)):
+        raise LoweringGradientError(
+            "the built-in while_loop may compute wrong gradients: run under torch.no_grad(), or "
+            "use flex_sn_scan with another lowering"
+        )
+    buffers = [value.unsqueeze(0).repeat(steps, *[1] * value.dim()) for value in first]
+    step = torch.ones((), dtype=torch.int64, device=inputs[0].device)
+
+    def unfinished(step: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
+        return step < steps
+
+    def body(step: torch.Tensor, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        index = step.reshape(1)
+        slices = [sequence.index_select(0, index).squeeze(0) for sequence in inputs]
+        new_states, kept = step_results(slices, values[: layout.num_states])
+        filled = [
+            buffer.index_copy(0, index, value.unsqueeze(0))
+            for buffer, value in zip(values[layout.num_states :], kept, strict=True)
+        ]
+        return (step + 1, *new_states, *filled)
+
+    results = builtin_while_loop(unfinished, body, (step, *first_states, *buffers))
+    last, sequences = results[1 : 1 + layout.num_states], results[1 + layout.num_states :]
+    return _in_format(call, sequences, last if layout.final_state else ())
+
+
+def _in_format(
+    call: ScanCall, sequences: Sequence[torch.Tensor], finals: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, ...]:
+    """The results, which the operators give contiguous, as the eager scan gives them."""
+    inputs, states, _ = call.split()
+    orders = [sequence_order(sequence.shape[1:], inputs, states) for sequence in sequences]
+    orders += [state_order(final.shape, inputs, states) for final in finals]
+    return tuple(
+        value if order == tuple(range(value.dim())) else copy_in_order(value, order)
+        for value, order in zip((*sequences, *finals), orders, strict=True)
+    )
+
+
+def _check(call: ScanCall) -> None:
+    """The checks of the eager scan; Dynamo cannot trace them, and the operator has made them."""
+    if not torch.compiler.is_compiling():
+        check_call(call)

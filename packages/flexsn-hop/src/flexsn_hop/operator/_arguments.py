@@ -1,0 +1,215 @@
+"""A call of a scan, in whichever form, and the checks of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexsn_hop._layout import ScanLayout
+from flexsn_hop.errors import (
+    CoreArityError,
+    EmptyScanError,
+    NonzeroStateError,
+    NotATensorError,
+    ScanCountError,
+    SequenceLengthError,
+    TooFewTensorsError,
+)
+
+__all__ = [
+    "OutputTemplateSpec",
+    "ScanCall",
+    "StepFunction",
+    "check_call",
+    "check_output_specs",
+    "check_zero_states",
+    "positional_range",
+]
+
+StepFunction = Callable[..., Any]
+"""``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``, one time step."""
+
+OutputTemplateSpec = tuple[Sequence[int], torch.dtype] | tuple[Sequence[int], torch.dtype, torch.device | str | None]
+"""What one step of an output looks like: ``(shape, dtype)`` or ``(shape, dtype, device)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanCall:
+    """What every form of the scan is called with; the forms hand it on as one record.
+
+    Dynamo traces through it where a form takes the place of the operator.
+
+    Attributes:
+        core: One time step.
+        layout: The counts, and whether the last states are wanted instead of the state sequences.
+        flat_args: ``[*input_seqs, *init_states, *lifted]``. Lifted values are tensors, or sizes where
+            the core was captured with symbolic shapes.
+        output_template_specs: What outputs look like if ``T == 0``.
+    """
+
+    core: StepFunction
+    layout: ScanLayout
+    flat_args: Sequence[Any]
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None
+
+    @property
+    def steps(self) -> int:
+        """T."""
+        steps: int = self.flat_args[0].shape[0]
+        return steps
+
+    def split(self) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+        """Input sequences, initial states, lifted values."""
+        return self.layout.split(self.flat_args)
+
+
+def _check_counts(num_inputs: int, num_states: int, num_outputs: int) -> None:
+    """Refuse numbers of inputs, states and outputs that no scan can have."""
+    for name, value in (("num_inputs", num_inputs), ("num_states", num_states), ("num_outputs", num_outputs)):
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise ScanCountError(f"{name} is {value!r}; it must be an int")
+    if num_inputs < 1:
+        raise ScanCountError(
+            f"num_inputs is {num_inputs}; a scan needs at least 1 input sequence: "
+            "its leading dimension is the number of steps"
+        )
+    for name, value in (("num_states", num_states), ("num_outputs", num_outputs)):
+        if value < 0:
+            raise ScanCountError(f"{name} is {value}; it must be at least 0")
+
+
+def positional_range(core_fn: StepFunction) -> tuple[int, int | None, list[str]] | None:
+    """Fewest and most positional arguments (None: any number), and required keyword-only names.
+
+    None when Python cannot tell, as for many builtins; then the call itself will.
+    """
+    target = core_fn.forward if isinstance(core_fn, torch.nn.Module) else core_fn
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    fewest = 0
+    most: int | None = 0
+    keywords = []
+    for parameter in parameters:
+        required = parameter.default is inspect.Parameter.empty
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            most = None
+        elif parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            if required:
+                keywords.append(parameter.name)
+        elif parameter.kind is not inspect.Parameter.VAR_KEYWORD:
+            fewest += required
+            most = None if most is None else most + 1
+    return fewest, most, keywords
+
+
+def _check_arity(core_fn: StepFunction, num_inputs: int, num_states: int, num_lifted: int) -> None:
+    """Refuse a core that cannot be called with one value per input, state and lifted tensor."""
+    if not callable(core_fn):
+        raise TypeError(f"core_fn is a {type(core_fn).__name__}; it must be callable")
+    accepted = positional_range(core_fn)
+    if accepted is None:
+        return
+    fewest, most, keywords = accepted
+    given = num_inputs + num_states + num_lifted
+    called_with = f"it is called with {given} ({num_inputs} inputs + {num_states} states + {num_lifted} lifted)"
+    if keywords:
+        raise CoreArityError(
+            f"the core has required keyword-only parameters ({', '.join(keywords)}), but "
+            f"{called_with}, all positional: make them positional or bind them"
+        )
+    if given < fewest or (most is not None and given > most):
+        takes = f"{fewest}" if most == fewest else f"{fewest} to {'any number' if most is None else most}"
+        raise CoreArityError(
+            f"the core takes {takes} positional arguments; {called_with}: change the core's parameters or the counts"
+        )
+
+
+def check_call(call: ScanCall, *, captured: bool = False) -> None:
+    """Every check of a call that does not need to call the core.
+
+    ``captured`` says that the core is a graph, whose lifted values may be sizes, too.
+
+    Raises:
+        ScanCountError, TooFewTensorsError, NotATensorError, SequenceLengthError, CoreArityError.
+    """
+    num_inputs, num_states, num_outputs = call.layout.counts
+    _check_counts(num_inputs, num_states, num_outputs)
+    if call.layout.zero_states and len(call.layout.zero_states) != num_states:
+        raise ScanCountError(
+            f"zero_states has {len(call.layout.zero_states)} entries and num_states is {num_states}: "
+            "pass one for each state, or none at all"
+        )
+    wanted = num_inputs + num_states
+    if len(call.flat_args) < wanted:
+        raise TooFewTensorsError(
+            f"{len(call.flat_args)} tensors came; num_inputs + num_states is {wanted} "
+            f"({num_inputs} + {num_states}): pass every input sequence and every initial state"
+        )
+    for index, value in enumerate(call.flat_args):
+        if captured and index >= wanted and isinstance(value, (int, torch.SymInt)):
+            continue
+        if not isinstance(value, torch.Tensor):
+            raise NotATensorError(
+                f"flat argument {index} is a {type(value).__name__}; every flat argument must be a torch.Tensor"
+            )
+    inputs, _, lifted = call.split()
+    for index, sequence in enumerate(inputs):
+        if sequence.dim() == 0:
+            raise SequenceLengthError(f"input {index} has 0 dimensions; an input sequence needs at least 1, [T, *step]")
+    for index, sequence in enumerate(inputs):
+        if sequence.shape[0] != call.steps:
+            raise SequenceLengthError(
+                f"input 0 has {call.steps} steps and input {index} has {sequence.shape[0]}: "
+                "all input sequences must have the same leading dimension"
+            )
+    _check_arity(call.core, num_inputs, num_states, len(lifted))
+
+
+def check_zero_states(call: ScanCall) -> None:
+    """Read the states that are said to be zeros: a compiled scan does not, and would be another one.
+
+    Raises:
+        NonzeroStateError: One is not.
+    """
+    for position in call.layout.zero_positions:
+        if call.flat_args[position].any():
+            raise NonzeroStateError(
+                f"state {position - call.layout.num_inputs} is not zeros, and zero_states says that it is: "
+                "a compiled scan would start at zeros. Leave it out of zero_states"
+            )
+
+
+def check_output_specs(
+    num_outputs: int, output_template_specs: Sequence[OutputTemplateSpec] | None
+) -> tuple[OutputTemplateSpec, ...]:
+    """The specs from which the outputs of an empty scan are built, one per output.
+
+    Raises:
+        EmptyScanError: There are outputs and no specs, or another number of specs, or one that
+            is not ``(shape, dtype)`` or ``(shape, dtype, device)``.
+    """
+    specs = () if output_template_specs is None else tuple(output_template_specs)
+    if len(specs) != num_outputs:
+        came = "no output_template_specs" if output_template_specs is None else f"{len(specs)} of them"
+        raise EmptyScanError(
+            f"the scan is empty (T == 0) and num_outputs is {num_outputs}, but {came} came: pass "
+            f"output_template_specs with {num_outputs} entries (shape, dtype) or "
+            "(shape, dtype, device), one per output, without the time dimension"
+        )
+    for index, spec in enumerate(specs):
+        if (
+            not isinstance(spec, (tuple, list))
+            or len(spec) not in (2, 3)
+            or not isinstance(spec[0], (tuple, list))
+            or not isinstance(spec[1], torch.dtype)
+        ):
+            raise EmptyScanError(
+                f"output_template_specs[{index}] is {spec!r}; it must be (shape, dtype) or (shape, dtype, device)"
+            )
+    return specs

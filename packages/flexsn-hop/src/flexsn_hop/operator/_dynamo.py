@@ -1,0 +1,110 @@
+"""How ``torch.compile`` captures ``flex_sn_scan`` as one node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._layout import ScanLayout
+from flexsn_hop._torch_private import (
+    CapturedCall,
+    CaptureHooks,
+    is_transforming,
+    register_with_dynamo,
+    why_dynamo_cannot_capture,
+)
+from flexsn_hop.lowering._lowerable import through_scan, through_while_loop
+from flexsn_hop.lowering._lowering import code_version, find_lowerings, requested_lowering
+from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+from flexsn_hop.operator._eager import check_step, empty_scan, plain_scan
+from flexsn_hop.operator._inspect import inspect_step
+
+__all__ = ["dynamo_hop_available", "node_options", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
+
+
+def dynamo_hop_available() -> bool:
+    """Whether ``torch.compile`` can capture :data:`flex_sn_scan` as one node, on this torch.
+
+    If not, :func:`why_dynamo_hop_unavailable` says why; :func:`eager_scan` works all the same.
+
+    Example:
+        >>> from flexsn_hop import dynamo_hop_available
+        >>> dynamo_hop_available()
+        True
+    """
+    return why_dynamo_cannot_capture() is None
+
+
+def why_dynamo_hop_unavailable() -> str | None:
+    """Why :func:`dynamo_hop_available` is false: what this torch lacks. None if it is true."""
+    return why_dynamo_cannot_capture()
+
+
+def offer_to_dynamo(name: str) -> None:
+    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
+
+
+def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
+    num_inputs, num_states, num_outputs, *flat_args = call.args
+    zero_states = tuple(call.kwargs.get("zero_states", ()))
+    core = _any_arity if call.core_fn is None else call.core_fn
+    scan = ScanCall(core, ScanLayout(num_inputs, num_states, num_outputs, zero_states=zero_states), flat_args)
+    check_call(scan, captured=isinstance(core, torch.fx.GraphModule))
+    if scan.steps == 0:
+        check_output_specs(num_outputs, call.kwargs.get("output_template_specs"))
+        return empty_scan
+    lowering = requested_lowering(call.kwargs.get("lowering"))
+    if is_transforming():
+        # Dynamo would have to capture a transformed step: the loop is right, if long.
+        return plain_scan
+    replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
+    if replacement is not None:
+        return replacement
+    return node_options(flat_args, call.kwargs.get("final_state", False), lowering, zero_states)
+
+
+def node_options(
+    flat_args: Sequence[Any],
+    final_state: bool,
+    lowering: str | None = None,
+    zero_states: tuple[bool, ...] = (),
+) -> dict[str, Any]:
+    """The keyword arguments of the operator's node; a lowering that cannot be had is refused here."""
+    lowering = requested_lowering(lowering)
+    find_lowerings(lowering, flat_args)
+    return {
+        "final_state": final_state,
+        "checkpoints": (0, 0),
+        "zero_states": zero_states,
+        "lowering": lowering,
+        "version": code_version(),
+    }
+
+
+def _instead(
+    form: Callable[[ScanCall], tuple[torch.Tensor, ...]],
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+    final_state: bool = False,
+) -> tuple[torch.Tensor, ...]:
+    """Another form of the scan, called as the operator is."""
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state)
+    return form(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def _any_arity(*args: Any) -> None:
+    """Stands for a core whose parameters Dynamo does not know: calling it will tell."""
+
+
+def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[Any], returned: Any) -> None:
+    num_inputs, num_states, num_outputs = call.args[:3]
+    states = samples[num_inputs : num_inputs + num_states]
+    check_step(returned, states, num_outputs, step=0)
+    inspect_step(graph, samples)

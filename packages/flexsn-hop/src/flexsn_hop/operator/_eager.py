@@ -1,0 +1,287 @@
+"""The reference: a plain Python loop over time, differentiable through ordinary autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._formats import copy_in_order, sequence_order, split_steps, stack_in_order, state_order
+from flexsn_hop._layout import ScanLayout
+from flexsn_hop.errors import CoreReturnCountError, NotATensorError, OutputChangedError, StateChangedError
+from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_output_specs
+
+__all__ = [
+    "CoreSteps",
+    "alike",
+    "check_step",
+    "contiguous_copy",
+    "describe",
+    "eager_scan",
+    "eager_scan_final_state",
+    "empty_scan",
+    "plain_scan",
+    "run_steps",
+    "stack_values",
+    "state_copies",
+    "step_values",
+]
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def eager_scan(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Run ``core_fn`` over time in a plain loop and stack its outputs and states.
+
+    Every kernel and every other form of the scan must equal this function. Its cost is linear in
+    ``T``, forward and backward.
+
+    Args:
+        core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+            A single value need not be in a tuple.
+        num_inputs: Number of input sequences, at least 1.
+        num_states: Number of states carried over time.
+        num_outputs: Number of outputs of one step.
+        *flat_args: ``[*input_seqs, *init_states, *lifted]``. An input sequence is ``[T, *step]``;
+            a state is ``[*step]`` and keeps its shape, dtype and device; lifted tensors are passed
+            to the core after the states, the same at every step. Any dtypes and devices that the
+            core takes.
+        output_template_specs: One ``(shape, dtype)`` or ``(shape, dtype, device)`` per output,
+            for one step; the device defaults to the first input's. Needed, and only read, when
+            ``T == 0`` and ``num_outputs > 0``.
+
+    Returns:
+        ``(*output_seqs, *state_seqs)``, each ``[T, *shape of one step]``; a state sequence holds
+        the state after each step. For ``T == 0`` the core is not called and all are empty. In
+        memory they lie as if they were elementwise in the input sequences, and in the states where
+        those say nothing: channels-last inputs give channels-last outputs. A gradient lies as that
+        of which it is the gradient.
+
+    Raises:
+        ScanCountError: ``num_inputs`` below 1, or another count below 0 (a ``ValueError``).
+        TooFewTensorsError: Fewer than ``num_inputs + num_states`` tensors (a ``ValueError``).
+        SequenceLengthError: Unequal leading dimensions, or none (a ``ValueError``).
+        CoreArityError: The core cannot take that many arguments (a ``ValueError``).
+        CoreReturnCountError: Another number of values came back (a ``ValueError``).
+        StateChangedError: A state changed shape, dtype or device (a ``ValueError``).
+        OutputChangedError: An output did, between two steps (a ``ValueError``).
+        EmptyScanError: ``T == 0`` without fitting specs (a ``ValueError``).
+        NotATensorError: An argument or a returned value is no tensor (a ``TypeError``).
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import eager_scan
+        >>> def integrate(x, v):
+        ...     h = v + x
+        ...     spike = (h >= 1).to(h)
+        ...     return spike, h - spike
+        >>> x = torch.full((3, 2), 0.5)
+        >>> spikes, v = eager_scan(integrate, 1, 1, 1, x, torch.zeros(2))
+        >>> spikes[:, 0]
+        tensor([0., 1., 0.])
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs)
+    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def eager_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Run ``core_fn`` over time like :func:`eager_scan`, keeping only the last states.
+
+    Arguments and errors are those of :func:`eager_scan`.
+
+    Returns:
+        ``(*output_seqs, *final_states)``: output sequences ``[T, *shape of one step]`` and states
+        ``[*step]``. A final state never shares memory with an argument or another result; for
+        ``T == 0`` the final states are clones of the initial ones.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import eager_scan_final_state
+        >>> total, last = eager_scan_final_state(
+        ...     lambda x, v: (x + v, x + v), 1, 1, 1, torch.ones(4, 2), torch.zeros(2)
+        ... )
+        >>> last
+        tensor([4., 4.])
+    """
+    layout = ScanLayout(num_inputs, num_states, num_outputs, final_state=True)
+    return _checked_scan(ScanCall(core_fn, layout, flat_args, output_template_specs))
+
+
+def _checked_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    check_call(call)
+    return plain_scan(call)
+
+
+def empty_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    """The results of a scan with ``T == 0``; the core is not called."""
+    outputs = []
+    for spec in check_output_specs(call.layout.num_outputs, call.output_template_specs):
+        device = spec[2] if len(spec) == 3 and spec[2] is not None else call.flat_args[0].device
+        outputs.append(torch.empty((0, *spec[0]), dtype=spec[1], device=device))
+    inputs, states, _ = call.split()
+    if call.layout.final_state:
+        return (*outputs, *state_copies(inputs, states, states))
+    return (*outputs, *[state.new_empty((0, *state.shape)) for state in states])
+
+
+def contiguous_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """What shares memory with nothing, and has the same strides whatever those of ``tensor``."""
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def state_copies(
+    inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
+    """Final states that share memory with nothing, in the format of the results."""
+    return [copy_in_order(value, state_order(value.shape, inputs, states)) for value in values]
+
+
+def stack_values(
+    inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], by_step: Sequence[Tensors]
+) -> list[torch.Tensor]:
+    """One ``[T, *shape]`` per value in the format of the results, from T tuples of values."""
+    return [
+        stack_in_order(values, sequence_order(values[0].shape, inputs, states)) for values in zip(*by_step, strict=True)
+    ]
+
+
+def step_values(returned: object, num_outputs: int, num_states: int) -> tuple[torch.Tensor, ...]:
+    """What one call of the core returned, as a tuple of ``num_outputs + num_states`` tensors."""
+    values = (returned,) if isinstance(returned, torch.Tensor) else returned
+    if not isinstance(values, (tuple, list)):
+        raise NotATensorError(
+            f"the core returned a {type(values).__name__}; it must return a tensor or a tuple or "
+            "list of tensors, (*outputs, *new_states)"
+        )
+    wanted = num_outputs + num_states
+    if len(values) != wanted:
+        raise CoreReturnCountError(
+            f"the core returned {len(values)} values; num_outputs + num_states is {wanted} "
+            f"({num_outputs} + {num_states}): return (*outputs, *new_states)"
+        )
+    tensors = []
+    for index, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            role = f"output {index}" if index < num_outputs else f"new state {index - num_outputs}"
+            raise NotATensorError(f"the core returned a {type(value).__name__} as {role}; it must be a torch.Tensor")
+        tensors.append(value)
+    return tuple(tensors)
+
+
+def check_step(
+    returned: object, states: Sequence[torch.Tensor], num_outputs: int, step: int
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    """Outputs and new states of a step that began with ``states``, checked."""
+    values = step_values(returned, num_outputs, len(states))
+    outputs, new_states = values[:num_outputs], values[num_outputs:]
+    for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
+        if not alike(old, new):
+            raise StateChangedError(
+                f"state {index} was {describe(old)} before step {step} and "
+                f"{describe(new)} after it; a state keeps its shape, dtype and device: "
+                "expand or cast the initial state or what the core returns"
+            )
+    return outputs, new_states
+
+
+def plain_scan(call: ScanCall) -> tuple[torch.Tensor, ...]:
+    """Both forms of the eager scan, after the checks: what Dynamo can trace step by step."""
+    if call.steps == 0:
+        return empty_scan(call)
+    inputs, states, lifted = call.split()
+    last = call.steps - 1
+    kept = range(last, last + 1) if call.layout.final_state else range(last + 1)
+    take_step = CoreSteps(call.core, lifted, call.layout.num_outputs)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, kept)
+    outputs = stack_values(inputs, states, outputs_by_step)
+    if not call.layout.final_state:
+        return (*outputs, *stack_values(inputs, states, list(states_after.values())))
+    # A core may pass a state through; the copy keeps the result apart from the argument.
+    return (*outputs, *state_copies(inputs, states, states_after[last]))
+
+
+class CoreSteps:
+    """Calls a core for one step after the other, and checks what comes back.
+
+    Args:
+        core_fn: ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+        lifted: What it takes after the states, the same at every step.
+        num_outputs: Number of outputs of one step.
+    """
+
+    def __init__(self, core_fn: StepFunction, lifted: Sequence[Any], num_outputs: int) -> None:
+        self._core = core_fn
+        self._lifted = lifted
+        self._num_outputs = num_outputs
+        self._first: Tensors | None = None
+
+    def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
+        """Outputs and new states of the step."""
+        returned = self._core(*slices, *states, *self._lifted)
+        outputs, new_states = check_step(returned, states, self._num_outputs, step)
+        if self._first is None:
+            self._first = outputs
+        for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, now):
+                raise OutputChangedError(
+                    f"output {index} was {describe(first)} at step 0 and {describe(now)} "
+                    f"at step {step}; an output keeps its shape, dtype and device"
+                )
+        return outputs, new_states
+
+
+def run_steps(
+    take_step: Callable[[Sequence[Any], Sequence[Any], int], tuple[Tensors, Tensors]],
+    inputs: Sequence[torch.Tensor],
+    states: Sequence[torch.Tensor],
+    kept: Container[int],
+    *,
+    backwards: bool = False,
+) -> tuple[list[Tensors], dict[int, Tensors]]:
+    """Outputs of every step, and the states after each step in ``kept``.
+
+    ``take_step(slices, states, step)`` gives a step's outputs and new states. Steps are counted as they
+    are taken; ``backwards``, the first one takes the last slices.
+    """
+    outputs_by_step: list[Tensors] = []
+    states_after: dict[int, Tensors] = {}
+    # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
+    # As sequences of one step, initial states have gradients in their own format, too.
+    states = [_first_state(state) for state in states]
+    slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
+    if backwards:
+        slices_by_step.reverse()
+    for step, slices in enumerate(slices_by_step):
+        outputs, new_states = take_step(slices, states, step)
+        outputs_by_step.append(outputs)
+        if step in kept:
+            states_after[step] = new_states
+        states = new_states
+    return outputs_by_step, states_after
+
+
+def _first_state(state: torch.Tensor) -> torch.Tensor:
+    return split_steps(state.unsqueeze(0))[0] if state.requires_grad and state.layout is torch.strided else state
+
+
+def alike(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return left.shape == right.shape and left.dtype == right.dtype and left.device == right.device
+
+
+def describe(tensor: torch.Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)} on {tensor.device}"

@@ -1,0 +1,92 @@
+"""What a core may not do inside the operator, found by running one step on fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._torch_private import OpOverload, outside_of_tracing, watch_operators
+from flexsn_hop.errors import MutationError, RandomOpError
+
+__all__ = ["inspect_step"]
+
+
+def inspect_step(core: torch.fx.GraphModule, samples: Sequence[Any]) -> None:
+    """Refuse a core that draws random numbers or writes into its arguments.
+
+    Both would be silently wrong: the backward computes the step again, and would draw other
+    numbers; a value written in place is a slice that only the loop has.
+
+    Raises:
+        RandomOpError, MutationError.
+    """
+    with outside_of_tracing(samples) as values:
+        storages = {
+            value.untyped_storage()._cdata: index
+            for index, value in enumerate(values)
+            if isinstance(value, torch.Tensor)
+        }
+        interpreter = _Located(core)
+        found: list[Exception] = []
+
+        def check(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+            if not isinstance(op, OpOverload):
+                return
+            if _draws(op, args, kwargs):
+                found.append(
+                    RandomOpError(
+                        f"the core calls {op}, which draws random numbers{interpreter.place()}: the "
+                        "backward computes each step again and would draw others. Draw them before "
+                        "the scan and pass them as an input sequence, or use eager_scan"
+                    )
+                )
+            for argument, value in zip(op._schema.arguments, args, strict=False):
+                if argument.is_write and isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in storages:
+                    index = storages[value.untyped_storage()._cdata]
+                    found.append(
+                        MutationError(
+                            f"the core writes into its argument {index} with {op}"
+                            f"{interpreter.place()}: return the new value instead"
+                        )
+                    )
+
+        inside = [graph for graph in core.modules() if isinstance(graph, torch.fx.GraphModule) and graph is not core]
+        with watch_operators(check, inside):
+            interpreter.run(*values)
+    if found:  # raised here, where the interpreter does not add its own words
+        raise found[0]
+
+
+def _draws(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """True if a call of ``op`` draws random numbers. A tag says that it may: dropout does so in training alone."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    parameters = op._schema.arguments
+    values = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
+    values |= {parameter.name: value for parameter, value in zip(parameters, args, strict=False)} | kwargs
+    if values.get("train") is False or values.get("training") is False:
+        return False
+    is_dropout = "dropout" in op._schema.name
+    ratios = [values[name] for name in ("dropout", "dropout_p") if name in values]
+    ratios += [values["p"]] if is_dropout and "p" in values else []
+    return not any(ratio == 0 or (is_dropout and ratio == 1) for ratio in ratios)
+
+
+class _Located(torch.fx.Interpreter):
+    """Runs a graph and knows which line of the user's code the current node is from."""
+
+    _node: torch.fx.Node | None = None
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        self._node = n
+        return super().run_node(n)
+
+    def place(self) -> str:
+        trace = None if self._node is None else self._node.meta.get("stack_trace")
+        if not trace:
+            return ""
+        lines = [line.strip() for line in trace.splitlines()]
+        file = max(index for index, line in enumerate(lines) if line.startswith("File "))
+        return f" ({' '.join(lines[file : file + 2])})"

@@ -1,0 +1,231 @@
+"""The two operators as loops over steps, on dense tensors and, for shapes only, on fake ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._formats import copy_in_order, dense_strides, order_like, sequence_order, stack_in_order, state_order
+from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
+from flexsn_hop.operator._absent import Gradients, StepVJP, zeros
+from flexsn_hop.operator._arguments import StepFunction
+from flexsn_hop.operator._eager import CoreSteps, run_steps, stack_values, state_copies, step_values
+
+__all__ = [
+    "backward_loop",
+    "backward_samples",
+    "backward_shapes",
+    "forward_loop",
+    "forward_samples",
+    "forward_shapes",
+]
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+def forward_samples(layout: ScanLayout, flat_args: Sequence[Any]) -> tuple[Any, ...]:
+    """What the core takes at the first step."""
+    inputs, states, lifted = layout.split(flat_args)
+    return (*(sequence.select(0, 0) for sequence in inputs), *states, *lifted)
+
+
+def forward_loop(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
+    """The forward operator on dense tensors, for ``T >= 1``. Must equal ``eager_scan``."""
+    inputs, states, lifted = layout.split(flat_args)
+    steps = inputs[0].shape[0]
+    interval = layout.checkpoint_interval
+    before_segments = range(interval - 1, steps - 1, interval) if interval else range(0)
+    asked = {*before_segments, steps - 1} if layout.final_state else range(steps)
+    take_step = CoreSteps(core, lifted, layout.num_outputs)
+    outputs_by_step, states_after = run_steps(take_step, inputs, states, asked)
+    outputs = stack_values(inputs, states, outputs_by_step)
+    if layout.final_state:
+        state_results = state_copies(inputs, states, states_after[steps - 1])
+    else:
+        state_results = stack_values(inputs, states, list(states_after.values()))
+    if not interval:
+        return (*outputs, *state_results)
+    checkpoints = []
+    for index, state in enumerate(states):
+        rows = [states_after[step][index] for step in before_segments]
+        rows += [torch.zeros_like(state)] * layout.spare_checkpoints
+        order = _checkpoint_order(state_order(state.shape, inputs, states))
+        empty = state.new_empty((0, *state.shape))
+        checkpoints.append(stack_in_order(rows, order) if rows else empty)
+    return (*outputs, *state_results, *checkpoints)
+
+
+def forward_shapes(core: StepFunction, layout: ScanLayout, flat_args: Sequence[Any]) -> Tensors:
+    """Tensors like the forward operator's results, from one call of the core."""
+    inputs, states, lifted = layout.split(flat_args)
+    first = [sequence[:1] for sequence in inputs]
+    (outputs,), states_after = run_steps(CoreSteps(core, lifted, layout.num_outputs), first, states, [0])
+    new_states = states_after[0]
+    steps = inputs[0].shape[0]
+
+    def over_time(value: torch.Tensor) -> torch.Tensor:
+        return _empty(value, (steps, *value.shape), sequence_order(value.shape, inputs, states))
+
+    results = [over_time(output) for output in outputs]
+    orders = [state_order(state.shape, inputs, states) for state in new_states]
+    for state, order in zip(new_states, orders, strict=True):
+        results.append(_empty(state, state.shape, order) if layout.final_state else over_time(state))
+    if layout.checkpoint_interval:
+        rows = num_checkpoints(steps, layout.checkpoint_interval) + layout.spare_checkpoints
+        for state, order in zip(new_states, orders, strict=True):
+            results.append(_empty(state, (rows, *state.shape), _checkpoint_order(order)))
+    return tuple(results)
+
+
+def _empty(like: torch.Tensor, shape: Sequence[Any], order: Sequence[int]) -> torch.Tensor:
+    return like.new_empty_strided(tuple(shape), dense_strides(shape, tuple(order)))
+
+
+def _checkpoint_order(step: Sequence[int]) -> tuple[int, ...]:
+    """Of rows of states that have this order: a row's elements are together."""
+    return (0, *(d + 1 for d in step))
+
+
+def backward_samples(layout: BackwardLayout, args: Sequence[Any]) -> tuple[Any, ...]:
+    """What the step's VJP takes: the step's values, output gradients, active state cotangents."""
+    flat_args, _, output_grads, _ = layout.split(args)
+    _, states, _ = layout.scan.split(flat_args)
+    return (
+        *forward_samples(layout.scan, flat_args),
+        *(gradient.select(0, 0) for gradient in output_grads),
+        *(torch.empty_like(state) for state, active in zip(states, layout.active_states, strict=True) if active),
+    )
+
+
+def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any]) -> Tensors:
+    """The backward operator on dense tensors: walk back in time, segment by segment.
+
+    The states within a segment are computed again from the one that it starts with.
+    """
+    flat_args, saved, output_grads, state_grads = layout.split(args)
+    inputs, states, lifted = layout.scan.split(flat_args)
+    steps = inputs[0].shape[0]
+    inputs_by_step = list(zip(*(sequence.unbind(0) for sequence in inputs), strict=True))
+    grads_by_step: Sequence[Tensors] = (
+        list(zip(*(gradient.unbind(0) for gradient in output_grads), strict=True)) if output_grads else [()] * steps
+    )
+    step_vjp = StepVJP(vjp, len(flat_args))
+    active = _needed(states, layout.active_states)
+    added = _StateGradients(layout, states, state_grads, steps)
+    cotangents = added.initial()
+    input_grads: list[Tensors] = []
+    input_needs, _, lifted_needs = layout.scan.split(layout.needs)
+    num_inputs, num_carried = sum(input_needs), len(cotangents)
+    lifted_grads: Gradients = (None,) * sum(lifted_needs)
+    for first, last, start in _segments_backwards(layout, states, saved, steps):
+        befores = [start]
+        for step in range(first, last - 1):
+            values = step_values(
+                core(*inputs_by_step[step], *befores[-1], *lifted),
+                layout.scan.num_outputs,
+                layout.scan.num_states,
+            )
+            befores.append(values[layout.scan.num_outputs :])
+        for step in range(last - 1, first - 1, -1):
+            values = (*inputs_by_step[step], *befores[step - first], *lifted)
+            came = grads_by_step[step]
+            gradients = step_vjp(values, (*came, *added.at(step, cotangents)), (*came, *active))
+            input_grads.append(_filled(gradients[:num_inputs], _needed(inputs_by_step[step], input_needs)))
+            cotangents = gradients[num_inputs : num_inputs + num_carried]
+            of_step = gradients[num_inputs + num_carried :]
+            lifted_grads = tuple(_sum(old, new) for old, new in zip(lifted_grads, of_step, strict=True))
+    sequences = list(zip(*input_grads[::-1], strict=True))
+    all_carried = _filled(cotangents, active)
+    carried = [all_carried[i] for i in _needed_carried(layout)]
+    of_lifted = _filled(lifted_grads, _needed(lifted, lifted_needs))
+    orders = iter([order_like(argument) for argument in _differentiated(layout, flat_args)])
+    return (
+        *[stack_in_order(gradients, next(orders)) for gradients in sequences],
+        *[copy_in_order(gradient, next(orders)) for gradient in (*carried, *of_lifted)],
+    )
+
+
+def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    return [value for value, need in zip(values, needs, strict=True) if need]
+
+
+def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor | None:
+    if one is None or other is None:
+        return one if other is None else other
+    return one + other
+
+
+def _filled(gradients: Gradients, like: Sequence[torch.Tensor]) -> Tensors:
+    """The gradients, and zeros where nothing flowed."""
+    pairs = zip(gradients, like, strict=True)
+    return tuple(zeros(value) if gradient is None else gradient for gradient, value in pairs)
+
+
+def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[Any], samples: Sequence[Any]) -> Tensors:
+    """Tensors like the backward operator's results, from one call of the step's VJP."""
+    flat_args, *_ = layout.split(args)
+    gradients = tuple(vjp(*samples))
+    num_inputs = sum(layout.needs[: layout.scan.num_inputs])
+    num_carried = sum(layout.active_states)
+    carried = gradients[num_inputs : num_inputs + num_carried]
+    wanted = (
+        *gradients[:num_inputs],
+        *(carried[i] for i in _needed_carried(layout)),
+        *gradients[num_inputs + num_carried :],
+    )
+    arguments = _differentiated(layout, flat_args)
+    return tuple(
+        _empty(gradient, argument.shape, order_like(argument))
+        for gradient, argument in zip(wanted, arguments, strict=True)
+    )
+
+
+def _differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
+    """The arguments whose gradients are the results, in their order."""
+    return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
+
+
+def _needed_carried(layout: BackwardLayout) -> list[int]:
+    """Positions, among the active states, of those whose initial value needs a gradient."""
+    _, needs, _ = layout.scan.split(layout.needs)
+    flags = zip(needs, layout.active_states, strict=True)
+    carried = [need for need, active in flags if active]
+    return [index for index, need in enumerate(carried) if need]
+
+
+def _segments_backwards(
+    layout: BackwardLayout, states: Sequence[Any], saved: Sequence[Any], steps: int
+) -> Iterator[tuple[int, int, Tensors]]:
+    """First step, the one behind the last, and the states before, of each segment from the last one."""
+    interval = layout.saved_interval
+    befores = [tuple(states), *zip(*(sequence.unbind(0) for sequence in saved), strict=True)]
+    for segment in range(num_checkpoints(steps, interval), -1, -1):
+        first = segment * interval
+        yield first, min(first + interval, steps), befores[segment] if states else ()
+
+
+class _StateGradients:
+    """The gradients that came for the state results, by active state (None: none came)."""
+
+    def __init__(self, layout: BackwardLayout, states: Sequence[Any], gradients: Sequence[Any], steps: int) -> None:
+        came = iter(gradients)
+        by_state = [next(came) if present else None for present in layout.state_grads]
+        active = list(zip(states, by_state, layout.active_states, strict=True))
+        self._final = layout.scan.final_state
+        self._gradients = [gradient for _, gradient, is_active in active if is_active]
+        self._by_step = [
+            None if gradient is None or self._final else gradient.unbind(0) for gradient in self._gradients
+        ]
+
+    def initial(self) -> Gradients:
+        """Cotangents after the last step."""
+        return tuple(gradient if self._final else None for gradient in self._gradients)
+
+    def at(self, step: int, cotangents: Gradients) -> Gradients:
+        """Cotangents of the states after ``step``: what was carried, and what came for it."""
+        return tuple(
+            carried if sequence is None else _sum(carried, sequence[step])
+            for carried, sequence in zip(cotangents, self._by_step, strict=True)
+        )

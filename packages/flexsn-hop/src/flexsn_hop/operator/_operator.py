@@ -1,0 +1,302 @@
+"""``flex_sn_scan``: the scan as one higher-order operator, and the operator of its backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._layout import BackwardLayout, ScanLayout
+from flexsn_hop._torch_private import (
+    HigherOrderOperator,
+    LowersItself,
+    capture_with_dynamo,
+    implement,
+    is_tracing,
+    is_transforming,
+    outside_of_tracing,
+    refuse_autograd,
+)
+from flexsn_hop.lowering._inductor import lower
+from flexsn_hop.lowering._lowering import requested_lowering
+from flexsn_hop.operator._arguments import OutputTemplateSpec, ScanCall, StepFunction, check_call, check_zero_states
+from flexsn_hop.operator._dynamo import offer_to_dynamo
+from flexsn_hop.operator._eager import empty_scan
+from flexsn_hop.operator._inspect import inspect_step
+from flexsn_hop.operator._loop import (
+    backward_loop,
+    backward_samples,
+    backward_shapes,
+    forward_loop,
+    forward_samples,
+    forward_shapes,
+)
+
+__all__ = [
+    "FlexSNScan",
+    "FlexSNScanBackward",
+    "flex_sn_scan",
+    "flex_sn_scan_backward",
+    "flex_sn_scan_final_state",
+]
+
+
+class FlexSNScan(LowersItself, HigherOrderOperator):
+    """The scan over time as one operator; ``flex_sn_scan`` is its one instance.
+
+    Must equal :func:`eager_scan`, whose arguments, results and errors it has. Called as it is, it
+    runs that loop. Under ``torch.compile``, ``make_fx`` and ``torch.export`` a graph holds one node
+    for it, and one for its backward, of the same size for every number of steps; the node's first
+    argument is the graph of the core.
+
+    Args:
+        core_fn: One time step, ``core(*inputs, *states, *lifted) -> (*outputs, *new_states)``.
+            What it captures (closure, parameters, ``functools.partial``, bound method) becomes an
+            argument of the node and gets a gradient.
+        num_inputs: Number of input sequences, at least 1.
+        num_states: Number of states.
+        num_outputs: Number of outputs of one step.
+        *flat_args: ``[*input_seqs, *init_states, *lifted]``; see :func:`eager_scan`.
+        output_template_specs: What outputs look like if ``T == 0``; see :func:`eager_scan`.
+        final_state: Give the last states ``[*step]`` instead of the state sequences, as
+            :func:`flex_sn_scan_final_state` does.
+        lowering: What a compiled scan becomes: ``"auto"``, ``"kernel"``, ``"scan"``,
+            ``"while_loop"``, ``"loop"`` or the name of a registered one; None reads
+            ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
+        zero_states: For each initial state, whether the caller knows that it is zeros, so that
+            kernels need not read it. Empty: of none.
+        checkpoints, version: Written into graphs by this package; leave them alone.
+
+    Returns:
+        ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
+
+    Raises:
+        The errors of :func:`eager_scan`.
+        NonzeroStateError: ``zero_states`` says of a state that it is zeros, and it is not (a
+            ``ValueError``). Only a call that runs the loop can tell.
+        Under a compiler also
+        RandomOpError: The core draws random numbers (a ``NotImplementedError``).
+        MutationError: The core writes into its arguments (a ``RuntimeError``); through Dynamo, its
+            own error about a mutation.
+        LoweringError: The lowering is unknown or cannot be had (a ``ValueError``).
+
+    Restrictions:
+        Under a compiler, gradients of gradients are refused, and the transforms of ``torch.func``
+        get the loop, unrolled, in place of the node.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import flex_sn_scan
+        >>> def integrate(x, v):
+        ...     h = v + x
+        ...     spike = (h >= 1).to(h)
+        ...     return spike, h - spike
+        >>> spikes, v = flex_sn_scan(integrate, 1, 1, 1, torch.full((3, 2), 0.5), torch.zeros(2))
+        >>> spikes[:, 0]
+        tensor([0., 1., 0.])
+    """
+
+    def __init__(self) -> None:
+        super().__init__("flex_sn_scan", cacheable=True)  # type: ignore[no-untyped-call]
+
+    @property
+    def __name__(self) -> str:
+        """The operator's name.
+
+        Dynamo finds out how to trace an operator by this name, and that is the one moment at which
+        it can be told, if importing this package is not to import all of Dynamo.
+        """
+        offer_to_dynamo(self._name)
+        return str(self._name)
+
+    @__name__.setter
+    def __name__(self, name: str) -> None:
+        assert name == self._name
+
+    def __reduce__(self) -> tuple[Callable[[], FlexSNScan], tuple[()]]:
+        """There is one: modules that hold it can be copied and pickled."""
+        return _the_operator, ()
+
+    def __call__(
+        self,
+        core_fn: StepFunction,
+        num_inputs: int,
+        num_states: int,
+        num_outputs: int,
+        *flat_args: torch.Tensor,
+        output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+        final_state: bool = False,
+        lowering: str | None = None,
+        zero_states: Sequence[bool] = (),
+        checkpoints: tuple[int, int] = (0, 0),
+        version: str = "",
+    ) -> tuple[torch.Tensor, ...]:
+        zeros = tuple(zero_states)
+        layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, *checkpoints, zero_states=zeros)
+        lowered = self.inductor_call([core_fn], [*layout.counts, *flat_args])
+        if lowered is not None:
+            return lower(lowered.without(3), layout, lowering, len(flat_args))  # type: ignore[return-value]
+        call = ScanCall(core_fn, layout, flat_args, output_template_specs)
+        check_call(call, captured=isinstance(core_fn, torch.fx.GraphModule))
+        name = requested_lowering(lowering)
+        if call.steps == 0:
+            return empty_scan(call)
+        if is_transforming():
+            return forward_loop(core_fn, layout, flat_args)
+        if not is_tracing(flat_args):
+            check_zero_states(call)
+            return forward_loop(core_fn, layout, flat_args)
+        if not isinstance(core_fn, torch.fx.GraphModule):
+
+            def run(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
+                return flex_sn_scan(
+                    core_fn, *layout.counts, *args, final_state=final_state, lowering=name, zero_states=zeros
+                )
+
+            return capture_with_dynamo(run, *flat_args)  # type: ignore[no-any-return]
+        with outside_of_tracing(flat_args) as fakes:
+            samples = forward_samples(layout, fakes)
+        inspect_step(core_fn, samples)
+        return self.redispatch(
+            core_fn,
+            *layout.counts,
+            *flat_args,
+            final_state=final_state,
+            lowering=name,
+            zero_states=zeros,
+            checkpoints=checkpoints,
+            version=version,
+        )
+
+    def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """Go to the implementation for the next dispatch key: what ``__call__`` checks, holds."""
+        return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class FlexSNScanBackward(LowersItself, HigherOrderOperator):
+    """The backward of the scan as an operator; autograd calls it, nobody else should.
+
+    Its arguments are the core's graph, the graph of the step's VJP, the three counts, and what
+    :class:`BackwardLayout` says.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("flex_sn_scan_backward", cacheable=True)  # type: ignore[no-untyped-call]
+
+    def __call__(self, core: StepFunction, vjp: StepFunction, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        lowered = self.inductor_call([core, vjp], args)
+        if lowered is not None:
+            layout, _ = _backward_layout((core, vjp, *args), kwargs)
+            return lower(lowered.without(3), layout, kwargs["lowering"], layout.num_given)  # type: ignore[return-value]
+        return self.redispatch(core, vjp, *args, **kwargs)
+
+    def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        """Go to the implementation for the next dispatch key."""
+        return super().__call__(*args, **kwargs)  # type: ignore[no-any-return, no-untyped-call]
+
+
+flex_sn_scan = FlexSNScan()
+
+
+def _the_operator() -> FlexSNScan:
+    return flex_sn_scan
+
+
+def flex_sn_scan_final_state(
+    core_fn: StepFunction,
+    num_inputs: int,
+    num_states: int,
+    num_outputs: int,
+    *flat_args: torch.Tensor,
+    output_template_specs: Sequence[OutputTemplateSpec] | None = None,
+    lowering: str | None = None,
+    zero_states: Sequence[bool] = (),
+) -> tuple[torch.Tensor, ...]:
+    """:data:`flex_sn_scan` that gives the last states instead of the state sequences.
+
+    The same operator; a state sequence is never made for the caller, though training may save one.
+    Must equal :func:`eager_scan_final_state`, whose arguments and errors it has.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import flex_sn_scan_final_state
+        >>> total, last = flex_sn_scan_final_state(
+        ...     lambda x, v: (x + v, x + v), 1, 1, 1, torch.ones(4, 2), torch.zeros(2)
+        ... )
+        >>> last
+        tensor([4., 4.])
+    """
+    return flex_sn_scan(
+        core_fn,
+        num_inputs,
+        num_states,
+        num_outputs,
+        *flat_args,
+        output_template_specs=output_template_specs,
+        final_state=True,
+        lowering=lowering,
+        zero_states=zero_states,
+    )
+
+
+flex_sn_scan_backward = FlexSNScanBackward()
+
+
+def _forward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ScanLayout, Sequence[Any]]:
+    """Layout and flat arguments of a call ``flex_sn_scan(core, I, S, O, *flat_args, **kwargs)``."""
+    interval, spare = kwargs["checkpoints"]
+    layout = ScanLayout(args[1], args[2], args[3], kwargs["final_state"], interval, spare, kwargs["zero_states"])
+    return layout, args[4:]
+
+
+def _backward_layout(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[BackwardLayout, Sequence[Any]]:
+    """The same of a call ``flex_sn_scan_backward(core, vjp, I, S, O, *tensors, **kwargs)``."""
+    options = {key: value for key, value in kwargs.items() if key not in ("lowering", "version")}
+    final_state, zero_states = options.pop("final_state"), options.pop("zero_states")
+    scan = ScanLayout(args[2], args[3], args[4], final_state, zero_states=zero_states)
+    return BackwardLayout(scan, **options), args[5:]
+
+
+def _forward_dense(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return forward_loop(args[0], *_forward_layout(args, kwargs))
+
+
+def _forward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return forward_shapes(args[0], *_forward_layout(args, kwargs))
+
+
+def _forward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
+    return [forward_samples(*_forward_layout(args, kwargs))]
+
+
+def _backward_dense(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    return backward_loop(args[0], args[1], *_backward_layout(args, kwargs))
+
+
+def _backward_shapes(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    layout, tensors = _backward_layout(args, kwargs)
+    return backward_shapes(args[1], layout, tensors, backward_samples(layout, tensors))
+
+
+def _backward_samples(*args: Any, **kwargs: Any) -> list[Sequence[Any]]:
+    layout, tensors = _backward_layout(args, kwargs)
+    flat_args, *_ = layout.split(tensors)
+    return [forward_samples(layout.scan, flat_args), backward_samples(layout, tensors)]
+
+
+implement(
+    flex_sn_scan,
+    dense=_forward_dense,
+    shapes=_forward_shapes,
+    num_graphs=1,
+    samples=_forward_samples,
+)
+implement(
+    flex_sn_scan_backward,
+    dense=_backward_dense,
+    shapes=_backward_shapes,
+    num_graphs=2,
+    samples=_backward_samples,
+)
+refuse_autograd(flex_sn_scan_backward)

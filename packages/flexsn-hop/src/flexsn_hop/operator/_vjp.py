@@ -1,0 +1,152 @@
+"""The backward of one time step: what needs a gradient, and the traced vector-Jacobian product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_hop._layout import BackwardLayout, ScanLayout
+from flexsn_hop.operator._absent import is_zero
+from flexsn_hop.operator._arguments import StepFunction
+from flexsn_hop.operator._eager import step_values
+
+__all__ = ["Activity", "find_activity", "step_vjp", "without_absent"]
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """Which outputs and states a gradient flows through.
+
+    Attributes:
+        outputs: For each output, whether it depends differentiably on what needs a gradient.
+        states: For each state, whether one of its values does: before the first step, or after some step.
+        state_results: For each state, whether those after a step do. One that is set to a constant at every step
+            does not.
+    """
+
+    outputs: tuple[bool, ...]
+    states: tuple[bool, ...]
+    state_results: tuple[bool, ...]
+
+
+def find_activity(core: StepFunction, layout: ScanLayout, samples: Sequence[Any], needs: Sequence[bool]) -> Activity:
+    """Which outputs and states depend differentiably on an argument in ``needs``, at some step.
+
+    ``samples`` are values (fake tensors will do) that one step takes. A state may need a gradient
+    only after several steps, so that this repeats until nothing is added.
+    """
+    _, states, _ = layout.split(needs)
+    active = tuple(states)
+    while True:
+        inputs, _, lifted = layout.split(needs)
+        values = _differentiable_step(core, layout, samples, (*inputs, *active, *lifted))[1]
+        flags = tuple(value.requires_grad for value in values)
+        outputs, after = flags[: layout.num_outputs], flags[layout.num_outputs :]
+        grown = tuple(old or new for old, new in zip(active, after, strict=True))
+        if grown == active:
+            return Activity(outputs, states=active, state_results=after)
+        active = grown
+
+
+def step_vjp(core: StepFunction, layout: BackwardLayout) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """The function that is traced to get the step's VJP graph.
+
+    It takes the values of one step (inputs, states, lifted), the gradients of the outputs for
+    which one came, and the cotangents of the active new states; it gives the gradients of
+    ``layout.wanted``, in order. It computes the step again: nothing else is saved.
+    """
+    scan = layout.scan
+    num_values = len(layout.needs)
+    receives = (*layout.output_grads, *layout.active_states)
+
+    def vjp(*args: Any) -> tuple[torch.Tensor, ...]:
+        leaves, values = _differentiable_step(core, scan, args[:num_values], layout.wanted)
+        receivers = [value for value, received in zip(values, receives, strict=True) if received]
+        # A value may be constant at this step, as a state that is reset to a constant is.
+        pairs = [
+            (value, cotangent)
+            for value, cotangent in zip(receivers, args[num_values:], strict=True)
+            if value.requires_grad
+        ]
+        if not pairs or not leaves:
+            return tuple(torch.zeros_like(leaf) for leaf in leaves)
+        gradients = torch.autograd.grad(
+            [value for value, _ in pairs],
+            leaves,
+            [cotangent for _, cotangent in pairs],
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return tuple(gradients)
+
+    return vjp
+
+
+def without_absent(vjp: fx.GraphModule, layout: BackwardLayout) -> tuple[fx.GraphModule, BackwardLayout]:
+    """Drop the gradients that no gradient reaches at any step: autograd has None for them, and not zeros.
+
+    ``vjp`` is the traced :func:`step_vjp` of ``layout``. Returns the graph without the results that are dropped, and
+    the layout that no longer needs them. The gradient of an active state stays a result of the graph.
+    """
+    (output,) = vjp.graph.find_nodes(op="output")
+    entries: Any = output.args[0]
+    sources = _sources(vjp.graph, len(layout.needs))
+    wanted = [position for position, want in enumerate(layout.wanted) if want]
+    by_position = {position: sources[entry] for position, entry in zip(wanted, entries, strict=True)}
+    states = [index for index, active in enumerate(layout.active_states) if active]
+    num_outputs = sum(layout.output_grads)
+    came = [state for state, given in enumerate(layout.state_grads) if given]
+    present = {*range(num_outputs), *(num_outputs + states.index(state) for state in came)}
+
+    def flows(position: int) -> bool:
+        found = by_position[position]
+        return found is None or not present.isdisjoint(found)
+
+    while True:
+        carried = {num_outputs + i for i, state in enumerate(states) if flows(layout.scan.num_inputs + state)}
+        if carried <= present:
+            break
+        present |= carried
+    needs = tuple(need and flows(position) for position, need in enumerate(layout.needs))
+    reduced = replace(layout, needs=needs)
+    kept = [entry for position, entry in zip(wanted, entries, strict=True) if reduced.wanted[position]]
+    if len(kept) < len(entries):
+        output.args = (tuple(kept),)
+        vjp.graph.eliminate_dead_code()
+        vjp.recompile()
+    return vjp, reduced
+
+
+def _sources(graph: fx.Graph, num_values: int) -> dict[fx.Node, frozenset[int] | None]:
+    """By node: the cotangents that it depends on, by position; None for one that is no zero and depends on none."""
+    sources: dict[fx.Node, frozenset[int] | None] = {}
+    placeholders = graph.find_nodes(op="placeholder")
+    for position, node in enumerate(placeholders):
+        sources[node] = None if position < num_values else frozenset({position - num_values})
+    for node in graph.nodes:
+        if node in sources:
+            continue
+        found = frozenset[int]().union(*(sources[source] or () for source in node.all_input_nodes))
+        sources[node] = found if found or is_zero(node) else None
+    return sources
+
+
+def _differentiable_step(
+    core: StepFunction, layout: ScanLayout, samples: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+    """Call the core on leaves; gives those in ``wanted``, which require grad, and the values."""
+    leaves = []
+    arguments = []
+    for sample, want in zip(samples, wanted, strict=True):
+        if isinstance(sample, torch.Tensor):
+            sample = sample.detach()
+            if want:
+                leaves.append(sample.requires_grad_())
+        arguments.append(sample)
+    with torch.enable_grad():
+        values = step_values(core(*arguments), layout.num_outputs, layout.num_states)
+    return leaves, values

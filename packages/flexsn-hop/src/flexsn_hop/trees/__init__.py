@@ -1,0 +1,3 @@
+"""`scan`: pytrees around the operator."""
+
+from __future__ import annotations

@@ -1,0 +1,130 @@
+"""``scan``: a recurrence of any kind, as trees around the operator ``flex_sn_scan``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from flexsn_hop._torch_private import HigherOrderOperator, capture_with_dynamo, is_tracing, is_transforming
+from flexsn_hop.trees._tree_capture import offer_trees_to_dynamo
+from flexsn_hop.trees._tree_loop import clock, run_trees
+from flexsn_hop.trees._trees import TreeCall, check_tree_call
+
+__all__ = ["scan"]
+
+Carry = TypeVar("Carry")
+X = TypeVar("X")
+Y = TypeVar("Y")
+
+
+def scan(
+    step: Callable[[Carry, X], tuple[Carry, Y]],
+    init: Carry,
+    xs: X | None = None,
+    *,
+    length: int | None = None,
+    reverse: bool = False,
+    dim: int = 0,
+) -> tuple[Carry, Y]:
+    """Call ``step`` for one time step after the other, and carry what it returns to the next.
+
+    Eagerly, a loop with ordinary autograd. Under ``torch.compile``, ``make_fx`` and ``torch.export``
+    one node of the graph, :data:`flex_sn_scan`, and one in the graph of the backward, of the same size
+    for every number of steps.
+
+    Args:
+        step: ``step(carry, x) -> (new_carry, y)``, one time step. What it captures (closure, parameters
+            of a module, ``functools.partial``, bound method) gets gradients.
+        init: The first carry: a tensor, or containers with tensors and None in them, as
+            ``torch.utils._pytree`` knows them (dict, list, tuple, namedtuple, registered dataclasses).
+            A carry keeps its structure, and each tensor its shape, dtype and device.
+        xs: The sequences, a tree like that. ``step`` takes their slices along ``dim``. None, or a tree
+            without tensors: ``step`` takes it as it is, ``length`` times.
+        length: The number of steps T, an int or a symbolic size. Needed where ``xs`` has no tensor; else
+            it must agree. Of one that depends on data, compilers have to be told that it is not 0:
+            ``torch._check(length >= 1)``.
+        reverse: Go from the last slice to the first. What step t returns as y is still at t.
+        dim: The dimension of time, in all of ``xs`` and of what is returned as sequences. A negative one
+            counts from the end of each tensor.
+
+    Returns:
+        ``(carry, ys)``: the last carry, which shares memory with nothing, and the sequences of y, with
+        T elements along ``dim``. A y may have any shape and dtype, which are the same at every step;
+        None stays None. For ``T == 0`` the carry is a copy of ``init``, and the sequences are empty, with
+        the shapes and dtypes that ``step`` gives on fake tensors.
+
+    Raises:
+        CoreArityError: ``step`` cannot be called with two positional arguments (a ``ValueError``).
+        CoreReturnCountError: It returned no pair (a ``ValueError``).
+        CarryStructureError: It returned a carry of another structure (a ``ValueError``).
+        StateChangedError: It returned a carry of another shape, dtype or device (a ``ValueError``).
+        OutputChangedError: y changed from one step to another (a ``ValueError``).
+        SequenceLengthError: Sequences of unequal lengths (a ``ValueError``).
+        ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).
+        ScanDimError: A sequence has no dimension ``dim`` (a ``ValueError``, an ``IndexError``).
+        NotATensorError: A leaf is neither a tensor nor None (a ``TypeError``).
+        EmptyScanError: ``T == 0``, and ``step`` cannot run on fake tensors (a ``ValueError``).
+
+    Under a compiler, the errors of :data:`flex_sn_scan`, too.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_hop import scan
+        >>> def running_mean(carry, x):
+        ...     total, count = carry["total"] + x, carry["count"] + 1
+        ...     return {"total": total, "count": count}, total / count
+        >>> init = {"total": torch.tensor(0.0), "count": torch.tensor(0)}
+        >>> carry, means = scan(running_mean, init, torch.tensor([1.0, 3.0, 8.0]))
+        >>> means, carry["count"]
+        (tensor([1., 2., 4.]), tensor(3))
+        >>> scan(lambda power, _: (2 * power, power), torch.tensor(1), length=5)
+        (tensor(32), tensor([ 1,  2,  4,  8, 16]))
+    """
+    return _tree_scan(step, init, xs, length, reverse, dim)
+
+
+class _TreeScan(HigherOrderOperator):
+    """What Dynamo meets when it traces :func:`scan`; no graph holds it."""
+
+    def __init__(self) -> None:
+        super().__init__("flexsn_scan")  # type: ignore[no-untyped-call]
+
+    @property
+    def __name__(self) -> str:
+        """The operator's name; see :attr:`FlexSNScan.__name__`."""
+        offer_trees_to_dynamo(self._name)
+        return str(self._name)
+
+    @__name__.setter
+    def __name__(self, name: str) -> None:
+        assert name == self._name
+
+    def __call__(
+        self, step: Callable[..., Any] | None, init: Any, xs: Any, length: Any, reverse: bool, dim: int
+    ) -> tuple[Any, Any]:
+        call = TreeCall.of(step, init, xs, length, reverse, dim)
+        check_tree_call(call)
+        if is_transforming() or not is_tracing((*call.states, *call.inputs)):
+            return run_trees(call)
+        return _capture(call)
+
+
+_tree_scan = _TreeScan()
+
+
+def _capture(call: TreeCall) -> tuple[Any, Any]:
+    """Have Dynamo capture the call, for the tracer that is active."""
+    num_states = len(call.states)
+    # The number of steps is the size of a tensor, because a symbolic number cannot be captured.
+    ticks = [] if call.inputs else [clock(call.states, call.length)]
+
+    def run(*tensors: torch.Tensor) -> Any:
+        inputs = tensors[num_states : num_states + len(call.inputs)]
+        length = tensors[-1].shape[0] if ticks else None
+        return _tree_scan(
+            call.step, call.carry.fill(tensors[:num_states]), call.x.fill(inputs), length, call.reverse, call.dim
+        )
+
+    return capture_with_dynamo(run, *call.states, *call.inputs, *ticks)  # type: ignore[no-any-return]

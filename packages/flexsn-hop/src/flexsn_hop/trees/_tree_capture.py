@@ -1,0 +1,169 @@
+"""How ``torch.compile`` captures ``scan``: as one node of ``flex_sn_scan``, with trees around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flexsn_hop._torch_private import (
+    CapturedStep,
+    CapturedTreeCall,
+    TreeCaptureHooks,
+    TreeParts,
+    is_transforming,
+    register_with_dynamo,
+    tree_flatten,
+    tree_unflatten,
+)
+from flexsn_hop.operator._dynamo import node_options
+from flexsn_hop.operator._inspect import inspect_step
+from flexsn_hop.operator._operator import flex_sn_scan
+from flexsn_hop.trees._tree_loop import as_given, clock, in_order, run_trees
+from flexsn_hop.trees._trees import Tree, TreeCall, TreeSteps, check_sequence_dims, check_tree_call, fill
+
+__all__ = ["offer_trees_to_dynamo"]
+
+
+def offer_trees_to_dynamo(name: str) -> None:
+    """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
+    parts = TreeParts(_flatten, _open, _close)
+    register_with_dynamo(name, TreeCaptureHooks(_before, _after, parts, flex_sn_scan))
+
+
+# What Dynamo traces, as if it stood in the user's code. Nothing here raises: the checks are in the hooks.
+
+
+def _flatten(init: Any, xs: Any) -> Any:
+    return (*tree_flatten(init), *tree_flatten(xs))
+
+
+def _open(
+    step: Callable[..., Any],
+    carry_leaves: Sequence[Any],
+    carry_spec: Any,
+    x_leaves: Sequence[Any],
+    x_spec: Any,
+    length: Any,
+    reverse: bool,
+    dim: int,
+) -> Any:
+    """The core, the input sequences and the states that the operator is called with."""
+    in_carry = [leaf is not None for leaf in carry_leaves]
+    in_x = [leaf is not None for leaf in x_leaves]
+    states = [leaf for leaf in carry_leaves if leaf is not None]
+    inputs = [in_order(leaf, reverse, dim) for leaf in x_leaves if leaf is not None]
+    num_x = len(inputs)
+    if num_x == 0:
+        inputs = [clock(states, length)]
+    num_inputs = len(inputs)
+
+    def core(*values: Any) -> Any:
+        return step(fill(carry_spec, in_carry, values[num_inputs:]), fill(x_spec, in_x, values[:num_x]))
+
+    return core, inputs, states
+
+
+def _close(
+    results: Sequence[torch.Tensor],
+    carry_leaves: Sequence[Any],
+    carry_spec: Any,
+    places: Sequence[int | None],
+    spec: Any,
+    num_outputs: int,
+    reverse: bool,
+    dim: int,
+) -> Any:
+    """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned.
+
+    A container may check what it is made of: the carry of what was returned is put together with states, too.
+    """
+    leaves = [
+        None if place is None else results[place] if place >= num_outputs else as_given(results[place], reverse, dim)
+        for place in places
+    ]
+    _, ys = tree_unflatten(leaves, spec)
+    return fill(carry_spec, [leaf is not None for leaf in carry_leaves], results[num_outputs:]), ys
+
+
+def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
+    return run_trees(TreeCall.of(step, init, xs, length, reverse, dim))
+
+
+def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
+    """The results for ``T == 0``. What they are like says a scan of one step, checked, and used by nobody."""
+
+    def on_copies(carry: Any, x: Any) -> Any:
+        return step(_copies(carry), _copies(x))  # as a loop, which may write to them
+
+    leaves, spec = tree_flatten(xs)
+    ticks = [None if leaf is None else leaf.new_zeros(_with_size(leaf, dim, 1)) for leaf in leaves]
+    with torch.no_grad():
+        _, y = torch.ops.higher_order.flexsn_scan(
+            on_copies, init, tree_unflatten(ticks, spec), None if length is None else 1, reverse, dim
+        )
+    y_leaves, y_spec = tree_flatten(y)
+    ys = [
+        None if leaf is None else torch.empty(_with_size(leaf, dim, 0), dtype=leaf.dtype, device=leaf.device)
+        for leaf in y_leaves
+    ]
+    return _copies(init), tree_unflatten(ys, y_spec)
+
+
+def _copies(tree: Any) -> Any:
+    leaves, spec = tree_flatten(tree)
+    return tree_unflatten([None if leaf is None else leaf.clone() for leaf in leaves], spec)
+
+
+def _with_size(leaf: torch.Tensor, dim: int, size: int) -> list[int]:
+    shape = list(leaf.shape)
+    shape[dim] = size
+    return shape
+
+
+# What is called while Dynamo traces, on fake tensors.
+
+
+def _tree_call(call: CapturedTreeCall) -> TreeCall:
+    carry, x = Tree.of(call.carry_leaves, call.carry_spec), Tree.of(call.x_leaves, call.x_spec)
+    states = [leaf for leaf in call.carry_leaves if leaf is not None]
+    inputs = [leaf for leaf in call.x_leaves if leaf is not None]
+    return TreeCall(call.step, carry, states, x, inputs, call.length, call.reverse, call.dim)
+
+
+def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
+    call = _tree_call(captured)
+    check_tree_call(call)
+    if call.steps == 0:
+        return _without_steps
+    if is_transforming():
+        return _plain  # see flex_sn_scan
+    return node_options([*call.inputs, *call.states], final_state=True)
+
+
+def _after(captured: CapturedTreeCall, step: CapturedStep) -> tuple[list[int], list[int | None], int]:
+    """Check what one step returned.
+
+    Gives the order of a core's results among the tensors of the step's graph, for each leaf of what the
+    step returned which of the core's results it is (None: it is None), and the number of outputs.
+    """
+    call = _tree_call(captured)
+    take_step = TreeSteps(call)
+    num_inputs = max(1, len(call.inputs))
+    states = step.samples[num_inputs : num_inputs + len(call.states)]
+    outputs, new_states = take_step.check(step.returned, states, 0)
+    assert take_step.y is not None
+    sequences = [output.expand(call.steps, *output.shape) for output in outputs]
+    check_sequence_dims(take_step.y, "ys", sequences, call.dim)
+    inspect_step(step.graph, step.samples)
+    position = {id(result): index for index, result in enumerate(step.results)}
+    of_states = [position[id(state)] for state in new_states]
+    # Of the core, outputs come first; of what a step returned, the carry.
+    in_carry = tree_flatten(step.returned[0])[0]
+    places: list[int | None] = [
+        None if leaf is None else len(outputs) + of_states.index(position[id(leaf)]) for leaf in in_carry
+    ]
+    numbers = iter(range(len(outputs)))
+    places += [next(numbers) if is_there else None for is_there in take_step.y.present]
+    return [*(position[id(output)] for output in outputs), *of_states], places, len(outputs)

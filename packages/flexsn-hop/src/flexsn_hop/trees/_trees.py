@@ -1,0 +1,313 @@
+"""What ``scan`` takes and what its step returns: trees of tensors, and the checks of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from flexsn_hop._torch_private import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from flexsn_hop.errors import (
+    CarryStructureError,
+    CoreArityError,
+    CoreReturnCountError,
+    NotATensorError,
+    OutputChangedError,
+    ScanDimError,
+    ScanLengthError,
+    SequenceLengthError,
+    StateChangedError,
+)
+from flexsn_hop.operator._arguments import positional_range
+from flexsn_hop.operator._eager import Tensors, alike, describe
+
+__all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill"]
+
+TreeStep = Callable[[Any, Any], tuple[Any, Any]]
+"""``step(carry, x) -> (new_carry, y)``."""
+
+
+def fill(spec: TreeSpec, present: Sequence[bool], tensors: Sequence[Any]) -> Any:
+    """The tree of this structure with these tensors, and None where no tensor is ``present``."""
+    leaves = []
+    taken = 0
+    for is_there in present:
+        leaves.append(tensors[taken] if is_there else None)
+        taken += is_there
+    return tree_unflatten(leaves, spec)
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The structure of a tree whose leaves are tensors or None.
+
+    Attributes:
+        spec: PyTorch's description of it, for which None is a leaf.
+        present: For each leaf, whether it is a tensor.
+    """
+
+    spec: TreeSpec
+    present: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, leaves: Sequence[Any], spec: TreeSpec) -> Tree:
+        return cls(spec, tuple(leaf is not None for leaf in leaves))
+
+    def fill(self, tensors: Sequence[Any]) -> Any:
+        """The tree with these tensors."""
+        return fill(self.spec, self.present, tensors)
+
+    def leaves_of(self, tree: Any) -> list[Any] | None:
+        """The leaves of ``tree`` that are not None, in the order of this one; None if its structure is another.
+
+        A key is a key, in whichever order a dict was written.
+        """
+        try:
+            leaves = self.spec.flatten_up_to(tree)
+        except ValueError:
+            return None
+        fits = all(
+            (leaf is not None) == is_there and tree_flatten(leaf)[1].is_leaf()
+            for leaf, is_there in zip(leaves, self.present, strict=True)
+        )
+        return [leaf for leaf in leaves if leaf is not None] if fits else None
+
+    def name(self, root: str, tensors: Sequence[Any], index: int) -> str:
+        """How a user would write tensor ``index``, ``root`` being the name of the tree: ``"carry['h'][0]"``.
+
+        It takes the tensors, because a container may check what it is made of.
+        """
+        place = [leaf for leaf, is_there in enumerate(self.present) if is_there][index]
+        try:
+            paths, _ = tree_flatten_with_path(self.fill(tensors))
+            return f"{root}{keystr(paths[place][0])}"
+        except ValueError:  # a container that was registered without the names of its parts
+            return f"leaf {place} of {root}"
+
+    def __str__(self) -> str:
+        try:
+            return repr(self.fill([_Star()] * sum(self.present)))
+        except Exception:  # a container that takes tensors alone
+            return " ".join(str(self.spec).split())
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+@dataclass(frozen=True, slots=True)
+class TreeCall:
+    """A call of ``scan``, its trees taken apart.
+
+    Attributes:
+        step: What the user calls a step; None where a compiler does not know it.
+        carry, x: The structures of ``init`` and ``xs``.
+        states, inputs: Their leaves that are not None.
+        length, reverse, dim: As ``scan`` has them.
+    """
+
+    step: Callable[..., Any] | None
+    carry: Tree
+    states: Sequence[Any]
+    x: Tree
+    inputs: Sequence[Any]
+    length: Any
+    reverse: bool
+    dim: int
+
+    @classmethod
+    def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> TreeCall:
+        """Take the trees apart."""
+        carry_leaves, carry_spec = tree_flatten(init)
+        x_leaves, x_spec = tree_flatten(xs)
+        carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
+        states = [leaf for leaf in carry_leaves if leaf is not None]
+        inputs = [leaf for leaf in x_leaves if leaf is not None]
+        return cls(step, carry, states, x, inputs, length, reverse, dim)
+
+    @property
+    def steps(self) -> Any:
+        """T, which may be symbolic."""
+        return self.inputs[0].shape[self.dim] if self.inputs else self.length
+
+
+def check_tree_call(call: TreeCall) -> None:
+    """Every check of a call that does not need to call the step.
+
+    Raises:
+        TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError.
+    """
+    _check_step_arity(call.step)
+    if not isinstance(call.reverse, bool):
+        raise TypeError(f"reverse is {call.reverse!r}; it must be True or False")
+    if not isinstance(call.dim, int) or isinstance(call.dim, bool):
+        raise TypeError(f"dim is {call.dim!r}; it must be an int")
+    _check_leaves(call.carry, "init", call.states)
+    _check_leaves(call.x, "xs", call.inputs)
+    check_sequence_dims(call.x, "xs", call.inputs, call.dim)
+    for index, sequence in enumerate(call.inputs):
+        if sequence.shape[call.dim] != call.steps:
+            first, other = (call.x.name("xs", call.inputs, place) for place in (0, index))
+            raise SequenceLengthError(
+                f"{first} has {call.steps} steps in dimension {call.dim} and {other} has {sequence.shape[call.dim]}: "
+                "all sequences in xs must have the same number of steps"
+            )
+    _check_length(call)
+
+
+def _check_step_arity(step: Any) -> None:
+    if step is None:
+        return
+    if not callable(step):
+        raise TypeError(f"step is a {type(step).__name__}; it must be callable: step(carry, x) -> (new_carry, y)")
+    accepted = positional_range(step)
+    if accepted is None:
+        return
+    fewest, most, keywords = accepted
+    if keywords:
+        raise CoreArityError(
+            f"step has required keyword-only parameters ({', '.join(keywords)}), but it is called with 2 "
+            "positional arguments, step(carry, x): bind them with functools.partial"
+        )
+    if fewest > 2 or (most is not None and most < 2):
+        takes = f"{fewest}" if most == fewest else f"{fewest} to {'any number' if most is None else most}"
+        raise CoreArityError(
+            f"step takes {takes} positional arguments; it is called with 2, step(carry, x), where x is None for a "
+            "scan without inputs"
+        )
+
+
+def _check_leaves(tree: Tree, root: str, leaves: Sequence[Any]) -> None:
+    for index, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            raise NotATensorError(
+                f"{tree.name(root, leaves, index)} is a {type(leaf).__name__}; it must be a torch.Tensor or None"
+                f"{_remedy(leaf)}"
+            )
+        if leaf.is_nested:
+            raise NotATensorError(
+                f"{tree.name(root, leaves, index)} is a nested tensor, whose steps may differ; it must be a plain "
+                "torch.Tensor: torch.nested.to_padded_tensor makes one"
+            )
+
+
+def _remedy(leaf: object) -> str:
+    """What to do about a leaf that is no tensor."""
+    if isinstance(leaf, (bool, int, float, complex)):
+        return f": write torch.tensor({leaf!r})"
+    if hasattr(leaf, "__array__"):
+        return ": write torch.as_tensor"
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        return ", or a container that is known: torch.export.register_dataclass"
+    return ""
+
+
+def check_sequence_dims(tree: Tree, root: str, sequences: Sequence[torch.Tensor], dim: int) -> None:
+    """Refuse sequences that have no dimension ``dim``; they are the tensors of ``tree``.
+
+    Raises:
+        ScanDimError.
+    """
+    for index, sequence in enumerate(sequences):
+        if not -sequence.dim() <= dim < sequence.dim():
+            raise ScanDimError(
+                f"dim is {dim}, and {tree.name(root, sequences, index)} has {sequence.dim()} dimensions, "
+                f"{list(sequence.shape)}: dim is the dimension of time, in every sequence of xs and ys"
+            )
+
+
+def _check_length(call: TreeCall) -> None:
+    length = call.length
+    if length is None:
+        if not call.inputs:
+            raise ScanLengthError("xs has no tensor and length is None: pass length, the number of steps")
+        return
+    if not isinstance(length, (int, torch.SymInt)) or isinstance(length, bool):
+        raise TypeError(f"length is {length!r}; it must be an int, the number of steps")
+    if length < 0:
+        raise ScanLengthError(f"length is {length}; it must be at least 0")
+    if call.inputs and length != call.steps:
+        raise ScanLengthError(
+            f"length is {length} and {call.x.name('xs', call.inputs, 0)} has {call.steps} steps in dimension "
+            f"{call.dim}: leave length out, or make them equal"
+        )
+
+
+def _split_returned(returned: object, carry: Tree, step: int) -> tuple[list[Any], Any]:
+    """The leaves of the new carry in the order of ``carry``, and y, of what a step returned.
+
+    Raises:
+        CoreReturnCountError: It is no pair.
+        CarryStructureError: The new carry has another structure.
+    """
+    if not isinstance(returned, (tuple, list)) or len(returned) != 2:
+        what = f"{len(returned)} values" if isinstance(returned, (tuple, list)) else f"a {_kind(returned)}"
+        raise CoreReturnCountError(f"step returned {what}; it must return 2, (new_carry, y), and y may be None")
+    new_carry, y = returned
+    leaves = carry.leaves_of(new_carry)
+    if leaves is None:
+        now = Tree.of(*tree_flatten(new_carry))
+        raise CarryStructureError(
+            f"the carry was {carry} before step {step} and {now} after it, {sum(carry.present)} tensors and "
+            f"{sum(now.present)}: a carry keeps its structure"
+        )
+    return leaves, y
+
+
+def _kind(value: object) -> str:
+    return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+class TreeSteps:
+    """Calls a step after the other, and checks what comes back.
+
+    Attributes:
+        y: The structure of the output; known after the first step.
+    """
+
+    def __init__(self, call: TreeCall) -> None:
+        self.y: Tree | None = None
+        self._call = call
+        self._first: Tensors = ()
+
+    def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
+        """Outputs and new states of the step that takes ``slices`` and ``states``."""
+        call = self._call
+        assert call.step is not None
+        x = call.x.fill(slices[: len(call.inputs)])
+        return self.check(call.step(call.carry.fill(states), x), states, step)
+
+    def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
+        """Outputs and new states, of what the step that took ``states`` returned."""
+        carry = self._call.carry
+        new_states, y = _split_returned(returned, carry, step)
+        _check_leaves(carry, "carry", new_states)
+        for index, (old, new) in enumerate(zip(states, new_states, strict=True)):
+            if not alike(old, new):
+                raise StateChangedError(
+                    f"{carry.name('carry', states, index)} was {describe(old)} before step {step} and "
+                    f"{describe(new)} after it; a carry keeps its shapes, dtypes and devices: expand or cast the "
+                    "one in init or what step returns"
+                )
+        if self.y is None:
+            leaves, spec = tree_flatten(y)
+            self.y = Tree.of(leaves, spec)
+            outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
+        else:
+            found = self.y.leaves_of(y)
+            if found is None:
+                now = Tree.of(*tree_flatten(y))
+                raise OutputChangedError(f"y was {self.y} at step 0 and {now} at step {step}; y keeps its structure")
+            outputs = tuple(found)
+        _check_leaves(self.y, "y", outputs)
+        for index, (first, value) in enumerate(zip(self._first, outputs, strict=True)):
+            if not alike(first, value):
+                raise OutputChangedError(
+                    f"{self.y.name('y', outputs, index)} was {describe(first)} at step 0 and {describe(value)} at "
+                    f"step {step}; y keeps its shapes, dtypes and devices"
+                )
+        return outputs, tuple(new_states)
