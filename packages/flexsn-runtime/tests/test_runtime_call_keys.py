@@ -92,9 +92,7 @@ CALLS: dict[str, Callable[[ScanProgram, Core], Any]] = {
     "autocast off": within(lambda: torch.autocast("cpu", enabled=False)),
     "a stand-in": exchanged,
     "another number": changed(lambda c: setattr(c, "threshold", 0.5), lambda c: setattr(c, "threshold", 1.0)),
-    "a frozen parameter": changed(
-        lambda c: c.decay.requires_grad_(False), lambda c: c.decay.requires_grad_(True)
-    ),
+    "a frozen parameter": changed(lambda c: c.decay.requires_grad_(False), lambda c: c.decay.requires_grad_(True)),
 }
 
 

@@ -93,9 +93,7 @@ class TrainedScan:
         self.step, self._last = step, last
         self._wanted, self._state_seqs = self._computed(wanted), state_seqs
         self._residuals = step.residuals(self._wanted)
-        self._forward = forward_scan(
-            step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals
-        )
+        self._forward = forward_scan(step, arguments, state_seqs=state_seqs, training=True, residuals=self._residuals)
         self.first_kept = self._forward.first_kept
         flows = differentiable_results(step, arguments.num_steps, state_seqs=state_seqs)
         self.first_bits = self._forward.first_bits

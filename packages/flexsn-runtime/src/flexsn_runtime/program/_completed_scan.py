@@ -104,9 +104,7 @@ def completed_scan(
         return scan(step, arguments, state_seqs=state_seqs)
     places = _places(step, instead)
     wanted = tuple([t is not None and t.requires_grad for t in arguments.all])
-    completed = TrainedScan(
-        step, arguments, wanted, state_seqs=state_seqs, last=CompletingStep(completion, places)
-    )
+    completed = TrainedScan(step, arguments, wanted, state_seqs=state_seqs, last=CompletingStep(completion, places))
     results = run_trained(completed, arguments.all)
     run = partial(run_trained, completed)
     note(program, inputs, states, step, arguments, run, instead=instead, state_seqs=state_seqs, formula=formula)
