@@ -17,7 +17,7 @@ Memory = list[Tensor | None]
 """The tensors of a call: `[*given, *allocated]`, and behind them what steps add."""
 
 
-class Step(Protocol):
+class PlanStep(Protocol):
     """Changes the memory of a call, or what is in it."""
 
     def __call__(self, memory: Memory) -> None: ...
@@ -109,8 +109,8 @@ class Moved(NamedTuple):
 
 
 def launching(
-    operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[Step] = ()
-) -> list[Step]:
+    operands: Operands, launch: Launch, places: Sequence[int], size: int, between: Sequence[PlanStep] = ()
+) -> list[PlanStep]:
     """The steps up to a kernel's launch.
 
     Args:
@@ -119,7 +119,7 @@ def launching(
         between: what is done right before the launch.
     """
     moved = {place: size + i for i, place in enumerate(operands.moved)}
-    first: list[Step] = [Moved(operands, operands.moved)] if moved else []
+    first: list[PlanStep] = [Moved(operands, operands.moved)] if moved else []
     return [*first, *between, Launched.of(launch, [moved.get(place, place) for place in places])]
 
 
@@ -138,7 +138,7 @@ class Plan:
     device: torch.device
     allocations: tuple[Allocation | None, ...]
     allocators: tuple[Callable[[], Tensor] | None, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     absent: frozenset[int] = frozenset()
 
     @classmethod
@@ -146,7 +146,7 @@ class Plan:
         cls,
         device: torch.device,
         allocations: Sequence[Allocation | None],
-        steps: Sequence[Step],
+        steps: Sequence[PlanStep],
         allocator: Callable[..., Callable[[], Tensor]],
         absent: frozenset[int] = frozenset(),
     ) -> Plan:
@@ -192,6 +192,6 @@ class Plan:
         """The same plan, whose call does not return these results."""
         return replace(self, absent=self.absent | absent)
 
-    def then(self, step: Step, absent: frozenset[int]) -> Plan:
+    def then(self, step: PlanStep, absent: frozenset[int]) -> Plan:
         """The plan with one more step, which then returns all but these."""
         return replace(self, steps=(*self.steps, step), absent=absent)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flexsn_codegen import WORD, ForwardSpec
 from flexsn_graph import Port, Residuals, Role, StepValue
-from flexsn_runtime.calls._plan import Allocation, Memory, Plan, Step, launching
+from flexsn_runtime.calls._plan import Allocation, Memory, Plan, PlanStep, launching
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands
@@ -137,7 +137,7 @@ class ForwardScan:
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)
 
-    def _make(self, steps: Sequence[Step], allocator: Callable[..., Callable[[], Tensor]]) -> None:
+    def _make(self, steps: Sequence[PlanStep], allocator: Callable[..., Callable[[], Tensor]]) -> None:
         allocations = [Allocation(shape, strides, dtype) for _, shape, strides, dtype in self._written]
         self.plan = Plan.of(self._device, allocations, steps, allocator)
         outputs = [Allocation(shape[1:], strides[1:], dtype) for shape, strides, dtype in allocations[: self._ends[0]]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flexsn_runtime._torch_private import is_batched, transform_at_work, untraced
-from flexsn_runtime.calls._plan import Plan, Step
+from flexsn_runtime.calls._plan import Plan, PlanStep
 from flexsn_runtime.kernels._ahead import compiling_backward
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
@@ -33,7 +33,7 @@ class LastStep(Protocol):
 
     others: Sequence[int]
 
-    def at(self, first: int) -> Step:
+    def at(self, first: int) -> PlanStep:
         """The step.
 
         Args:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flexsn_runtime.calls._plan import Memory, Plan, Step
+from flexsn_runtime.calls._plan import Memory, Plan, PlanStep
 from flexsn_runtime.kernels._autograd import run_trained
 from flexsn_runtime.kernels._trained import TrainedScan
 from flexsn_runtime.launches._by_address import ByAddress
@@ -35,7 +35,7 @@ class CompletingStep:
         self._constants = [places[i] for i in completion.constants]
         self._formula, self._more = completion.formula, completion.more
 
-    def at(self, first: int) -> Step:
+    def at(self, first: int) -> PlanStep:
         return partial(self._complete, first)
 
     def _complete(self, first: int, memory: Memory) -> None:
