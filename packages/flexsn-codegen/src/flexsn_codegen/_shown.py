@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flexsn_codegen.functions._captured import Captured
-from flexsn_codegen.functions._cut import CutFunction
-from flexsn_codegen.functions._pointwise import Gradient, Pointwise
+from flexsn_codegen.functions._cutting import cut_of
+from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._plan import Trace
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets import Target
-from flexsn_graph import CellGraph, NothingCutError, Role
+from flexsn_codegen.targets.triton import TRITON
+from flexsn_graph import NothingCutError
 
 
 class UsageError(Exception):
@@ -47,66 +48,45 @@ def kernels(
     fn = function(path)
     inputs = examples(fn, arguments)
     name = path.rpartition(":")[2]
-    whole: Pointwise[..., object] = Pointwise(fn, autograd=gradient, name=name, numerics=numerics)
-    try:
-        shown = [_of_whole(whole, inputs, target)]
-    except Exception as error:
-        cut = CutFunction(lambda notes: fn, name, numerics, Captured(fn, name))
-        return _of_pieces(cut, inputs, target, error, gradient=gradient)
+    kernel, wanted = _kernel(fn, name, inputs, numerics, gradient=gradient)
+    trace = kernel.variant(inputs, (), wanted, target)
+    shown = _shown(trace, inputs)
     if not gradient:
         return shown, []
-    built = whole.traced(*inputs)
-    if not any(built.differentiable):
+    if not any(trace.graph.differentiable):
         raise UsageError(f"no result of {path} is differentiable.")
-    shape = torch.broadcast_shapes(*(t.shape for t in inputs))
-    given = [t.detach() for t in inputs]
-    pairs = zip(built.dtypes, built.differentiable, strict=True)
-    given += [torch.empty(shape, device="meta", dtype=dtype) for dtype, there in pairs if there]
-    flags = tuple(t.requires_grad for t in inputs)
-    return shown, [_of_whole(whole.gradient(inputs, flags), given, target)]
+    results = trace.plan(inputs).results(inputs[0])
+    cotangents = [r for r, flows in zip(results, trace.graph.differentiable, strict=False) if flows]
+    given = [*(t.detach() for t in inputs), *cotangents]
+    backward = kernel.gradient(wanted, trace.graph.differentiable)
+    return shown, _shown(backward.variant(given, (), [False] * len(given), target), given)
 
 
-def _of_whole(kernel: Pointwise[..., object] | Gradient, inputs: Sequence[Tensor], target: Target) -> ShownKernel:
-    traced, source = kernel.traced(*inputs), kernel.source(*inputs, target=target)
-    of_result = iter(traced.dtypes)
-    dtypes = [inputs[p.index].dtype if p.role is Role.INPUT else next(of_result) for p in source.params]
-    return ShownKernel(str(traced.step.graph), source, tuple(dtypes))
-
-
-def _of_pieces(
-    cut: CutFunction, inputs: Sequence[Tensor], target: Target, error: Exception, *, gradient: bool
-) -> tuple[list[ShownKernel], list[ShownKernel]]:
-    wanted = tuple(gradient and t.requires_grad for t in inputs)
+def _kernel(
+    fn: Callable[..., Any], name: str, inputs: Sequence[Tensor], numerics: Numerics, *, gradient: bool
+) -> tuple[Kernel, list[bool]]:
+    """The function's kernel, and which of its tensors a gradient is shown of."""
+    structure = ("call", (("tensor",),) * len(inputs), ())
+    wanted = [gradient and t.requires_grad for t in inputs]
     try:
-        trace = cut.trace(inputs, (), wanted, target)
-    except NothingCutError:
-        raise error from None
-    graph = trace.graph
-    shown = _pieces(graph, cut.sources(*inputs, target=target), inputs)
-    if not gradient:
-        return shown, []
-    if not any(graph.differentiable):
-        raise UsageError("no result is differentiable.")
-    results = []
-    for result, dtype, there in zip(graph.results, graph.dtypes, graph.differentiable, strict=True):
-        if there:
-            shape = result.shape(graph.steps[result.step].shape(inputs))
-            results.append(torch.empty(shape, dtype=dtype, device="meta"))
-    given = [*(t.detach() for t in inputs), *results]
-    backward = cut.gradient(wanted, graph.differentiable)
-    traced = backward.trace(given, (), (False,) * len(given), target)
-    return shown, _pieces(traced.graph, backward.sources(*given, target=target), given)
+        kernel = Kernel.of(fn, name, numerics, structure, inputs, ())
+        kernel.variant(inputs, (), wanted, TRITON)
+    except Exception as error:
+        kernel = cut_of(fn, name, numerics, structure, inputs, ())
+        try:
+            kernel.variant(inputs, (), wanted, TRITON)
+        except NothingCutError:
+            raise error from None
+    return kernel, wanted
 
 
-def _pieces(graph: CellGraph, sources: Sequence[KernelSource], inputs: Sequence[Tensor]) -> list[ShownKernel]:
-    found = []
-    for step, source in zip(graph.steps, sources, strict=True):
-        dtypes = [
-            inputs[step.inputs[p.index].tensor].dtype if p.role is Role.INPUT else step.dtypes[p.index]
-            for p in source.params
-        ]
-        found.append(ShownKernel(str(step.step.graph), source, tuple(dtypes)))
-    return found
+def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
+    plan = trace.plan(inputs)
+    dtypes = [*(t.dtype for t in inputs), *(memory.dtype for memory in plan.new)]
+    return [
+        ShownKernel(str(step.graph), launch.built.source, tuple(dtypes[operand.tensor] for operand in launch.operands))
+        for step, launch in zip(trace.graphs, plan.launches, strict=True)
+    ]
 
 
 def function(path: str) -> Callable[..., Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from flexsn_codegen._torch_private_modes import is_forward_mode, is_plain
-from flexsn_codegen.errors import OF_A_CALL, AutogradError, TransformError
+from flexsn_codegen.errors import AutogradError, TransformError
 from flexsn_codegen.functions._calls import take_apart, take_lists_apart
 from flexsn_codegen.functions._checks import check_tensors, outs_of, without_tensors
 from flexsn_codegen.functions._foreach import OverLists
@@ -19,7 +18,7 @@ from flexsn_codegen.functions._foreach_op import lists_by_operator
 from flexsn_codegen.functions._kernel import Kernel
 from flexsn_codegen.functions._kernels import Kernels
 from flexsn_codegen.functions._launch import addresses_of
-from flexsn_codegen.functions._pieces import Pieces
+from flexsn_codegen.functions._plan import Trace
 from flexsn_codegen.functions._prepared import NOT_PREPARED, Launches, PreparedCalls
 from flexsn_codegen.functions._recorded import by_operator
 from flexsn_codegen.functions._run import run
@@ -27,7 +26,7 @@ from flexsn_codegen.source._numerics import Numerics, Precision
 from flexsn_codegen.source._source import KernelSource
 from flexsn_codegen.targets import Target
 from flexsn_codegen.targets.triton import TRITON
-from flexsn_graph import NothingCutError, PointwiseGraph
+from flexsn_graph import PointwiseGraph
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +109,6 @@ class Pointwise(Generic[P, R]):
         self._name: str = name or getattr(fn, "__name__", None) or type(fn).__name__
         self._kernels = Kernels(self._fn, self._name, numerics, autograd=autograd)
         self._over_lists = OverLists(self._kernels)
-        self._pieces = Pieces(self._kernels)
         self._prepared = PreparedCalls()
         functools.update_wrapper(self, self._fn, assigned=("__doc__",), updated=())
 
@@ -203,13 +201,13 @@ class Pointwise(Generic[P, R]):
             target: what it is written in, wherever the tensors are: `TRITON`, or `targets.cpp.CPP`.
         """
         kernel, tensors, numbers = self._known(args, kwargs)
-        return kernel.source(tensors, numbers, target)
+        return kernel.sources(tensors, numbers, target)[0]
 
     def traced(self, *args: Any, **kwargs: Any) -> PointwiseGraph:
         """The graph for such arguments."""
         kernel, tensors, numbers = self._known(args, kwargs)
         wanted = [self._autograd and t.requires_grad for t in tensors]
-        return kernel.variant(tensors, numbers, wanted, TRITON).traced
+        return _whole(kernel.variant(tensors, numbers, wanted, TRITON))
 
     def gradient(self, inputs: Sequence[Tensor], wanted: Sequence[bool]) -> Gradient:
         """The kernel `(*arguments, *gradients of the differentiable results) -> (*wanted gradients)`.
@@ -220,7 +218,7 @@ class Pointwise(Generic[P, R]):
         """
         kernel, tensors, numbers = self._known(tuple(inputs), {})
         flags = [*wanted, *(t.requires_grad for t in kernel.captured.tensors)]
-        traced = kernel.variant(tensors, numbers, flags, TRITON).traced
+        traced = kernel.variant(tensors, numbers, flags, TRITON).graph
         if not any(traced.differentiable):
             raise AutogradError(f"no result of {self._name} is differentiable by the arguments asked for.")
         return Gradient(kernel.gradient(flags, traced.differentiable))
@@ -246,22 +244,7 @@ class Pointwise(Generic[P, R]):
                 )
             return by_operator(self._kernels, structure, parts)
         addresses_of([*parts.tensors, *(outs or ())])  # before they are looked at otherwise
-        cut = self._pieces.known(structure, parts)
-        if cut is not None and outs is None:
-            # For other numbers, it may cut nothing.
-            with contextlib.suppress(NothingCutError):
-                return self._pieces.run(*cut, parts)
-            cut = None
-        if cut is None:
-            try:
-                return run(self._kernels, structure, parts, outs, self._prepared)
-            except OF_A_CALL:
-                raise
-            except Exception as error:
-                if not parts.tensors or outs is not None:
-                    raise
-                cut = self._pieces.made(structure, parts, error)
-        return self._pieces.run(*cut, parts)
+        return run(self._kernels, structure, parts, outs, self._prepared)
 
     def _known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Kernel, list[Tensor], list[Any]]:
         structure, parts = take_apart(self._name, args, kwargs)
@@ -276,6 +259,11 @@ def _remade(fn: Callable[..., Any], autograd: bool, name: str, numerics: Numeric
     return Pointwise(fn, autograd=autograd, name=name, numerics=numerics)
 
 
+def _whole(trace: Trace) -> PointwiseGraph:
+    assert isinstance(trace.graph, PointwiseGraph)
+    return trace.graph
+
+
 class Gradient:
     """The kernel of a gradient, to be looked at: what it computes, and its source."""
 
@@ -284,8 +272,8 @@ class Gradient:
 
     def source(self, *inputs: Tensor, target: Target = TRITON) -> KernelSource:
         """The kernel for such arguments and gradients of results."""
-        return self._kernel.source(inputs, [], target)
+        return self._kernel.sources(inputs, [], target)[0]
 
     def traced(self, *inputs: Tensor) -> PointwiseGraph:
         """The graph for such arguments and gradients of results."""
-        return self._kernel.variant(inputs, [], [False] * len(inputs), TRITON).traced
+        return _whole(self._kernel.variant(inputs, [], [False] * len(inputs), TRITON))
