@@ -282,9 +282,7 @@ class Kernel:
             pairs = zip(shapes, tensors, strict=True)
             tensors = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in pairs]
         wanted = [argument.requires_grad for argument in types]
-        graph = trace_cells(
-            bound, tensors, wanted, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads
-        )
+        graph = trace_cells(bound, tensors, wanted, self.name, gradient=gradient, must_cut=self.must_cut, reads=reads)
         steps = [(s.inputs, s.outputs, s.dtypes, s.sizes, s.where) for s in graph.steps]
         structure = (steps, graph.results, graph.dtypes, graph.differentiable, graph.single, graph.free)
         return graph, [step.step for step in graph.steps], structure

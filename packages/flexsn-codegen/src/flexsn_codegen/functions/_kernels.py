@@ -78,9 +78,7 @@ class Kernels:
         self._known[key] = kernel
         return kernel, tuple(kernel.captured.tensors)
 
-    def known_cut(
-        self, structure: Structure, tensors: Sequence[Tensor]
-    ) -> tuple[Kernel, tuple[Tensor, ...]] | None:
+    def known_cut(self, structure: Structure, tensors: Sequence[Tensor]) -> tuple[Kernel, tuple[Tensor, ...]] | None:
         """The kernel for such a call, if it is known to cut there, and the captured tensors as they are now."""
         found = self._cut.get(_key(structure, tensors)) if self._cut else None
         captured = None if found is None else found.captured.fetch()

@@ -117,6 +117,72 @@ static inline void add_offsets(
     }
 }
 
+// A dimension of an operand.
+struct Dimension {
+    int64_t size, stride;
+};
+
+// The elements of an operand in the order in which a kernel counts, row by row; the size of the outermost dimension does
+// not matter.
+template <int dimensions>
+struct Rows {
+    Dimension of[dimensions];
+    int64_t index[dimensions] = {};
+    int64_t row = 0;
+
+    Rows(const Dimension (&all)[dimensions], int64_t begin) {
+        for (int d = dimensions - 1; d >= 0; --d) {
+            of[d] = all[d];
+            index[d] = d > 0 ? begin % of[d].size : begin;
+            begin = d > 0 ? begin / of[d].size : 0;
+            if (d < dimensions - 1) row += index[d] * of[d].stride;
+        }
+    }
+
+    void next() {
+        for (int d = dimensions - 2; d >= 0; --d) {
+            row += of[d].stride;
+            if (d == 0 || ++index[d] < of[d].size) return;
+            row -= of[d].size * of[d].stride;
+            index[d] = 0;
+        }
+    }
+
+    // Calls `move(number, offset, count)` for runs of the next elements.
+    template <typename Move>
+    void each(int64_t lanes, Move move) {
+        const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
+        int64_t column = index[dimensions - 1];
+        for (int64_t lane = 0; lane < lanes;) {
+            const int64_t count = size - column < lanes - lane ? size - column : lanes - lane;
+            move(lane, row + column * stride, count);
+            lane += count;
+            column += count;
+            if (column == size) {
+                column = 0;
+                next();
+            }
+        }
+        index[dimensions - 1] = column;
+    }
+
+    template <typename T>
+    void gather(const T* from, T* to, int64_t lanes) {
+        const int64_t stride = of[dimensions - 1].stride;
+        each(lanes, [=](int64_t lane, int64_t offset, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) to[lane + i] = from[offset + i * stride];
+        });
+    }
+
+    template <typename T>
+    void scatter(const T* from, T* to, int64_t lanes) {
+        const int64_t stride = of[dimensions - 1].stride;
+        each(lanes, [=](int64_t lane, int64_t offset, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) to[offset + i * stride] = from[lane + i];
+        });
+    }
+};
+
 // Into how many threads a kernel's programs are shared out. Fewer elements, over all steps, take less time than waking
 // one.
 static inline int64_t team(int64_t most, int64_t programs, int64_t elements) {
