@@ -36,7 +36,33 @@ DEV_INLINE float acosh(float x) { return float(__builtin_acosh(double(x))); }
 DEV_INLINE double acosh(double x) { return __builtin_acosh(x); }
 DEV_INLINE float atanh(float x) { return float(__builtin_atanh(double(x))); }
 DEV_INLINE double atanh(double x) { return __builtin_atanh(x); }
-DEV_INLINE float atan2(float y, float x) { return float(__builtin_atan2(double(y), double(x))); }
+
+// In float64, to 2^-40 before it is rounded. The smaller of the two is divided by the larger one; what is above
+// tan(pi / 8), where the polynomial ends, is turned by pi / 4.
+DEV_INLINE float atan2(float y, float x) {
+    constexpr double largest = 0x1p1000;  // for infinity, whose differences are no numbers
+    double a = abs(double(y)), b = abs(double(x));
+    a = a > largest ? largest : a;
+    b = b > largest ? largest : b;
+    double high = a > b ? a : b, low = a > b ? b : a;
+    bool turned = low > 0.41421356237309503 * high;
+    double divisor = turned ? low + high : high;
+    double t = (turned ? low - high : low) / (divisor == 0.0 ? 1.0 : divisor);
+    double square = t * t;
+    double p = -0.03770166675414705;
+    p = fused(p, square, 0.0697700120117841);
+    p = fused(p, square, -0.08993216380900675);
+    p = fused(p, square, 0.11103534816380306);
+    p = fused(p, square, -0.14285391253697707);
+    p = fused(p, square, 0.19999993188728984);
+    p = fused(p, square, -0.3333333327838282);
+    double angle = fused(p * square, t, t) + (turned ? 0.7853981633974483 : 0.0);
+    angle = a > b ? 1.5707963267948966 - angle : angle;
+    angle = signbit(x) ? 3.141592653589793 - angle : angle;
+    float result = copysign(float(angle), y);
+    return x != x || y != y ? x + y : result;
+}
+
 DEV_INLINE double atan2(double y, double x) { return __builtin_atan2(y, x); }
 
 }  // namespace dev

@@ -46,6 +46,14 @@ static inline float load(const bfloat16& place) { return float(place); }
 template <typename T, typename V>
 static inline void store(T& place, V value) { place = T(value); }
 
+// Of half values that are rounded already, without what rounding takes.
+template <typename T, typename V>
+static inline void store_rounded(T& place, V value) { store(place, value); }
+static inline void store_rounded(float16& place, float value) { place.bits = uint16_t(exact_float16_bits(value)); }
+static inline void store_rounded(bfloat16& place, float value) {
+    place.bits = uint16_t(value != value ? 0x7FC0u : bits_of(value) >> 16);
+}
+
 // What is read in the place of steps that do not exist.
 template <typename T, int64_t count>
 static const T zeros[count] = {};
