@@ -3,9 +3,9 @@
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15]
 
 Medians of whole calls, with what Python needs, taken in turns within one process; ratios are medians of the ratios of
-single rounds. The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike,
-take most of the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest difference between
-the kernel's result and eager mode's.
+single rounds. The C library keeps memory that is freed: otherwise page faults of new memory, which all three have
+alike, take most of the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by`
+is the largest difference between the kernel's result and eager mode's.
 """
 
 from __future__ import annotations

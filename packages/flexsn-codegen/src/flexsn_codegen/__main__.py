@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from flexsn_codegen.targets.triton import TRITON, OfflineJob, compile_offline
 from flexsn_graph import OpFacts, facts_of, known_ops
 
 _OURS = os.path.dirname(__file__)
+_GPU = re.compile(r"sm_\d+a?|gfx\w+")
 _TARGETS: dict[str, Target] = {"triton": TRITON, "cpp": CPP}
 
 
@@ -33,10 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"deleted {prune_cache(given.days)} files from {cache_folder()}")
         elif given.command == "ops":
             print("\n".join(_ops(given.text)))
-        elif given.command == "compile":
-            _compile(given)
         else:
-            _show(given)
+            _check_targets(given.target)
+            (_compile if given.command == "compile" else _show)(given)
     except (UsageError, PrecisionError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -111,25 +112,37 @@ def _compile(given: argparse.Namespace) -> None:
     """Writes `NAME.py` and, per GPU, `NAME.TARGET.ptx` and `.cubin`, or AMD's; for the CPU `NAME.cpp` and `.so`."""
     if not given.target:
         raise UsageError("there is no target: give --target sm_90, gfx942, cpp, …")
-    given.output.mkdir(parents=True, exist_ok=True)
+    # All is compiled before anything is written: what fails leaves no file.
+    files: dict[str, bytes] = {}
+    uses = []
     gpus = [target for target in given.target if target != "cpp"]
     for kernel in itertools.chain(*_made(given, TRITON)) if gpus else ():
-        _write(given.output / f"{kernel.source.name}.py", kernel.source.source.encode())
+        files[f"{kernel.source.name}.py"] = kernel.source.source.encode()
         for use in compile_offline(_jobs(kernel, gpus, fast_math=given.fast_math)):
             amd = use.target.startswith("gfx")
             stem = f"{kernel.source.name}.{use.target}"
-            _write(given.output / f"{stem}.{'amdgcn' if amd else 'ptx'}", use.assembly.encode())
-            _write(given.output / f"{stem}.{'hsaco' if amd else 'cubin'}", use.binary)
-            print(f"# {use}")
+            files[f"{stem}.{'amdgcn' if amd else 'ptx'}"] = use.assembly.encode()
+            files[f"{stem}.{'hsaco' if amd else 'cubin'}"] = use.binary
+            uses.append(use)
     for kernel in itertools.chain(*_made(given, CPP)) if "cpp" in given.target else ():
         text = CppKernel(kernel.source).text(kernel.dtypes, CPP_BLOCK)
-        _write(given.output / f"{kernel.source.name}.cpp", text.encode())
-        _write(given.output / f"{kernel.source.name}.so", library_of(text))
+        files[f"{kernel.source.name}.cpp"] = text.encode()
+        files[f"{kernel.source.name}.so"] = library_of(text)
+    given.output.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (given.output / name).write_bytes(content)
+        print(given.output / name)
+    print("".join(f"# {use}\n" for use in uses), end="")
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    print(path)
+def _check_targets(targets: Sequence[str]) -> None:
+    """Raises `UsageError` for a target that does not exist."""
+    for target in targets:
+        if target != "cpp" and not _GPU.fullmatch(target):
+            raise UsageError(
+                f"there is no target {target!r}. Targets are cpp, of the CPU; sm_80, sm_86, sm_89, sm_90, sm_100, "
+                "sm_120 and the like, of NVIDIA GPUs; gfx90a, gfx942, gfx950, gfx1100 and the like, of AMD's."
+            )
 
 
 def _ops(text: str) -> list[str]:

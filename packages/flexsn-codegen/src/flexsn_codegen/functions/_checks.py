@@ -142,8 +142,8 @@ def check_gradients(name: str, *, writes: bool, autograd: bool) -> None:
         )
     if not autograd:
         raise AutogradError(
-            f"a tensor that {name} reads requires a gradient; make it with pointwise(..., autograd=True), or call it "
-            "under torch.no_grad()."
+            f"a tensor that {name} reads requires a gradient, and it was made with autograd=False. Make it with "
+            "pointwise(..., autograd=True), or call it under torch.no_grad()."
         )
 
 

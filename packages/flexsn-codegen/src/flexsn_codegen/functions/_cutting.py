@@ -21,6 +21,7 @@ from flexsn_codegen.functions._calls import Structure, put_together
 from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._kernel import Kernel
+from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_graph import StatefulCoreError, Substituted, TorchError, cells_effects
 from flexsn_graph.reads import Reads
@@ -52,7 +53,7 @@ def cut_of(
         return _called(fn, structure, values, Notes(numbers))
 
     tensors: tuple[Tensor, ...] = ()
-    with captured.reads.restored():
+    with in_words_of(name), captured.reads.restored():
         try:
             tensors = cells_effects(run, examples, captured.reads).captured
             with captured.reads.preserved():

@@ -20,6 +20,7 @@ from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
 from flexsn_codegen.functions._plan import Step, Trace
+from flexsn_codegen.functions._words import in_words_of
 from flexsn_codegen.source._core import emit_core
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
@@ -132,7 +133,7 @@ class Kernel:
         captured = Captured(fn, name)
         met: dict[int, Tensor] = {}
         try:
-            with captured.reads.restored():
+            with in_words_of(name), captured.reads.restored():
                 effects = pointwise_effects(unbound, types, dimensions, device, name, captured.reads, met)
                 with captured.reads.preserved():
                     pointwise_effects(unbound, types, dimensions, device, name)
@@ -140,7 +141,7 @@ class Kernel:
         except TorchError:
             if not met:
                 # It may know better what is wrong, but for writes, which are fine here.
-                with contextlib.suppress(MutationError), captured.reads.preserved():
+                with contextlib.suppress(MutationError), in_words_of(name), captured.reads.preserved():
                     trace_pointwise(unbound, types, dimensions, device, name)
             raise
         results: list[Tensor] = []
@@ -255,7 +256,7 @@ class Kernel:
         try:
             # A whole number may decide what is cut, and two of them may cut these sizes alike, and not others.
             whole = [i for i, number in enumerate(numbers) if self.cuts and not isinstance(number, float)]
-            with self.captured.traced():
+            with in_words_of(self.name), self.captured.traced():
                 graph, sources, conditions, slots = follow(trace, numbers, whole)
         except NothingCutError:
             if self._otherwise is None:
