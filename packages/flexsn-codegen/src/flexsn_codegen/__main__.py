@@ -6,12 +6,14 @@ import argparse
 import itertools
 import os
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from flexsn_codegen._shown import ShownKernel, UsageError, kernels
+from flexsn_codegen._alone import standalone
+from flexsn_codegen._shown import ShownKernel, UsageError, kernels, load
 from flexsn_codegen.errors import PrecisionError
 from flexsn_codegen.functions._launch import CPP_BLOCK
 from flexsn_codegen.source._cache import cache_folder, prune_cache
@@ -69,6 +71,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--target", nargs="*", default=["sm_90"], help="sm_80, sm_90, gfx942, …, or cpp (default: sm_90)"
         )
+    show.add_argument(
+        "--standalone",
+        action="store_true",
+        help="prints one file with kernels, launches and the gradient, which needs no package of ours: Triton, or with "
+        "--target cpp C++",
+    )
     compile_.add_argument("--output", type=Path, default=Path(), help="the folder (default: the working directory)")
     ops = commands.add_parser("ops", help="lists the ops, what is known of each, and which targets have a rule")
     ops.add_argument("text", nargs="?", default="", help="only those whose names contain it")
@@ -92,7 +100,30 @@ def _jobs(kernel: ShownKernel, targets: Sequence[str], *, fast_math: bool) -> li
     return [OfflineJob(kernel.source, target, kernel.dtypes, fast_math=fast_math) for target in targets]
 
 
+def _standalone(given: argparse.Namespace) -> str:
+    """One file; Triton's, unless the CPU is the only target."""
+    language = "cpp" if given.target == ["cpp"] else "triton"
+    numerics = Numerics(given.precision, given.fast_math)
+    loaded = load(given.function, given.arguments, numerics, _TARGETS[language], gradient=given.gradient)
+    command = ["python", "-m", "flexsn_codegen", "show", "--standalone", given.function]
+    command += ["--arguments", *given.arguments] if given.arguments is not None else []
+    command += ["--gradient"] if given.gradient else []
+    command += ["--precision", given.precision] if given.precision != "eager" else []
+    command += ["--fast-math"] if given.fast_math else []
+    command += ["--target", "cpp"] if language == "cpp" else []
+    return standalone(loaded, language, shlex.join(command), _version())
+
+
+def _version() -> str:
+    from flexsn_codegen import __version__
+
+    return __version__
+
+
 def _show(given: argparse.Namespace) -> None:
+    if given.standalone:
+        print(_standalone(given), end="")
+        return
     gpus = [target for target in given.target if target != "cpp"]
     languages = ["triton"] * bool(gpus or "cpp" not in given.target) + ["cpp"] * ("cpp" in given.target)
     for language in languages:

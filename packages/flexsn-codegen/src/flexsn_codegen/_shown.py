@@ -64,6 +64,7 @@ class Loaded:
         given: the tensors of the gradient's call.
     """
 
+    fn: Callable[..., Any]
     kernel: Kernel
     structure: Structure
     tensors: list[Tensor]
@@ -93,14 +94,14 @@ def load(path: str, arguments: Sequence[str] | None, numerics: Numerics, target:
     wanted = [gradient and flag for flag in flags]
     trace = kernel.variant(tensors, numbers, wanted, target)
     if not gradient:
-        return Loaded(kernel, structure, tensors, numbers, wanted, trace, None, [])
+        return Loaded(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
     flows = trace.graph.differentiable
     if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
     results = trace.plan(tensors).results(tensors[0])
     given = [*(t.detach() for t in tensors), *(r for r, there in zip(results, flows, strict=False) if there)]
     backward = kernel.gradient(wanted, flows).variant(given, numbers, [False] * len(given), target)
-    return Loaded(kernel, structure, tensors, numbers, wanted, trace, backward, given)
+    return Loaded(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
 
 
 def _kernel(
