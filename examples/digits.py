@@ -23,7 +23,7 @@ from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from flexsn_nn import BackendUnavailableError, FlexSN
+from flexsn_nn import BackendUnavailableError, FlexSN, graphs
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -111,7 +111,11 @@ def accuracy(network: Network, x: Tensor, y: Tensor) -> float:
 
 def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[float], list[float]]:
     """Returns the loss and the held-out accuracy after each epoch."""
-    optimizer = torch.optim.Adam(network.parameters(), lr=4e-3)
+    on_gpu = data.train_x.is_cuda
+    # A captured step reads a rate that is a tensor on the GPU, and has one that is a number as a constant.
+    rate = torch.tensor(4e-3, device=data.train_x.device) if on_gpu else 4e-3
+    optimizer = torch.optim.Adam(network.parameters(), lr=rate, capturable=on_gpu)
+    step = graphs.capture(network, lambda rates, labels: nn.functional.cross_entropy(5.0 * rates, labels), optimizer)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     generator = torch.Generator().manual_seed(seed)
     losses, accuracies = [], []
@@ -120,11 +124,7 @@ def train(network: Network, data: Data, epochs: int, seed: int) -> tuple[list[fl
         total = torch.zeros((), device=data.train_x.device)
         batches = order.split(BATCH)
         for batch in tqdm(batches, desc=f"epoch {epoch:2d}/{epochs}", leave=False):
-            loss = nn.functional.cross_entropy(5.0 * network(data.train_x[batch]), data.train_y[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            total += loss.detach()
+            total += step(data.train_x[batch], data.train_y[batch])
         scheduler.step()
         losses.append(total.item() / len(batches))
         accuracies.append(accuracy(network, data.test_x, data.test_y))

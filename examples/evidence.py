@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, one_hot
 
-from flexsn_nn import LIF, FlexSN, surrogate
+from flexsn_nn import LIF, FlexSN, graphs, surrogate
 
 HIDDEN = 16
 BATCH = 64
@@ -82,15 +82,11 @@ def train(learn_tau: bool, steps: int, updates: int, seed: int, device: torch.de
     groups = [{"params": [p for p in network.parameters() if p is not w], "lr": 3e-2}]
     if learn_tau:
         groups.append({"params": [w], "lr": 0.2})  # tau has to grow by far
-    optimizer = torch.optim.Adam(groups)
+    optimizer = torch.optim.Adam(groups, capturable=device.type == "cuda")
+    step = graphs.capture(network, cross_entropy, optimizer)
     losses = []
     for _ in range(updates):
-        clicks, answers = draw(steps, BATCH, device)
-        loss = cross_entropy(network(clicks), answers)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(float(step(*draw(steps, BATCH, device))))
     with torch.no_grad():
         clicks, answers = draw(steps, 1000, device)
         accuracy = float((network(clicks).argmax(1) == answers).float().mean())

@@ -46,7 +46,7 @@ class CompilerMissingError(RuntimeError):
 
 
 class CompilationError(RuntimeError):
-    """The C++ compiler refused a generated kernel."""
+    """A compiler, of C++ or of CUDA C++, refused a generated kernel, or a GPU has no room for it."""
 
 
 class TritonMissingError(ImportError):

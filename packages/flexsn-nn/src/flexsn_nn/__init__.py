@@ -10,6 +10,7 @@ from flexsn_nn import (
     exact,
     functional,
     fusion,
+    graphs,
     init,
     layer,
     loss,
@@ -19,7 +20,10 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    pooling,
+    reports,
     surrogate,
+    transforms,
 )
 from flexsn_nn._affine import Affine
 from flexsn_nn._flexsn import FlexSN
@@ -27,6 +31,7 @@ from flexsn_nn._kernel import FlexSNKernel
 from flexsn_nn._over_time import OverTime
 from flexsn_nn._portability import set_portability
 from flexsn_nn.errors import (
+    CaptureWarning,
     ConversionError,
     ExampleError,
     ExportError,
@@ -83,6 +88,7 @@ from flexsn_nn.neuron import (
     TernaryIF,
     TernaryLIF,
 )
+from flexsn_nn.pooling import plain_pooling, spike_pooling
 from flexsn_runtime import BackendUnavailableError
 
 __version__ = "0.1.0"
@@ -107,6 +113,7 @@ __all__ = [
     "Affine",
     "Alpha",
     "BackendUnavailableError",
+    "CaptureWarning",
     "ConversionError",
     "ExampleError",
     "ExportError",
@@ -154,6 +161,7 @@ __all__ = [
     "exact_products",
     "functional",
     "fusion",
+    "graphs",
     "init",
     "layer",
     "loss",
@@ -163,8 +171,13 @@ __all__ = [
     "neuron",
     "nir_exchange",
     "on_grid",
+    "plain_pooling",
     "plain_products",
     "plot",
+    "pooling",
+    "reports",
     "set_portability",
+    "spike_pooling",
     "surrogate",
+    "transforms",
 ]

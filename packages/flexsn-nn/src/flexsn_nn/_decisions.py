@@ -54,6 +54,11 @@ class Decisions:
         self._choices.clear()
         self._ran.clear()
 
+    def latest(self, situation: Situation, kinds: Hashable) -> Choice | None:
+        """What ran the latest kind of calls in a situation; `None`: none ran."""
+        found = self._of(situation, kinds) if situation in self._choices else []
+        return found[-1] if found else None
+
     @property
     def has_kernels(self) -> bool:
         """Kernels are chosen in some situation, whether they took the calls or not."""
@@ -64,9 +69,18 @@ class Decisions:
         outside = [situation for situation in self._choices if not situation[1]]
         return any(choice.backend in COMPILED for situation in outside for choice in self._of(situation, kinds))
 
+    def verdict(self, kinds: Hashable) -> str | None:
+        """One line over all calls with modules of these kinds; `None`: they ran in one way, which needs no summary."""
+        ran = [(situation[1], choice) for situation in self._choices for choice in self._of(situation, kinds)]
+        if len(ran) < 2:
+            return None
+        names = [f"{choice.backend}{' inside torch.compile' if inside else ''}" for inside, choice in ran]
+        return f"calls ran in {len(ran)} ways: {', '.join(names)}"
+
     def lines(self, kinds: Hashable) -> list[str]:
-        """The record of calls with modules of these kinds, for `explain()`."""
-        lines = []
+        """The record of calls with modules of these kinds, for `explain()`: a verdict, and a line for each way."""
+        verdict = self.verdict(kinds)
+        lines = [] if verdict is None else [verdict]
         for situation in self._choices:
             for choice in self._of(situation, kinds):
                 inside = " inside torch.compile" if situation[1] else ""

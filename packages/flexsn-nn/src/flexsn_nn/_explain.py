@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -13,10 +15,21 @@ from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Speciali
 def kernels(program: ScanProgram) -> list[str]:
     """What was compiled so far: a line for each set of shapes and dtypes."""
     return [
-        f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(step.kernel_names)}"
+        f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_counted(step.kernel_names))}"
         for step in program.specializations
         if step.kernel_names
     ]
+
+
+def without_hash(name: str) -> str:
+    """A kernel's name without the hash of its source, with which profilers show it."""
+    return re.sub(r"_[0-9a-f]{12}$", "", name)
+
+
+def _counted(names: Sequence[str]) -> list[str]:
+    """Names of kernels without hashes; of several kernels with one name, how many there are."""
+    counts = Counter(map(without_hash, names))
+    return [name if count == 1 else f"{name} ({count} kernels)" for name, count in counts.items()]
 
 
 def launchers(program: ScanProgram) -> list[str]:

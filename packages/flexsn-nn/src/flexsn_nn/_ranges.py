@@ -36,6 +36,10 @@ class Ranges:
         """A copy looks for itself."""
         return Ranges, ()
 
+    def written(self) -> None:
+        """Takes all parameters for changed: a graph writes them without a new version."""
+        self._seen.clear()
+
     def look(self, module: nn.Module, limits: Mapping[str, Range]) -> None:
         """Warns of parameters that have left their range since the last call.
 

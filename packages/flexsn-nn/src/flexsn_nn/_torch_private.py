@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -31,6 +32,17 @@ _unwrap_if_dead = private("torch._C", "_functorch.unwrap_if_dead", _ESCAPED, def
 _is_batched = private("torch._C", "_functorch.is_batchedtensor", _ESCAPED, default=lambda tensor: False)
 _level_of = private("torch._C", "_functorch.maybe_get_level", _ESCAPED, default=lambda tensor: -1)
 _current_level = private("torch._C", "_functorch.maybe_current_level", _ESCAPED, default=lambda: None)
+
+
+def _copy_each(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
+
+
+_foreach_copy = private("torch", "_foreach_copy_", "captured steps copy tensors one by one", default=_copy_each)
+_KEPT_BACK = "after a capture that failed, the allocator of a GPU keeps memory back"
+_end_allocation = private("torch._C", "_cuda_endAllocateToPool", _KEPT_BACK, default=lambda device, pool: None)
+_release_pool = private("torch._C", "_cuda_releasePool", _KEPT_BACK, default=lambda device, pool: None)
 # In torch 2.11, Dynamo takes `torch.compiler.is_exporting()` to be true in `torch.compile`, too; what it is made of is
 # not. From 2.12 on, the function is right.
 _FUNCTION_IS_RIGHT = torch.__version__.split(".")[:2] != ["2", "11"] or bool(
@@ -128,3 +140,20 @@ def recomputation() -> tuple[int, int] | None:
         return None
     node = _current_node()
     return backward_pass, -1 if node is None else node._sequence_nr()
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copies each source to its target, by few launches."""
+    _foreach_copy(targets, sources)
+
+
+def end_allocation_to_pool(device: int, pool: Any) -> None:
+    """Takes the allocator of a GPU out of a capture that has failed, and gives the capture's memory back.
+
+    Args:
+        device: its index.
+        pool: of the capture.
+    """
+    with suppress(RuntimeError):  # the capture had ended there
+        _end_allocation(device, pool)
+        _release_pool(device, pool)

@@ -15,6 +15,10 @@ class StepModeError(ValueError):
     """A backend or a parameter that cannot be used in the step mode asked for."""
 
 
+class CaptureWarning(UserWarning):
+    """A captured step, or a part of it, runs by Python: the message says why, and where."""
+
+
 class InputCountError(ValueError):
     """Another number of tensors than the neuron takes."""
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,26 @@ from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
+from flexsn_nn.errors import StepModeError
+from flexsn_nn.transforms import Lengths, Resets, Transform
+from flexsn_nn.transforms._compose import check_transforms
 
-__all__ = ["detach_net", "get_states", "neurons", "reset_net", "set_backend", "set_states", "set_step_mode", "within"]
+if TYPE_CHECKING:
+    from flexsn_nn.reports import NetworkReport, NetworkSummary
+
+__all__ = [
+    "detach_net",
+    "explain",
+    "get_states",
+    "neurons",
+    "reset_net",
+    "run",
+    "set_backend",
+    "set_states",
+    "set_step_mode",
+    "summary",
+    "within",
+]
 
 
 def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
@@ -40,6 +58,72 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
             inside = f"{name}." if name else ""
         if isinstance(module, FlexSN | Stateful):
             yield name or type(module).__name__, module
+
+
+def run(
+    net: nn.Module,
+    *inputs: Any,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    transforms: Sequence[Transform] = (),
+    **options: Any,
+) -> Any:
+    """`net(*inputs, **options)`, where each neuron gets `lengths`, `resets` and `transforms`, as of `FlexSN.forward`.
+
+    Layers without a state, in `OverTime` say, run over padding, too: what a linear layer with a bias makes of it ends
+    at the next neuron, and a norm counts it. Read the network's output by `data.readout(output, lengths)`.
+
+    Args:
+        inputs, options: of the network.
+        lengths: `[B]`, whole numbers from 0 to T, for all neurons.
+        resets: `[T, B]`, booleans; `[B]` in step mode `"s"`.
+        transforms: other changes of each neuron's step.
+
+    Returns:
+        The network's output.
+
+    Raises:
+        StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
+            `Stateful` of your own whose class does not say `steps_apart = True`.
+        The errors of the neurons.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> net = torch.nn.Sequential(IF(), IF())
+        >>> run(net, torch.ones(3, 2, 1), lengths=torch.tensor([3, 1]))[:, :, 0].T.tolist()
+        [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    check_transforms(transforms)
+    changes: tuple[Transform, ...] = tuple(transforms)
+    if resets is not None:
+        changes = (*changes, Resets(resets))
+    if lengths is not None:
+        changes = (*changes, Lengths(lengths))
+    found = [neuron for _, neuron in neurons(net)]
+    if lengths is not None or resets is not None:
+        for name, module in net.named_modules():
+            if not getattr(type(module), "steps_apart", True):
+                raise StepModeError(
+                    f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
+                    "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
+                    "sequences of one length, or leave the layer out."
+                )
+    earlier = [neuron._shared_transforms for neuron in found]
+    try:
+        for neuron in found:
+            _share(neuron, (*neuron._shared_transforms, *changes))
+        return net(*inputs, **options)
+    finally:
+        for neuron, transforms in zip(found, earlier, strict=True):
+            _share(neuron, tuple(transforms))
+
+
+def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
+    if torch.compiler.is_compiling():
+        neuron._shared_transforms = transforms
+    else:  # an assignment would make the neuron look for its kernels again
+        neuron.__dict__["_shared_transforms"] = transforms
 
 
 def reset_net(net: nn.Module) -> None:
@@ -134,6 +218,54 @@ def set_backend(
         check_backend(backend, neuron.step_mode)
     for neuron in found:
         neuron.backend = backend
+
+
+def explain(net: nn.Module, *inputs: Any, loss: Callable[[Any], Tensor] | None = None) -> NetworkReport:
+    """Where the time and the memory of a training step go: a row for each layer, and one line of verdict.
+
+    Runs some steps on these inputs, from initial states, and leaves parameters, gradients, running statistics, states
+    and random streams as they were. Times are those of calls in Python: of a captured step, kernels alone count.
+
+    Args:
+        inputs: of the network.
+        loss: of its output; `None`: the mean of the output's squares.
+
+    Raises:
+        ParameterError: the network returns no floating-point tensor, and there is no `loss`.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import LIF
+        >>> report = explain(torch.nn.Sequential(torch.nn.Linear(4, 8), LIF()), torch.rand(5, 2, 4))
+        >>> [layer.name for layer in report.layers]
+        ['0', '1', 'the rest']
+    """
+    from flexsn_nn.reports._explain_net import explain_net  # which needs this module
+
+    check_module("net", net)
+    return explain_net(net, inputs, loss)
+
+
+def summary(net: nn.Module, *inputs: Any) -> NetworkSummary:
+    """Parameters, shapes, neurons, firing rates and synaptic operations of a network, on one input.
+
+    Runs it once, without gradients, from initial states, and leaves it as it was.
+
+    Args:
+        inputs: of the network.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), IF())
+        >>> report = summary(net, torch.ones(5, 2, 4))
+        >>> report.parameters, report.neurons, report.layers[0].output_shape
+        (40, 8, (5, 2, 8))
+    """
+    from flexsn_nn.reports._summary import summarize  # which needs this module
+
+    check_module("net", net)
+    return summarize(net, inputs)
 
 
 def get_states(net: nn.Module) -> dict[str, list[Tensor]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flexsn_codegen import TRITON
+from flexsn_codegen import TRITON, CoreSource, KernelSource
+from flexsn_codegen.errors import CompilationError, UnsupportedOpError
 from flexsn_codegen.recurrent import (
     COUNTER_DISTANCE,
     Call,
@@ -28,12 +29,15 @@ from flexsn_codegen.recurrent import (
     memory_of,
     two_strides,
 )
+from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, cluster_source
 from flexsn_graph import Port, Role, StagedStep, View
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
+from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
+from flexsn_runtime.recurrent._clusters import clusters_for, clusters_wanted, why_no_clusters
 from flexsn_runtime.recurrent._over_time import OverTime, Rows
-from flexsn_runtime.recurrent._tiles import tiles_for
+from flexsn_runtime.recurrent._tiles import held_tiles, tiles_for
 
 if TYPE_CHECKING:
     from flexsn_runtime.recurrent._staged import RecurrentSpecialization
@@ -54,8 +58,9 @@ class Loops:
     def __init__(self) -> None:
         self._loops: dict[object, tuple[StagedStep, Loop | str]] = {}
         self._kernels: dict[object, tuple[LoopKernel, CooperativeKernel]] = {}
+        self._in_clusters: dict[object, tuple[ClusterKernel, ClusterLaunch]] = {}
         self._memory: dict[object, tuple[tuple[Load, ...], tuple[View, ...]]] = {}
-        self.prepared: Recent[_Prepared | str] = Recent()
+        self.prepared: Recent[_Prepared | _InClusters | str] = Recent()
         self.told: dict[str, str] = {}
 
     def loop(self, staged: StagedStep, lasting: frozenset[Port]) -> Loop:
@@ -88,26 +93,67 @@ class Loops:
         self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
     ) -> tuple[LoopKernel, CooperativeKernel]:
         """The kernel of a loop, as written and as compiled."""
-        strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
-        places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
-        key = (id(over.staged), loop.lasting, places, tuple(strides.items()), tiles, over.backwards, over.from_zero)
+        key = (*_kind(over, loop, memory), tiles)
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, Call) else None for part in loop.parts]
             written = [core for core in cores if core is not None]
             if any(core.target is not TRITON for core in written):
                 raise NotOneLaunchError("its kernels are not written in Triton")
-            if any(core.numbers for core in written):
-                raise NotOneLaunchError("a stage takes numbers")
-            spec = LoopSpec(loop, cores, memory.loads, memory.stores, strides, tiles, over.backwards, over.from_zero)
             try:
-                kernel = loop_source(f"{step.name}_{'loop_backward' if over.backwards else 'loop'}", spec)
+                kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores), tiles)
             except ValueError as error:
                 raise NotOneLaunchError(f"a captured tensor has {error}") from None
             compiled = step.loop_kernel(kernel.source)
             programs = CooperativeKernel(compiled, tiles.rows, tiles.num_warps, step.device, together=tiles.exchanged)
             found = self._kernels[key] = (kernel, programs)
         return found
+
+    def cluster_kernel(
+        self, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, cluster: Cluster
+    ) -> tuple[ClusterKernel, ClusterLaunch]:
+        """The kernel of a loop in clusters, as written and as compiled.
+
+        Raises:
+            NotOneLaunchError: clusters do not compute it.
+        """
+        key = (*_kind(over, loop, memory), cluster)
+        found = self._in_clusters.get(key)
+        if found is None:
+            try:
+                cores = [step.core_in_cuda(part.stage) if isinstance(part, Call) else None for part in loop.parts]
+                spec = _spec(over, loop, memory, cores)
+                kernel = cluster_source(_name(step, over), spec, cluster)
+            except UnsupportedOpError as error:
+                raise NotOneLaunchError(f"clusters do not compute it: {error}") from None
+            except ValueError as error:
+                raise NotOneLaunchError(f"a captured tensor has {error}") from None
+            launch = ClusterLaunch(kernel, cluster, step.device, fast_math=step.numerics.fast_math)
+            found = self._in_clusters[key] = (kernel, launch)
+        return found
+
+
+def _name(step: RecurrentSpecialization, over: OverTime) -> str:
+    return f"{step.name}_{'loop_backward' if over.backwards else 'loop'}"
+
+
+def _kind(over: OverTime, loop: Loop, memory: Memory) -> tuple[object, ...]:
+    """What decides a kernel beside its division."""
+    strides = tuple((number, matrix.stride()) for number, matrix in memory.matrices.items())
+    places = (tuple(place for _, place in memory.loads), tuple(place for _, place in memory.stores))
+    return (id(over.staged), loop.lasting, places, strides, over.backwards, over.from_zero)
+
+
+def _spec(over: OverTime, loop: Loop, memory: Memory, cores: Sequence[CoreSource | None]) -> LoopSpec:
+    """What decides the kernel of a loop.
+
+    Raises:
+        NotOneLaunchError: a stage takes numbers.
+    """
+    if any(core.numbers for core in cores if core is not None):
+        raise NotOneLaunchError("a stage takes numbers")
+    strides = {number: matrix.stride() for number, matrix in memory.matrices.items()}
+    return LoopSpec(loop, cores, memory.loads, memory.stores, strides, over.backwards, over.from_zero)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +183,30 @@ def run_in_one_launch(step: RecurrentSpecialization, over: OverTime) -> str:
     Raises:
         NotOneLaunchError: this loop does not run in one launch, and nothing has been launched.
     """
-    prepared = one_launch(step, over)
-    passed = [give(over) for give in prepared.sources]
-    launch = prepared.kernel.launch(passed, prepared.numbers)
-    at_once = min(prepared.groups, launch.room // prepared.tiles.count)
-    if at_once == 0:
-        room, count = launch.room, prepared.tiles.count
-        raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
-    if not prepared.tiles.exchanged:  # nobody waits for those that run later
-        at_once = prepared.groups
-    MARKS.check(step.device)
-    launch(passed, at_once * prepared.tiles.count)
-    return prepared.in_words(at_once)
+    return one_launch(step, over).run(over)
+
+
+@dataclass(frozen=True)
+class _InClusters:
+    """A loop over values of one layout, in thread-block clusters.
+
+    Attributes:
+        groups: of rows.
+        numbers: the kernel's integers.
+        sources: what gives each of the kernel's tensors.
+        told: what a launch is, in words.
+    """
+
+    kernel: ClusterLaunch
+    groups: int
+    numbers: tuple[int, ...]
+    sources: tuple[_Source, ...]
+    told: str
+
+    def run(self, over: OverTime) -> str:
+        """Launches it; returns how, in words."""
+        self.kernel([give(over) for give in self.sources], self.groups, self.numbers)
+        return self.told
 
 
 @dataclass(frozen=True)
@@ -167,7 +225,26 @@ class _Prepared:
     groups: int
     numbers: tuple[int, ...]
     sources: tuple[_Source, ...]
+    device: torch.device
     _said: dict[int, str] = field(default_factory=dict)
+
+    def run(self, over: OverTime) -> str:
+        """Launches it; returns how, in words.
+
+        Raises:
+            NotOneLaunchError: there is no room for programs that share a row.
+        """
+        passed = [give(over) for give in self.sources]
+        launch = self.kernel.launch(passed, self.numbers)
+        at_once = min(self.groups, launch.room // self.tiles.count)
+        if at_once == 0:
+            room, count = launch.room, self.tiles.count
+            raise NotOneLaunchError(f"there is room for {room} programs at a time, and {count} share a row")
+        if not self.tiles.exchanged:  # no program waits for those that run later
+            at_once = self.groups
+        MARKS.check(self.device)
+        launch(passed, at_once * self.tiles.count)
+        return self.in_words(at_once)
 
     def in_words(self, at_once: int) -> str:
         """What a launch of so many groups at a time is."""
@@ -185,7 +262,7 @@ class _Prepared:
         return found
 
 
-def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
+def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _InClusters:
     """What `run_in_one_launch` launches, compiled. It raises what that raises."""
     if os.environ.get("FLEXSN_ONE_LAUNCH", "1") == "0":
         raise NotOneLaunchError("FLEXSN_ONE_LAUNCH is 0")
@@ -201,7 +278,7 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
     rows = [over.reads[load.view.source] for load in to_load] + [over.writes[view.source] for view in to_store]
     layouts = [(r.first, r.memory.shape, r.memory.stride()) for r in rows]
     matrices = [matrix.stride() for matrix in over.matrices]
-    key = (id(staged), over.num_steps, over.lasting, over.from_zero, *layouts, *matrices)
+    key = (id(staged), over.num_steps, over.lasting, over.from_zero, clusters_wanted(), *layouts, *matrices)
     found = loops.prepared.get(key)
     if found is None:
         try:
@@ -214,10 +291,15 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared:
     return found
 
 
-def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared:
-    """With the first tiles whose programs have room on the device, or else the last ones."""
+def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prepared | _InClusters:
+    """In clusters where the columns of a step are more than one program holds, and those of a cluster are not; else
+    with the first tiles whose programs have room on the device, or else the last ones.
+    """
     loops = step.loops
     memory = _memory(loop, over)
+    in_clusters = _in_clusters(step, over, loop, memory)
+    if in_clusters is not None:
+        return in_clusters
     for tiles in tiles_for(loop, step.device, from_zero=over.from_zero):
         if tiles.exchanged and over.num_steps * tiles.count * (len(loop.exchanges) + 1) > _MOST_ARRIVALS:
             raise NotOneLaunchError("there are too many steps for one counter")
@@ -225,32 +307,79 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prep
         groups = -(-loop.num_rows // tiles.rows)
         named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
         numbers = tuple(named[size] for size in written.source.sizes)
-        sources = tuple(_sources(loops, over, memory, written, groups, tiles.rows, step.device))
-        prepared = _Prepared(loop, tiles, kernel, groups, numbers, sources)
+        exchanged = _exchanged(written, groups, tiles.rows, step.device)
+        sources = tuple(_sources(loops, over, memory, written.source, exchanged, step.device))
+        prepared = _Prepared(loop, tiles, kernel, groups, numbers, sources, step.device)
         if kernel.launch([give(over) for give in sources], numbers).room >= tiles.count:
             break
     return prepared
+
+
+def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> _InClusters | None:
+    """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
+    device = step.device
+    if why_no_clusters(device) is not None:
+        return None
+    processors = torch.cuda.get_device_properties(device).multi_processor_count
+    if held_tiles(loop, processors, from_zero=over.from_zero) is not None:
+        return None
+    for cluster in clusters_for(loop, processors):
+        try:
+            written, kernel = step.loops.cluster_kernel(step, over, loop, memory, cluster)
+        except NotOneLaunchError:
+            return None
+        named = {"T": over.num_steps, "B": loop.num_rows, **memory.numbers}
+        numbers = tuple(named[size] for size in written.source.sizes)
+        sources = tuple(_sources(step.loops, over, memory, written.source, {}, device))
+        try:
+            kernel.function([give(over) for give in sources])
+        except CompilationError:
+            continue
+        groups = -(-loop.num_rows // cluster.rows)
+        count = len(loop.exchanges)
+        told = (
+            f"one launch for all steps, of {groups} clusters of {cluster.blocks} blocks of {written.threads} threads, "
+            f"each of {cluster.rows} rows, which keep the matrices in registers and send each other "
+            f"{count} value{'s' if count > 1 else ''} a step"
+        )
+        return _InClusters(kernel, groups, numbers, sources, told)
+    return None
+
+
+def _exchanged(kernel: LoopKernel, groups: int, rows: int, device: torch.device) -> dict[Port, _Source]:
+    """Memory through which programs exchange values, and the counters of their arrivals.
+
+    Args:
+        groups: of so many rows.
+    """
+    found: dict[Port, _Source] = {}
+    for i, (dtype, parts, columns) in enumerate(kernel.slots):
+        shape = (2, parts, groups * rows, columns)
+        found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
+    count = groups * COUNTER_DISTANCE
+    found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
+    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
+    return found
 
 
 def _sources(
     loops: Loops,
     over: OverTime,
     memory: Memory,
-    kernel: LoopKernel,
-    groups: int,
-    rows: int,
+    kernel: KernelSource,
+    exchanged: Mapping[Port, _Source],
     device: torch.device,
 ) -> Iterator[_Source]:
     """What gives each of a kernel's tensors, in its order: of what has steps, only where it begins counts.
 
     Args:
-        groups: of so many rows.
+        exchanged: what programs exchange values through.
     """
     loop = loops.loop(over.staged, over.lasting)
     to_load, to_store = loops.memory(over.staged, over.lasting)
     values = [(view.source, over.reads[view.source]) for view, _ in to_load]
     values += [(view.source, over.writes[view.source]) for view in to_store]
-    found: dict[Port, _Source] = {}
+    found = dict(exchanged)
     for (name, tensor), (port, seen) in zip(memory.tensors.items(), values, strict=True):
         if tensor.untyped_storage().data_ptr() != seen.memory.untyped_storage().data_ptr():
             raise NotOneLaunchError(f"{port.name} is seen in an order that its memory does not have")
@@ -262,17 +391,11 @@ def _sources(
         found[Port(Role.FINAL_STATE, i)] = partial(_row, port=port, written=True, t=last)
     for number in memory.matrices:
         found[Port(Role.MATRIX, number)] = partial(_matrix, number=number)
-    for i, (dtype, parts, columns) in enumerate(kernel.slots):
-        shape = (2, parts, groups * rows, columns)
-        found[Port(Role.OPERAND, i)] = partial(_slot, shape=shape, dtype=dtype, device=device)
     for part in loop.parts:
         if isinstance(part, Call):
             for i, layout in part.stage.graph.layouts.items():
                 found[Port(Role.LIFTED, i)] = partial(_lifted, i=i, offset=layout.offset, device=device)
-    count = groups * COUNTER_DISTANCE
-    found[Port(Role.COUNTER, 0)] = lambda over: torch.zeros(count, dtype=torch.int32, device=device)
-    found[Port(Role.COUNTER, 1)] = lambda over: MARKS.on(device)
-    for port in kernel.source.params:
+    for port in kernel.params:
         yield found[port]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from flexsn_codegen import CoreSource, ForwardSpec, KernelSource, Numerics, forward_source
 from flexsn_codegen.recurrent import NotOneLaunchError
 from flexsn_codegen.targets.cpp import CppKernel
+from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import (
     CoreTrace,
     Phase,
@@ -200,6 +201,10 @@ class RecurrentSpecialization(CoreSpecialization):
             if known is None:
                 known = self._cores[id(stage)] = stage, self._emit_graph(stage.graph, "stage")
             return known[1]
+
+    def core_in_cuda(self, stage: Stage) -> CoreSource:
+        """The source of a stage on one element, in CUDA C++."""
+        return self._emit_graph(stage.graph, "stage", target=CUDA)
 
     def config(self, stage: Stage) -> LaunchConfig:
         """How a stage is launched."""

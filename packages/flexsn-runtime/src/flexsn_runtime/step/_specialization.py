@@ -163,6 +163,7 @@ class CoreSpecialization:
         fast_division: bool = False,
         takes_numbers: bool = False,
         once: bool = False,
+        target: Target | None = None,
     ) -> CoreSource:
         return emit_core(
             graph,
@@ -171,7 +172,7 @@ class CoreSpecialization:
             precision=self.numerics.precision,
             fast_math=self.numerics.fast_math,
             fast_division=fast_division,
-            target=self._target,
+            target=target or self._target,
             numbers=role if takes_numbers else None,
             once=once and self._target.once,
         )

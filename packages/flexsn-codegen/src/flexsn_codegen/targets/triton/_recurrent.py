@@ -13,32 +13,20 @@ A program that has all columns of its rows exchanges nothing: it multiplies what
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Loop, Multiply
+from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Multiply
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, Place, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
-from flexsn_codegen.source._source import CoreSource, KernelSource, identifier
+from flexsn_codegen.source._source import KernelSource, identifier
 from flexsn_codegen.targets.triton import TRITON
 from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_graph import Port, Role, View
 
 _LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """How a value of each step lies in memory.
-
-    Attributes:
-        row: the distance of two rows, with the columns side by side and the steps one behind the other; `None`: the
-            three distances are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
-    """
-
-    row: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,35 +63,6 @@ class Tiles:
         return [chunk] * -(-width // chunk)
 
 
-class Load(NamedTuple):
-    """A view of a value, for a stage of a shape that it broadcasts to."""
-
-    view: View
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LoopSpec:
-    """What decides the kernel of a loop.
-
-    Attributes:
-        cores: for each part of the loop, the source of a stage.
-        loads, stores: as `memory_of` lists them, and where they are.
-        matrix_strides: by number.
-        backwards: whether the loop goes from the last step to the first.
-        from_zero: whether what is carried is zero before the first step, as far as products read it.
-    """
-
-    loop: Loop
-    cores: Sequence[CoreSource | None]
-    loads: Sequence[tuple[Load, Place]]
-    stores: Sequence[tuple[View, Place]]
-    matrix_strides: Mapping[int, tuple[int, ...]]
-    tiles: Tiles
-    backwards: bool
-    from_zero: bool
-
-
 @dataclass(frozen=True, slots=True)
 class LoopKernel:
     """A kernel, and what it is called with.
@@ -126,25 +85,9 @@ class LoopKernel:
 COUNTER_DISTANCE = 32  # numbers: counters in memory lines of their own
 
 
-def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
-    """What is loaded and stored at each step."""
-    loads: list[Load] = []
-    stores: list[View] = []
-    for part in loop.parts:
-        if isinstance(part, Call):
-            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
-            views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
-            found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
-            loads += [load for load in found if load not in loads]
-            stores += [view for view in part.stored if view is not None]
-        elif part.stored is not None:
-            stores.append(part.stored)
-    return tuple(loads), tuple(stores)
-
-
-def loop_source(name: str, spec: LoopSpec) -> LoopKernel:
+def loop_source(name: str, spec: LoopSpec, tiles: Tiles) -> LoopKernel:
     """Writes the kernel of a loop, whose name starts with `name`."""
-    return _Writer(spec).write(name)
+    return _Writer(spec, tiles).write(name)
 
 
 def _power(n: int) -> int:
@@ -184,9 +127,9 @@ class _Block:
 
 
 class _Writer:
-    def __init__(self, spec: LoopSpec) -> None:
+    def __init__(self, spec: LoopSpec, tiles: Tiles) -> None:
         loop = spec.loop
-        self._spec, self._loop = spec, loop
+        self._spec, self._loop, self._tiles = spec, loop, tiles
         self._lines: list[str] = []
         self._depth = 1
         self._params: dict[Port, None] = {}
@@ -209,7 +152,7 @@ class _Writer:
     # -- the whole ---------------------------------------------------------------------------------------------
 
     def write(self, name: str) -> LoopKernel:
-        tiles = self._spec.tiles
+        tiles = self._tiles
         self._line(f"tile = tl.program_id(0) % {tiles.count}")
         for width in sorted(self._widths()):
             self._line(f"own_{width} = tile * {tiles.columns(width)} + tl.arange(0, {tiles.columns(width)})")
@@ -233,7 +176,7 @@ class _Writer:
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = "\n".join(self._lines)
         cores = {core.name: core for core in self._spec.cores if core is not None}
-        text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._spec.tiles}"
+        text = f"({', '.join(arguments)})\n{body}\n{list(cores)} {self._tiles}"
         full = f"{identifier(name, reserved=TRITON.reserved)}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         signature = ",\n    ".join([*arguments, "BLOCK: tl.constexpr"])
         unspecialised = ", ".join(f'"{size}"' for size in self._sizes)
@@ -244,7 +187,7 @@ class _Writer:
             f'def {full}(\n    {signature},\n):\n    """{doc}"""\n{body}\n'
         )
         kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), TRITON)
-        exchanges = self._loop.exchanges if self._spec.tiles.exchanged else ()
+        exchanges = self._loop.exchanges if self._tiles.exchanged else ()
         slots = tuple((self._slot_dtype(e), self._parts(e), _padded(e.width)) for e in exchanges)
         return LoopKernel(kernel, tuple(x for x, _ in self._spec.loads), tuple(x for x, _ in self._spec.stores), slots)
 
@@ -274,7 +217,7 @@ class _Writer:
                         self._split(name, "whole", 3)
                     else:
                         self._line(f"{name}_0 = dev.fetch({place}, {mask})")
-                    if not self._spec.tiles.exchanged:
+                    if not self._tiles.exchanged:
                         for k in range(3 if in_parts else 1):
                             self._line(f"{name}_{k} = dev.hold({name}_{k}, BLOCK)")
                 if part.added is not None:
@@ -297,20 +240,20 @@ class _Writer:
         self._line("rows = (group * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)[:, None]")
         for width in sorted(self._widths()):
             self._line(f"mask_{width} = (rows < B) & (own_{width}[None, :] < {width})")
-        if self._spec.tiles.exchanged:
+        if self._tiles.exchanged:
             self._line(f"counter = {self._param(Role.COUNTER, 0)} + group * {COUNTER_DISTANCE}")
         self._lifted()
         for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
             if port in self._loop.absent:
                 kind = tl_name(register_dtype(dtype))
-                self._line(f"state_{i} = tl.zeros([BLOCK, {self._spec.tiles.columns(width)}], {kind})")
+                self._line(f"state_{i} = tl.zeros([BLOCK, {self._tiles.columns(width)}], {kind})")
             else:
                 pointer = self._param(Role.STATE, i)
                 self._line(f"state_{i} = dev.load({pointer} + rows * {width} + own_{width}[None, :], mask_{width})")
-            if self._spec.tiles.exchanged and port in self._number:
+            if self._tiles.exchanged and port in self._number:
                 self._publish(Columns(port, 0, width), f"state_{i}", width, "0", whole=True)
         arrives, waits = set[int](), set[int]()
-        if self._spec.tiles.exchanged:
+        if self._tiles.exchanged:
             events = self._events()
             arrives, waits = _synchronisation(events)
             if any(e.carried for e in self._loop.exchanges) and events[-1][1] == "write":
@@ -323,7 +266,7 @@ class _Writer:
             self._load(f"load_{i}", i, "step", None)
         self._line("for t in range(T):")
         self._depth += 1
-        if self._spec.tiles.exchanged:
+        if self._tiles.exchanged:
             self._line("odd = t & 1")
         self._step(arrives, waits)
         self._depth -= 1
@@ -331,7 +274,7 @@ class _Writer:
             if port not in self._loop.lasting:
                 pointer = self._param(Role.FINAL_STATE, i)
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], state_{i}, mask_{width})")
-        if self._spec.tiles.count > 1:
+        if self._tiles.count > 1:
             self._give_up()
 
     def _lifted(self) -> None:
@@ -372,8 +315,8 @@ class _Writer:
         loaded = False
         for i, part in enumerate(self._loop.parts):
             if isinstance(part, Multiply):
-                if i in waits and self._spec.tiles.count > 1:
-                    self._line(f"dev.wait(counter, epoch * {self._spec.tiles.count})")
+                if i in waits and self._tiles.count > 1:
+                    self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
                 self._multiply(i, part)
             else:
                 self._call(i, part)
@@ -435,7 +378,7 @@ class _Writer:
     def _multiply(self, i: int, part: Multiply) -> None:
         exchange = self._exchange(part.operand.port)
         operand, chunks = self._name(part.operand), range(len(self._blocks(part.operand)))
-        dot = "dot" if self._spec.tiles.exchanged else "dot_held"
+        dot = "dot" if self._tiles.exchanged else "dot_held"
         terms = [(a, b) for a in range(self._parts(exchange)) for b in range(3) if a + b < 3]
         if exchange.dtype != torch.float32:
             terms = [(0, 0)]
@@ -443,7 +386,7 @@ class _Writer:
         sums = terms if len(terms) > 1 else chunks
         for first, count in part.pieces:
             for k in range(len(sums)):
-                size = self._spec.tiles.columns(count)
+                size = self._tiles.columns(count)
                 self._line(f"total_{i}_{first}_{k} = tl.zeros([BLOCK, {size}], tl.float32)")
         self._fetch(part.operand, 0, self._ahead(exchange))
         for j in chunks:
@@ -478,7 +421,7 @@ class _Writer:
         self._values[columns] = value
         if columns.port in self._carried:
             self._new[columns.port] = value
-        if self._spec.tiles.exchanged and columns.port in self._number:
+        if self._tiles.exchanged and columns.port in self._number:
             exchange = self._exchange(columns.port)
             self._publish(columns, value, width, "1 - odd" if exchange.carried else "odd", whole=False)
 
@@ -513,7 +456,7 @@ class _Writer:
 
     def _ahead(self, exchange: Exchange) -> int:
         """How many chunks of an operand are loaded before the first one is multiplied."""
-        return self._spec.tiles.ahead if self._parts(exchange) == 1 else 1
+        return self._tiles.ahead if self._parts(exchange) == 1 else 1
 
     def _name(self, operand: Columns) -> str:
         """What the chunks and parts of an operand are called, without their numbers."""
@@ -522,12 +465,12 @@ class _Writer:
     def _blocks(self, operand: Columns) -> list[_Block]:
         """The terms of the sums over an operand's columns: chunks of what is exchanged, or else values as they are."""
         found = []
-        if self._spec.tiles.exchanged:
-            for j, size in enumerate(self._spec.tiles.chunks(operand.width)):
+        if self._tiles.exchanged:
+            for j, size in enumerate(self._tiles.chunks(operand.width)):
                 found.append(_Block(f"terms_{size}", size, j * size, operand.width, None))
             return found
         for value in self._written_columns(operand.port):
-            offset, size = value.first - operand.first, self._spec.tiles.columns(value.width)
+            offset, size = value.first - operand.first, self._tiles.columns(value.width)
             end = min(offset + value.width, operand.width)
             if offset > -value.width and end > offset:
                 found.append(_Block(f"own_{value.width}", size, offset, end, value))
@@ -607,7 +550,7 @@ class _Writer:
         nan = 'float("nan")'
         for i, (port, (width, dtype)) in enumerate(self._loop.carried.items()):
             if port not in self._loop.lasting and dtype.is_floating_point:
-                block = f"tl.full([BLOCK, {self._spec.tiles.columns(width)}], {nan}, {tl_name(register_dtype(dtype))})"
+                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {tl_name(register_dtype(dtype))})"
                 pointer = self._param(Role.FINAL_STATE, i)
                 self._line(f"dev.store({pointer} + rows * {width} + own_{width}[None, :], {block}, mask_{width})")
         self._line("for t in range(T):")
@@ -627,7 +570,7 @@ class _Writer:
         for i, view, width, first in stored:
             if view.dtype.is_floating_point:
                 kind = tl_name(register_dtype(view.dtype))
-                block = f"tl.full([BLOCK, {self._spec.tiles.columns(width)}], {nan}, {kind})"
+                block = f"tl.full([BLOCK, {self._tiles.columns(width)}], {nan}, {kind})"
                 address = self._address(Role.OUTPUT, i, self._spec.stores[i][1], "t", width, first)
                 self._line(f"dev.store({address}, {block}, mask_{width})")
         self._depth -= 2
@@ -642,27 +585,6 @@ def _pairwise(terms: Sequence[str]) -> str:
         return terms[0]
     middle = len(terms) // 2
     return f"({_pairwise(terms[:middle])} + {_pairwise(terms[middle:])})"
-
-
-def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
-    """The distances of rows and columns of what has all sizes but the last as rows.
-
-    Raises:
-        ValueError: rows are not equally far apart.
-    """
-    if not shape:
-        return 0, 0
-    rows: list[tuple[int, int]] = []
-    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
-        if size == 1:
-            continue
-        if rows and rows[-1][1] == size * stride:
-            rows[-1] = (rows[-1][0] * size, stride)
-        else:
-            rows.append((size, stride))
-    if len(rows) > 1:
-        raise ValueError(f"rows of strides {tuple(strides)}")
-    return (rows[0][1] if rows else 0), (strides[-1] if shape[-1] != 1 else 1)
 
 
 def _synchronisation(events: Sequence[tuple[int, str]]) -> tuple[set[int], set[int]]:

@@ -1,0 +1,137 @@
+"""Training steps of whole networks by `flexsn_nn.graphs.capture`: wall time beside the time of their kernels.
+
+    python benchmarks/captured_steps.py [--output benchmarks/results/captured_steps.md] [--only "64-128" VGG]
+        [--seconds 100]
+
+The networks of whole_networks.py with LIF neurons, their norms in the neurons' steps, images in channels-last memory.
+A step is `step(frames, labels)`: copies of its arguments into the graph's memory, the comparison of everything that may
+have changed, the replay, and copies of its results. It stands beside the same step run by Python, in turns, and beside
+the sum of the times of the kernels that the captured step launches. "captured after" is the time from the end of the
+first step to the end of the first one that is a replay: runs by Python, the recording, and the replay. What fails has
+its error in its row, and `--seconds` is when nothing else is begun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import kernel_time, publish, synchronize, table, where
+from torch import Tensor, nn
+from whole_networks import CASES, FORMATS, Case, by_clock, said
+
+from flexsn_nn import LIF, graphs
+from flexsn_nn.fusion import fuse_norms
+from flexsn_nn.graphs import CapturedStep
+
+TURNS = 5
+RUNS_BEFORE_A_REPLAY = 3
+
+
+def loss_of(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.mean(0).float(), labels)
+
+
+def made(case: Case, device: torch.device) -> tuple[CapturedStep, Tensor, Tensor]:
+    """A captured step of a network, and its arguments."""
+    torch.manual_seed(0)
+    net = case.make(LIF).to(device)
+    if case.normed:
+        fuse_norms(net)
+    frames = torch.rand(case.shape, device=device)
+    form = case.formats[-1]
+    if len(case.formats) > 1:
+        net = net.to(memory_format=form)
+        frames = frames.flatten(0, 1).contiguous(memory_format=form).unflatten(0, case.shape[:2])
+    labels = torch.randint(case.classes, (case.shape[1],), device=device)
+    rate = torch.tensor(1e-3, device=device)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9, fused=device.type == "cuda")
+    autocast = None if case.dtype == torch.float32 else case.dtype
+    return graphs.capture(net, loss_of, optimizer, autocast=autocast), frames, labels
+
+
+def seconds(function: Callable[[], object], device: torch.device) -> float:
+    begun = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - begun
+
+
+def measured(case: Case, device: torch.device) -> tuple[list[str], Callable[[], object]]:
+    """Cells of a row but for the kernels' time, and the captured step."""
+    captured, frames, labels = made(case, device)
+    first = seconds(lambda: captured(frames, labels), device)
+    later = sum(seconds(lambda: captured(frames, labels), device) for _ in range(RUNS_BEFORE_A_REPLAY - 1))
+
+    def step() -> None:
+        captured(frames, labels)
+
+    def by_python() -> None:
+        captured.step.run(frames, (labels,))
+
+    step()
+    walls: dict[Callable[[], None], list[float]] = {step: [], by_python: []}
+    for _ in range(TURNS):
+        for run, times in walls.items():
+            times.append(by_clock(run) if device.type == "cuda" else 1e3 * seconds(run, device))
+    by_graph, plain = (statistics.median(times) for times in walls.values())
+    cells = [f"{first:.2f}", f"{later:.2f}", f"{plain:.3f}", f"{by_graph:.3f}"]
+    print(case.name, *cells, captured.explain().splitlines()[0], sep=" | ", flush=True)
+    return cells, step
+
+
+def with_kernels(cells: list[str], step: Callable[[], object], device: torch.device) -> list[str]:
+    """A row with the time of the kernels."""
+    if device.type != "cuda":
+        return [*cells, "", ""]
+    try:
+        kernels = kernel_time(step, 5)[0] / 1e3
+    except Exception as error:
+        return [*cells, said(error), ""]
+    return [*cells, f"{kernels:.3f}", f"{float(cells[3]) / kernels:.3f}"]
+
+
+HEADER = (
+    "network", "format", "first step, s", "captured after, s", "by Python, ms", "captured, ms", "its kernels, ms",
+    "of its kernels",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "captured_steps.md")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose name contains one of these")
+    parser.add_argument("--seconds", type=float, default=100.0, help="begin no other network after so long")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device(chosen.device)
+    torch.backends.cudnn.benchmark = True
+    os.environ.setdefault("FLEXSN_LAUNCHER", "compiled")
+    begun = time.perf_counter()
+    found: list[tuple[Case, list[str], Callable[[], object] | None]] = []
+    for case in CASES:
+        if not any(part in case.name for part in chosen.only):
+            continue
+        if time.perf_counter() - begun > chosen.seconds:
+            found.append((case, ["not run", "", "", ""], None))
+            continue
+        try:
+            found.append((case, *measured(case, device)))
+        except Exception as error:
+            found.append((case, [said(error), "", "", ""], None))
+    # A profiler may leave launches slower in this process: all walls stand before it.
+    rows = [
+        (case.name, FORMATS[case.formats[-1]], *(cells if step is None else with_kernels(cells, step, device)))
+        for case, cells, step in found
+    ]
+    title = "# Captured training steps: wall time and their kernels' time"
+    publish([title, "", where(device), "", *table(HEADER, rows)], chosen.output)
+
+
+if __name__ == "__main__":
+    main()

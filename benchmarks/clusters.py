@@ -1,0 +1,150 @@
+"""Recurrent layers in thread-block clusters beside kernels without them and beside cuDNN, in CUDA graphs.
+
+    python benchmarks/clusters.py [--output FILE] [--sweep] [--seconds 240] [--only NAME ...]
+
+A shape is T x batch x neurons. A figure is the median time of replayed graphs: of a forward in inference, per step, and
+of a training step, which is the forward and the backward of a random gradient to the input and the matrices. `--sweep`
+measures divisions of a step instead. It needs a GPU with clusters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from measure import graphed, milliseconds, publish, table, where
+from recurrence import Gates, GRUCell, Layer, LSTMCell, Run, inference, training
+from torch import nn
+
+from flexsn_codegen.targets.cuda import Cluster
+from flexsn_runtime.recurrent import _clusters
+
+SHAPES = ("250x128x256", "1000x128x256", "250x256x512", "250x128x1024", "250x256x128")
+OURS: dict[str, Callable[[int], nn.Module]] = {
+    "RLIF": lambda hidden: Layer(hidden, "auto"),
+    "GRU": lambda hidden: Gates(hidden, GRUCell(hidden), 3, 1),
+    "LSTM": lambda hidden: Gates(hidden, LSTMCell(hidden), 4, 2),
+}
+CUDNN: dict[str, Callable[[int], nn.Module]] = {
+    "RLIF": lambda hidden: nn.RNN(hidden, hidden, bias=False),
+    "GRU": lambda hidden: nn.GRU(hidden, hidden, bias=False),
+    "LSTM": lambda hidden: nn.LSTM(hidden, hidden, bias=False),
+}
+DEVICE = torch.device("cuda")
+SWEPT = [Cluster(b, s, r) for b in (4, 8, 16) for s in (1, 2, 4, 8) for r in (1, 2, 4)]
+
+
+class Made:
+    """A layer on data of one shape: its forward, and a training step."""
+
+    def __init__(self, layer: nn.Module, shape: str, dtype: torch.dtype) -> None:
+        steps, batch, hidden = map(int, shape.split("x"))
+        torch.manual_seed(0)
+        x = torch.randn(steps, batch, hidden, device=DEVICE).to(dtype)
+        layer = layer.to(DEVICE, dtype)
+        self.layer: Any = layer
+        self.steps = steps
+        self.forward: Run = inference(layer, x)
+        self.training: Run = training(layer, x, torch.randn_like(x))
+
+    def times(self) -> tuple[str, str]:
+        """Microseconds a step of the forward, ms of a training step."""
+        gc.collect()  # of graphs before, whose nodes of leaves have other streams
+        forward = milliseconds(graphed(self.forward), DEVICE, warmup=2, rep=15)
+        return (
+            f"{1e3 * forward / self.steps:.2f}",
+            f"{milliseconds(graphed(self.training), DEVICE, warmup=2, rep=15):.3f}",
+        )
+
+
+@contextmanager
+def clusters(on: bool) -> Iterator[None]:
+    os.environ["FLEXSN_CLUSTERS"] = "1" if on else "0"
+    yield
+    os.environ["FLEXSN_CLUSTERS"] = "1"
+
+
+def compared(name: str, shape: str, dtype: torch.dtype) -> list[list[str]]:
+    """A row for each way."""
+    hidden = int(shape.split("x")[2])
+    rows = []
+    with clusters(True):
+        begun = time.perf_counter()
+        made = Made(OURS[name](hidden), shape, dtype)
+        made.training()
+        torch.cuda.synchronize()
+        first = f"{time.perf_counter() - begun:.1f}"
+        rows.append(["ours", *made.times(), first])
+    with clusters(False):
+        rows.append(["ours without clusters", *Made(OURS[name](hidden), shape, dtype).times(), ""])
+    for tf32 in (True, False) if dtype == torch.float32 else (True,):
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=tf32):
+            how = "cuDNN" + ("" if dtype != torch.float32 else ", TF32" if tf32 else ", float32")
+            rows.append([how, *Made(CUDNN[name](hidden), shape, dtype).times(), ""])
+    return rows
+
+
+def swept(name: str, shape: str, dtype: torch.dtype) -> Iterator[list[str]]:
+    """A row for each division."""
+    hidden = int(shape.split("x")[2])
+    for cluster in SWEPT:
+        divisions = {"_BLOCKS": cluster.blocks, "_SPLITS": cluster.splits, "_ROW_TILES": cluster.row_tiles}
+        usual = {one: getattr(_clusters, one) for one in divisions}
+        for one, value in divisions.items():
+            setattr(_clusters, one, (value,))
+        try:
+            made = Made(OURS[name](hidden), shape, dtype)
+            made.training()
+            if "clusters" in str(made.layer.layer.explain()):
+                yield [repr(cluster), *made.times()]
+        except Exception as error:  # a division that has no room
+            yield [repr(cluster), str(error).splitlines()[0][:80], ""]
+        finally:
+            for one, values in usual.items():
+                setattr(_clusters, one, values)
+
+
+def main(sweep: bool, only: list[str], seconds: float, path: Path) -> None:
+    begun, rows, missing = time.perf_counter(), list[list[str]](), list[str]()
+    for name in only or list(OURS):
+        for dtype in (torch.float32, torch.bfloat16):
+            for shape in SHAPES:
+                kind = str(dtype).removeprefix("torch.")
+                if time.perf_counter() - begun > seconds:
+                    missing.append(f"{name}, {shape}, {kind}: no time was left")
+                    continue
+                try:
+                    found = list(swept(name, shape, dtype)) if sweep else compared(name, shape, dtype)
+                except Exception as error:
+                    missing.append(f"{name}, {shape}, {kind}: {str(error).splitlines()[0][:160]}")
+                    continue
+                rows += [[name, shape, kind, *row] for row in found]
+                print(*rows[-len(found) :], sep="\n", flush=True)
+    header = ["layer", "T x B x H", "dtype", "division" if sweep else "by", "forward, µs a step", "training step, ms"]
+    lines = [
+        "# Recurrent layers in clusters",
+        "",
+        f"`python benchmarks/clusters.py`. {where(DEVICE)}",
+        "",
+        *table(header if sweep else [*header, "first training step, s"], rows),
+        "",
+        *(f"- not measured: {what}" for what in missing),
+    ]
+    publish(lines, path)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "clusters.md")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--only", nargs="*", default=[], choices=list(OURS))
+    options = parser.parse_args()
+    main(options.sweep, options.only, options.seconds, options.output)

@@ -1,0 +1,88 @@
+"""Specification of the kernel of a loop, whatever language it is written in: parts, memory, matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from flexsn_codegen.recurrent._loop import Call, Loop
+from flexsn_codegen.source._source import CoreSource
+from flexsn_graph import Role, View
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How a value of each step lies in memory.
+
+    Attributes:
+        row: the distance of two rows, with the columns side by side and the steps one behind the other; `None`: the
+            three distances are arguments, ``"<operand>_time"``, ``"<operand>_row"`` and ``"<operand>_column"``.
+    """
+
+    row: int | None
+
+
+class Load(NamedTuple):
+    """A view of a value, for a stage of a shape that it broadcasts to."""
+
+    view: View
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoopSpec:
+    """What decides the kernel of a loop.
+
+    Attributes:
+        cores: for each part of the loop, the source of a stage.
+        loads, stores: as `memory_of` lists them, and where they are.
+        matrix_strides: by number.
+        backwards: whether the loop goes from the last step to the first.
+        from_zero: whether what is carried is zero before the first step, as far as products read it.
+    """
+
+    loop: Loop
+    cores: Sequence[CoreSource | None]
+    loads: Sequence[tuple[Load, Place]]
+    stores: Sequence[tuple[View, Place]]
+    matrix_strides: Mapping[int, tuple[int, ...]]
+    backwards: bool
+    from_zero: bool
+
+
+def memory_of(loop: Loop) -> tuple[tuple[Load, ...], tuple[View, ...]]:
+    """What is loaded and stored at each step."""
+    loads: list[Load] = []
+    stores: list[View] = []
+    for part in loop.parts:
+        if isinstance(part, Call):
+            used = {port.index for port in part.stage.graph.arguments if port.role is Role.INPUT}
+            views = (v for i, v in enumerate(part.reads) if isinstance(v, View) and i in used)
+            found = (Load(v, part.stage.shape) for v in views if v.source.role is not Role.CAME_STATE)
+            loads += [load for load in found if load not in loads]
+            stores += [view for view in part.stored if view is not None]
+        elif part.stored is not None:
+            stores.append(part.stored)
+    return tuple(loads), tuple(stores)
+
+
+def two_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, int]:
+    """The distances of rows and columns of what has all sizes but the last as rows.
+
+    Raises:
+        ValueError: rows are not equally far apart.
+    """
+    if not shape:
+        return 0, 0
+    rows: list[tuple[int, int]] = []
+    for size, stride in zip(shape[:-1], strides[:-1], strict=True):
+        if size == 1:
+            continue
+        if rows and rows[-1][1] == size * stride:
+            rows[-1] = (rows[-1][0] * size, stride)
+        else:
+            rows.append((size, stride))
+    if len(rows) > 1:
+        raise ValueError(f"rows of strides {tuple(strides)}")
+    return (rows[0][1] if rows else 0), (strides[-1] if shape[-1] != 1 else 1)

@@ -1,0 +1,20 @@
+"""Kernels in CUDA C++, compiled by NVRTC: recurrent steps in thread-block clusters."""
+
+from __future__ import annotations
+
+from flexsn_codegen.targets.cuda._clusters import Cluster, ClusterKernel, cluster_source
+from flexsn_codegen.targets.cuda._driver import CudaFunction
+from flexsn_codegen.targets.cuda._kernel import CudaKernel
+from flexsn_codegen.targets.cuda._nvrtc import why_no_nvrtc
+from flexsn_codegen.targets.cuda._target import CUDA, Cuda
+
+__all__ = [
+    "CUDA",
+    "Cluster",
+    "ClusterKernel",
+    "Cuda",
+    "CudaFunction",
+    "CudaKernel",
+    "cluster_source",
+    "why_no_nvrtc",
+]

@@ -1,0 +1,642 @@
+"""One launch for all steps of a recurrent loop, by thread-block clusters.
+
+A cluster owns some rows for all steps; a block of it, some columns of every value; a warp, 16 of these columns. A warp
+keeps its columns of the matrices in registers, as fragments of `mma.m16n8k16`. What a product reads is sent to the
+shared memory of each block of the cluster, by stores that the receiver's barrier counts: zeros and ones as bits, other
+values as one to three numbers of 16 bits. There are two slots, and a barrier for each: a warp that writes a slot again
+has what others sent after they had read it.
+
+`splits` warps share the sums over an operand's terms; the first of them computes all that is no product.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from flexsn_codegen.recurrent._loop import Call, Columns, Exchange, Multiply, NotOneLaunchError
+from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
+from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
+from flexsn_codegen.source._source import KernelSource, identifier
+from flexsn_codegen.targets.cpp._literals import cpp_name
+from flexsn_codegen.targets.cuda._target import CUDA
+from flexsn_graph import Port, Role, View, not_zero_one
+
+_COLUMNS, _ROWS, _WARP = 16, 8, 32  # of a fragment; threads of a warp
+_EACH = "for (int n = 0; n < row_tiles; n++)\n#pragma unroll\nfor (int j = 0; j < 4; j++)"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Division of a step among the blocks and warps of clusters.
+
+    Attributes:
+        blocks: of a cluster, a power of two, at most 16.
+        splits: warps that share the sums of a product.
+        row_tiles: of 8 rows each, of a cluster.
+    """
+
+    blocks: int
+    splits: int
+    row_tiles: int
+
+    @property
+    def rows(self) -> int:
+        """Of a cluster."""
+        return _ROWS * self.row_tiles
+
+    def tiles(self, width: int) -> int:
+        """Of 16 columns, of one block, where a value has so many columns."""
+        return -(-width // (_COLUMNS * self.blocks))
+
+    def threads(self, width: int) -> int:
+        """Of one block."""
+        return _WARP * self.tiles(width) * self.splits
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKernel:
+    """A kernel of a loop in clusters, and what it is launched with.
+
+    Attributes:
+        source: its tensors are, by role, as those of a `LoopKernel`, without slots and counters.
+        threads: of a block.
+        shared: bytes of shared memory of a block.
+        registers: 32-bit numbers of the matrices in a thread.
+    """
+
+    source: KernelSource
+    threads: int
+    shared: int
+    registers: int
+
+
+def cluster_source(name: str, spec: LoopSpec, cluster: Cluster) -> ClusterKernel:
+    """Writes the kernel of a loop, whose name starts with `name`.
+
+    Raises:
+        NotOneLaunchError: a loop that clusters do not compute.
+    """
+    return _Writer(spec, cluster).write(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A value that blocks send each other.
+
+    Attributes:
+        number: of the exchange.
+        pieces: of the value, in the order of its columns, each as wide as the loop.
+        parts: numbers of 16 bits of one value.
+        bits: whether zeros and ones are sent, a bit each.
+        format: of the numbers, in the source.
+    """
+
+    number: int
+    exchange: Exchange
+    pieces: tuple[Columns, ...]
+    parts: int
+    bits: bool
+    format: str
+
+    @property
+    def name(self) -> str:
+        return f"sent_{self.number}"
+
+
+class _Writer:
+    def __init__(self, spec: LoopSpec, cluster: Cluster) -> None:
+        self._spec, self._loop, self._cluster = spec, spec.loop, cluster
+        self._width = spec.loop.width
+        self._tiles = cluster.tiles(self._width) * cluster.blocks  # of 16 columns, of a whole value
+        self._lines: list[str] = []
+        self._depth = 1
+        self._params: dict[Port, bool] = {}  # whether it is written
+        self._sizes = ["T", "B"]
+        self._carried = {port: f"state_{i}" for i, port in enumerate(self._loop.carried)}
+        self._check()
+        self._sent = {e.port: self._sending(i, e) for i, e in enumerate(self._loop.exchanges)}
+
+    # -- what clusters do not compute ----------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        loop = self._loop
+        widths = {width for width, _ in loop.carried.values()}
+        for part in loop.parts:
+            widths |= {part.width} if isinstance(part, Call) else {count for _, count in part.pieces}
+        if widths != {self._width}:
+            raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
+        for e in loop.exchanges:
+            if e.carried:
+                self._check_order(e)
+
+    def _check_order(self, exchange: Exchange) -> None:
+        """What is carried is sent when all products of the step have read what the step before sent."""
+        reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
+        writes = [i for i, part in enumerate(self._loop.parts) if exchange.port in _written_by(part)]
+        if reads and writes and max(reads) > min(writes):
+            raise NotOneLaunchError(f"{exchange.port.name} is multiplied behind the part that writes its next value")
+
+    def _sending(self, number: int, exchange: Exchange) -> _Sent:
+        pieces = self._pieces(exchange.port)
+        if sum(piece.width for piece in pieces) != exchange.width:
+            raise NotOneLaunchError(f"{exchange.port.name} has columns that no stage writes")
+        half = exchange.dtype in HALF_DTYPES
+        bits = self._is_bits(exchange)
+        parts = 1 if half or bits else exchange.parts(from_zero=self._spec.from_zero)
+        kind = "float16" if exchange.dtype == torch.float16 else "bfloat16"
+        return _Sent(number, exchange, pieces, parts, bits, f"dev::of_{kind}")
+
+    def _is_bits(self, exchange: Exchange) -> bool:
+        """Whether every value that is sent is 0 or 1."""
+        if exchange.carried and not self._spec.from_zero:
+            return False
+        found = False
+        for part in self._loop.parts:
+            if isinstance(part, Multiply):
+                if part.port == exchange.port:
+                    return False
+                continue
+            for i, columns in enumerate(part.writes):
+                if columns is not None and columns.port == exchange.port:
+                    found = True
+                    if not_zero_one(part.stage.graph, i) is not None:
+                        return False
+        return found
+
+    def _pieces(self, port: Port) -> tuple[Columns, ...]:
+        if port in self._carried:
+            return (Columns(port, 0, self._loop.carried[port][0]),)
+        found: set[Columns] = set()
+        for part in self._loop.parts:
+            if isinstance(part, Call):
+                found |= {columns for columns in part.writes if columns is not None and columns.port == port}
+            elif part.port == port:
+                found |= {Columns(port, first, count) for first, count in part.pieces}
+        return tuple(sorted(found, key=lambda columns: columns.first))
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _line(self, text: str) -> None:
+        self._lines += [line if line.startswith("#") else "    " * self._depth + line for line in text.split("\n")]
+
+    @contextmanager
+    def _block(self, head: str) -> Iterator[None]:
+        self._line(f"{head} {{")
+        self._depth += 1
+        yield
+        self._depth -= 1
+        self._line("}")
+
+    @contextmanager
+    def _each(self) -> Iterator[None]:
+        """For each element of a thread: tile `n` of rows, element `j` of it."""
+        self._line("#pragma unroll")
+        with self._block(_EACH):
+            yield
+
+    def _param(self, role: Role, index: int, *, written: bool = False) -> str:
+        port = Port(role, index)
+        self._params[port] = written
+        return f"{port.name}_ptr"
+
+    # -- the whole ---------------------------------------------------------------------------------------------------
+
+    def write(self, name: str) -> ClusterKernel:
+        self._begin()
+        registers = self._take_matrices()
+        self._lifted()
+        self._states()
+        for i in range(len(self._spec.loads)):
+            self._place(Role.INPUT, i, self._spec.loads[i][1].row)
+            pointer = self._param(Role.INPUT, i)
+            self._line(f"decltype(dev::load({pointer}[0])) load_{i}[row_tiles][4];")
+        for i, (_, place) in enumerate(self._spec.stores):
+            self._place(Role.OUTPUT, i, place.row)
+            self._param(Role.OUTPUT, i, written=True)
+        first, step = ("T - 1", "-1") if self._spec.backwards else ("0", "1")
+        with self._block("if (split == 0)"):
+            self._loads(first)
+        with self._block("for (int64_t t = 0; t < T; t++)"):
+            self._line(f"const int64_t step = {'T - 1 - t' if self._spec.backwards else 't'};")
+            self._line("const int odd = int(t & 1), phase = int(t >> 1 & 1);")
+            self._step(step)
+        with self._block("if (split == 0)"):
+            self._final_states()
+        self._line("dev::cluster_synchronize();  // no block ends while others send to it")
+        return self._finish(name, registers)
+
+    def _finish(self, name: str, registers: int) -> ClusterKernel:
+        cluster, threads = self._cluster, self._cluster.threads(self._width)
+        arguments = [
+            f"{'' if w else 'const '}{port.name}_t* __restrict__ {port.name}_ptr" for port, w in self._params.items()
+        ]
+        arguments += [f"const int64_t {size}" for size in self._sizes]
+        cores = {core.name: core for core in self._spec.cores if core is not None}
+        body = "\n".join(self._lines)
+        digest = hashlib.sha256(f"({arguments})\n{body}\n{list(cores)} {cluster}".encode()).hexdigest()[:12]
+        full = f"{identifier(name, reserved=CUDA.reserved)}_{digest}"
+        functions = "\n\n".join(core.source for core in cores.values())
+        separator = ",\n    "
+        source = (
+            f"{CUDA.header}\n\n{functions}\n\n"
+            f"// All steps of a recurrent loop. One cluster: {cluster.rows} rows; one block: columns of each value.\n"
+            f'extern "C" __global__ void __cluster_dims__({cluster.blocks}, 1, 1) __launch_bounds__({threads}, 1)\n'
+            f"{full}(\n    {separator.join(arguments)}\n) {{\n{body}\n}}\n"
+        )
+        kernel = KernelSource(full, source, tuple(self._params), tuple(self._sizes), CUDA)
+        return ClusterKernel(kernel, threads, self._shared_bytes(), registers)
+
+    # -- memory of a block -------------------------------------------------------------------------------------------
+
+    def _slot_bytes(self, sent: _Sent) -> int:
+        """Of one slot of an exchange: what its barrier waits for."""
+        tiles = self._tiles * len(sent.pieces) * self._cluster.row_tiles
+        return tiles * 16 if sent.bits else tiles * sent.parts * 256
+
+    def _multiplies(self) -> list[tuple[int, Multiply]]:
+        return [(i, part) for i, part in enumerate(self._loop.parts) if isinstance(part, Multiply)]
+
+    def _sum_floats(self, part: Multiply) -> int:
+        """Of sums that a block's warps give each other."""
+        of_one = self._cluster.tiles(self._width) * self._cluster.row_tiles * 4 * _WARP
+        return (self._cluster.splits - 1) * len(part.pieces) * of_one
+
+    def _shared_bytes(self) -> int:
+        slots = sum(2 * self._slot_bytes(sent) for sent in self._sent.values())
+        return slots + 4 * sum(self._sum_floats(part) for _, part in self._multiplies())
+
+    def _begin(self) -> None:
+        cluster = self._cluster
+        self._line(
+            f"constexpr int width = {self._width}, blocks = {cluster.blocks}, tiles = {cluster.tiles(self._width)}, "
+            f"all_tiles = {self._tiles}, row_tiles = {cluster.row_tiles};"
+        )
+        self._line("extern __shared__ __align__(16) unsigned char shared[];")
+        self._line(f"__shared__ __align__(8) uint64_t barriers[{2 * len(self._sent)}];")
+        offset = 0
+        for sent in self._sent.values():
+            self._line(f"unsigned char* const {sent.name} = shared + {offset};")
+            offset += 2 * self._slot_bytes(sent)
+        for i, part in self._multiplies():
+            if self._sum_floats(part):
+                self._line(f"float* const sums_{i} = reinterpret_cast<float*>(shared + {offset});")
+                offset += 4 * self._sum_floats(part)
+        self._line("const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, q = lane & 3;")
+        self._line(
+            "const int split = warp / tiles, own_tile = warp % tiles, tile = dev::cluster_rank() * tiles + own_tile;"
+        )
+        self._line("const int64_t first_row = int64_t(blockIdx.x / blocks) * (8 * row_tiles) + 2 * q;")
+        self._line("const int first_column = 16 * tile + g;")
+        self._line("bool exists[row_tiles][4], column_exists[4];")
+        self._line(
+            "#pragma unroll\nfor (int j = 0; j < 4; j++) column_exists[j] = first_column + 8 * (j >> 1) < width;"
+        )
+        with self._each():
+            self._line("exists[n][j] = first_row + 8 * n + (j & 1) < B && column_exists[j];")
+        with self._block("if (threadIdx.x == 0)"):
+            for sent in self._sent.values():
+                for slot in range(2):
+                    self._line(f"dev::barrier_begin(dev::shared_address(&barriers[{2 * sent.number + slot}]));")
+            self._line("dev::barrier_fence();")
+            for sent in self._sent.values():
+                for slot in range(2):
+                    self._line(self._expect(sent, str(slot)))
+
+    def _expect(self, sent: _Sent, slot: str) -> str:
+        place = f"&barriers[{2 * sent.number} + {slot}]"
+        return f"dev::barrier_expect(dev::shared_address({place}), {self._slot_bytes(sent)});"
+
+    # -- before the steps --------------------------------------------------------------------------------------------
+
+    def _matrix_parts(self, sent: _Sent) -> int:
+        return 3 if sent.exchange.dtype == torch.float32 else 1
+
+    def _operand_pieces(self, part: Multiply) -> tuple[int, int]:
+        """The pieces of its operand, by the first one and their number."""
+        pieces = self._sent[part.operand.port].pieces
+        inside = [
+            i
+            for i, piece in enumerate(pieces)
+            if part.operand.first <= piece.first < part.operand.first + part.operand.width
+        ]
+        if not inside or sum(pieces[i].width for i in inside) != part.operand.width:
+            raise NotOneLaunchError(f"{part.product.name} multiplies a part of what a stage writes")
+        return inside[0], len(inside)
+
+    def _terms(self, part: Multiply) -> int:
+        """Tiles of 16 terms, of one warp."""
+        count = self._operand_pieces(part)[1] * self._tiles
+        if count % self._cluster.splits:
+            raise NotOneLaunchError(f"{count} tiles of terms are not shared by {self._cluster.splits} warps")
+        return count // self._cluster.splits
+
+    def _take_matrices(self) -> int:
+        """Declares and loads the matrices; returns how many registers of a thread they take."""
+        registers = 0
+        for i, part in self._multiplies():
+            sent = self._sent[part.operand.port]
+            pointer, (down, across) = self._param(Role.MATRIX, part.matrix), self._spec.matrix_strides[part.matrix]
+            parts, terms = self._matrix_parts(sent), self._terms(part)
+            registers += len(part.pieces) * terms * parts * 4
+            self._line(f"uint32_t matrix_{i}[{len(part.pieces)}][{terms}][{parts}][4];")
+            self._line("#pragma unroll")
+            with self._block(f"for (int k = 0; k < {terms}; k++)"):
+                self._line(f"const int term = split * {terms} + k, piece = term / all_tiles;")
+                for number, (first, _) in enumerate(part.pieces):
+                    start = f"{pointer} + piece * width * int64_t({down}) + {first * across}ll"
+                    scattered = "true" if sent.bits else "false"
+                    self._line(
+                        f"dev::take<{sent.format}, {scattered}, {parts}>(matrix_{i}[{number}][k], {start}, "
+                        f"{down}, {across}, 16 * (term % all_tiles), width, 16 * tile, width);"
+                    )
+            if part.added is not None:
+                row = self._param(Role.MATRIX, part.added)
+                (distance,) = self._spec.matrix_strides[part.added]
+                for number, (first, _) in enumerate(part.pieces):
+                    self._line(f"float added_{i}_{number}[4];")
+                    self._line("#pragma unroll")
+                    place = f"{row}[({first} + first_column + 8 * (j >> 1)) * int64_t({distance})]"
+                    value = f"column_exists[j] ? float(dev::load({place})) : 0.0f"
+                    self._line(f"for (int j = 0; j < 4; j++) added_{i}_{number}[j] = {value};")
+        return registers
+
+    def _lifted(self) -> None:
+        for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
+            if not isinstance(part, Call) or core is None:
+                continue
+            for port in core.arguments:
+                if port.role is Role.LIFTED:
+                    pointer = self._param(Role.LIFTED, port.index)
+                    down, across = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
+                    name, kind = f"lifted_{i}_{port.index}", f"decltype(dev::load({pointer}[0]))"
+                    if down == 0:
+                        self._line(f"{kind} {name}[4];")
+                        self._line("#pragma unroll")
+                        place = f"{pointer}[(first_column + 8 * (j >> 1)) * int64_t({across})]"
+                        value = f"column_exists[j] ? dev::load({place}) : {kind}(0)"
+                        self._line(f"for (int j = 0; j < 4; j++) {name}[j] = {value};")
+                    else:
+                        self._line(f"{kind} {name}[row_tiles][4];")
+                        place = (
+                            f"{pointer}[(first_row + 8 * n + (j & 1)) * int64_t({down}) + "
+                            f"(first_column + 8 * (j >> 1)) * int64_t({across})]"
+                        )
+                        with self._each():
+                            self._line(f"{name}[n][j] = exists[n][j] ? dev::load({place}) : {kind}(0);")
+
+    def _states(self) -> None:
+        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
+        for i, (port, (_, dtype)) in enumerate(self._loop.carried.items()):
+            kind = cpp_name(register_dtype(dtype))
+            self._line(f"{kind} state_{i}[row_tiles][4];")
+            with self._each():
+                if port in self._loop.absent:
+                    self._line(f"state_{i}[n][j] = {kind}(0);")
+                else:
+                    pointer = self._param(Role.STATE, i)
+                    self._line(f"state_{i}[n][j] = exists[n][j] ? dev::load({pointer}{place}) : {kind}(0);")
+        self._line("dev::cluster_synchronize();  // barriers are there before anything is sent")
+        with self._block("if (split == 0)"):
+            for port, sent in self._sent.items():
+                if port in self._carried:
+                    self._send(sent, 0, self._carried[port], "0")
+
+    def _final_states(self) -> None:
+        place = "[(first_row + 8 * n + (j & 1)) * width + first_column + 8 * (j >> 1)]"
+        for i, port in enumerate(self._loop.carried):
+            if port not in self._loop.lasting:
+                pointer = self._param(Role.FINAL_STATE, i, written=True)
+                with self._each():
+                    self._line(f"if (exists[n][j]) dev::store({pointer}{place}, state_{i}[n][j]);")
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def _step(self, following: str) -> None:
+        self._values: dict[Columns, str] = {}
+        self._new: dict[Port, str] = {}
+        self._later: list[tuple[int, str, int]] = []  # stores, for which nothing waits
+        self._next_store = 0
+        self._waited: set[Port] = set()
+        for i, part in enumerate(self._loop.parts):
+            if isinstance(part, Multiply):
+                self._multiply(i, part)
+            else:
+                self._call(i, part)
+        with self._block("if (split == 0)"):
+            for number, value, first in self._later:
+                with self._each():
+                    address = self._address(Role.OUTPUT, number, "step", first)
+                    self._line(f"if (exists[n][j]) dev::store({address}, {value}[n][j]);")
+            with self._block("if (t + 1 < T)"):
+                self._loads(f"step + {following}")
+            for port, value in self._new.items():
+                with self._each():
+                    self._line(f"{self._carried[port]}[n][j] = {value}[n][j];")
+
+    def _call(self, i: int, part: Call) -> None:
+        core = self._spec.cores[i]
+        assert core is not None
+        arguments = [self._argument(i, part, port) for port in core.arguments]
+        results = [f"result_{i}_{port.index}" for port in core.results]
+        for result, written in zip(results, part.stage.writes, strict=True):
+            self._line(f"{cpp_name(register_dtype(written.dtype))} {result}[row_tiles][4];")
+        with self._block("if (split == 0)"):
+            with self._each():
+                self._line(f"const auto results = {core.name}({', '.join(arguments)});")
+                for number, result in enumerate(results):
+                    self._line(f"{result}[n][j] = dev::get<{number}>(results);")
+            for result, write in zip(results, part.writes, strict=True):
+                if write is not None:
+                    self._written(write, result)
+        for result, view in zip(results, part.stored, strict=True):
+            if view is not None:
+                self._later.append((self._next_store, result, 0))
+                self._next_store += 1
+
+    def _argument(self, i: int, part: Call, port: Port) -> str:
+        if port.role is Role.LIFTED:
+            down, _ = two_strides(part.stage.shape, part.stage.graph.layouts[port.index].strides)
+            return f"lifted_{i}_{port.index}" + ("[j]" if down == 0 else "[n][j]")
+        read = part.reads[port.index]
+        if isinstance(read, View):
+            if read.source.role is Role.CAME_STATE:
+                return "t > 0"
+            loads = [load for load, _ in self._spec.loads]
+            return f"load_{loads.index(Load(read, part.stage.shape))}[n][j]"
+        return (self._carried.get(read.port) or self._values[read]) + "[n][j]"
+
+    def _multiply(self, i: int, part: Multiply) -> None:
+        sent = self._sent[part.operand.port]
+        first_piece, _ = self._operand_pieces(part)
+        terms, pieces = self._terms(part), len(part.pieces)
+        if part.operand.port not in self._waited:
+            self._waited.add(part.operand.port)
+            self._line(f"dev::barrier_wait(dev::shared_address(&barriers[{2 * sent.number} + odd]), phase);")
+            self._line(f"if (threadIdx.x == 0) {self._expect(sent, 'odd')}")
+        for number in range(pieces):
+            self._line(f"float product_{i}_{number}[row_tiles][4];")
+        with self._block(""):
+            self._totals(i, part, sent, first_piece, terms)
+            if self._cluster.splits > 1:
+                self._share(i, pieces)
+            with self._block("if (split == 0)"):
+                for number in range(pieces):
+                    with self._each():
+                        self._line(f"product_{i}_{number}[n][j] = {self._product(i, number, part)};")
+        with self._block("if (split == 0)"):
+            for number, (first, count) in enumerate(part.pieces):
+                self._written(Columns(part.port, first, count), f"product_{i}_{number}")
+        for number, (first, _) in enumerate(part.pieces):
+            if part.stored is not None:
+                self._later.append((self._next_store, f"product_{i}_{number}", first))
+        if part.stored is not None:
+            self._next_store += 1
+
+    def _totals(self, i: int, part: Multiply, sent: _Sent, first_piece: int, terms: int) -> None:
+        """The sums of a warp: of the products of first parts, and, apart from them, of the small ones."""
+        pieces = len(part.pieces)
+        small = self._matrix_parts(sent) > 1
+        for name in ("large", "small") if small else ("large",):
+            self._line(f"float {name}[{pieces}][row_tiles][2][4] = {{}};")
+        pairs = [(a, b) for a in range(sent.parts) for b in range(self._matrix_parts(sent)) if a + b < 3]
+        self._line("#pragma unroll")
+        with self._block(f"for (int k = 0; k < {terms}; k++)"):
+            self._line(f"const int term = split * {terms} + k + {first_piece} * all_tiles;")
+            self._line("#pragma unroll")
+            with self._block("for (int n = 0; n < row_tiles; n++)"):
+                for a in range(sent.parts):
+                    if sent.bits:
+                        slot = f"{sent.name} + ((odd * {len(sent.pieces)} * all_tiles + term) * row_tiles + n) * 16"
+                        value = f"dev::spread<{sent.format}>(reinterpret_cast<const uint2*>({slot}))"
+                    else:
+                        tile = f"(odd * {sent.parts} + {a}) * {len(sent.pieces)} * all_tiles + term"
+                        slot = f"{sent.name} + (({tile}) * row_tiles + n) * 256 + lane * 8"
+                        value = f"*reinterpret_cast<const uint2*>({slot})"
+                    self._line(f"const uint2 operand_{a} = {value};")
+                for number in range(pieces):
+                    for a, b in sorted(pairs, key=lambda pair: -sum(pair)):
+                        total = "small" if small and a + b else "large"
+                        self._line(
+                            f"{sent.format}::multiply({total}[{number}][n][k & 1], matrix_{i}[{number}][k][{b}], "
+                            f"operand_{a}.x, operand_{a}.y);"
+                        )
+        self._line(f"float total[{pieces}][row_tiles][4];")
+        self._line("#pragma unroll")
+        with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
+            texts = [
+                f"({name}[p][n][0][j] + {name}[p][n][1][j])" for name in (("small", "large") if small else ("large",))
+            ]
+            self._line(f"total[p][n][j] = {' + '.join(texts)};")
+
+    def _share(self, i: int, pieces: int) -> None:
+        """Has the first warp of a tile the sums of all of them."""
+        place = f"sums_{i}[((((OTHER) * {pieces} + p) * row_tiles + n) * 4 + j) * (32 * tiles) + 32 * own_tile + lane]"
+        with self._block("if (split != 0)"):
+            self._line("#pragma unroll")
+            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
+                self._line(f"{place.replace('OTHER', 'split - 1')} = total[p][n][j];")
+        self._line("__syncthreads();")
+        with self._block("if (split == 0)"):
+            self._line("#pragma unroll")
+            with self._block(f"for (int p = 0; p < {pieces}; p++)"), self._each():
+                for other in range(self._cluster.splits - 1):
+                    self._line(f"total[p][n][j] += {place.replace('OTHER', str(other))};")
+
+    def _product(self, i: int, number: int, part: Multiply) -> str:
+        text = f"total[{number}][n][j]"
+        if part.alpha != 1:
+            text = f"{text} * {part.alpha!r}f"
+        if part.added is not None:
+            added = f"added_{i}_{number}[j]"
+            text = f"{text} + {added}" if part.beta == 1 else f"{text} + {added} * {part.beta!r}f"
+        dtype = part.product.dtype
+        return f"dev::round_{str(dtype).removeprefix('torch.')}({text})" if dtype in HALF_DTYPES else text
+
+    def _written(self, columns: Columns, value: str) -> None:
+        self._values[columns] = value
+        if columns.port in self._carried:
+            self._new[columns.port] = value
+        sent = self._sent.get(columns.port)
+        if sent is None:
+            return
+        piece = sent.pieces.index(columns)
+        if sent.exchange.carried:
+            with self._block("if (t + 1 < T)"):
+                self._send(sent, piece, value, "1 - odd")
+        else:
+            self._send(sent, piece, value, "odd")
+
+    def _send(self, sent: _Sent, piece: int, value: str, slot: str) -> None:
+        """Sends a warp's columns of a value to each block of the cluster."""
+        barrier = f"dev::shared_address(&barriers[{2 * sent.number} + ({slot})])"
+        tile, count = f"{piece} * all_tiles + tile", f"{len(sent.pieces)} * all_tiles"
+        self._line("#pragma unroll")
+        with self._block("for (int n = 0; n < row_tiles; n++)"):
+            if sent.bits:
+                words = [f"word_{j}" for j in range(4)]
+                for j, word in enumerate(words):
+                    self._line(
+                        f"const uint32_t {word} = __ballot_sync(~0u, {value}[n][{j}] != 0 && column_exists[{j}]);"
+                    )
+                place = f"{sent.name} + ((({slot}) * {count} + {tile}) * row_tiles + n) * 16"
+                with self._block("if (lane < blocks)"):
+                    self._line(
+                        f"dev::send(dev::remote(dev::shared_address({place}), lane), dev::remote({barrier}, lane), "
+                        "word_0, word_2, word_1, word_3);"
+                    )
+                return
+            for j in range(4):
+                self._line(f"float rest_{j} = column_exists[{j}] ? float({value}[n][{j}]) : 0.0f;")
+            for a in range(sent.parts):
+                last = "true" if a + 1 == sent.parts else "false"
+                bits = [f"dev::part<{sent.format}>(rest_{j}, {last})" for j in range(4)]
+                index = f"(({slot}) * {sent.parts} + {a}) * {count} + {tile}"
+                place = f"{sent.name} + (({index}) * row_tiles + n) * 256 + lane * 8"
+                with self._block(""):
+                    self._line(f"const uint32_t low = dev::transposed({bits[0]} | {bits[1]} << 16);")
+                    self._line(f"const uint32_t high = dev::transposed({bits[2]} | {bits[3]} << 16);")
+                    self._line(f"const uint32_t place = dev::shared_address({place}), barrier = {barrier};")
+                    self._line("#pragma unroll")
+                    self._line(
+                        "for (int block = 0; block < blocks; block++) "
+                        "dev::send(dev::remote(place, block), dev::remote(barrier, block), low, high);"
+                    )
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def _place(self, role: Role, i: int, row: int | None) -> None:
+        """Declares where a thread's first element of a value is in a step, and the distances from there."""
+        name = Port(role, i).name
+        if row is None:
+            sizes = [f"{name}_{what}" for what in ("time", "row", "column")]
+            self._sizes += sizes
+            time, down, across = sizes
+        else:
+            time, down, across = f"B * {row}", f"int64_t({row})", "int64_t(1)"
+        self._line(f"const int64_t {name}_steps = {time}, {name}_down = {down}, {name}_across = {across};")
+        self._line(f"const int64_t {name}_at = first_row * {name}_down + first_column * {name}_across;")
+
+    def _address(self, role: Role, i: int, step: str, first: int = 0) -> str:
+        name = Port(role, i).name
+        ahead = f" + {first} * {name}_across" if first else ""
+        offset = f"{name}_at + (8 * n + (j & 1)) * {name}_down + 8 * (j >> 1) * {name}_across{ahead}"
+        return f"{name}_ptr[({step}) * {name}_steps + {offset}]"
+
+    def _loads(self, step: str) -> None:
+        for i in range(len(self._spec.loads)):
+            with self._each():
+                kind = f"decltype(dev::load({Port(Role.INPUT, i).name}_ptr[0]))"
+                self._line(
+                    f"load_{i}[n][j] = exists[n][j] ? dev::load({self._address(Role.INPUT, i, step)}) : {kind}(0);"
+                )
+
+
+def _written_by(part: Call | Multiply) -> Iterable[Port]:
+    if isinstance(part, Multiply):
+        return (part.port,)
+    return tuple(columns.port for columns in part.writes if columns is not None)

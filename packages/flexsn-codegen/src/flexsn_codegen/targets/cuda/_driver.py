@@ -1,0 +1,104 @@
+"""CUDA's driver: loads compiled kernels and launches them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_codegen.errors import CompilationError
+
+# Of CUfunction_attribute.
+_REGISTERS, _LOCAL_BYTES, _MOST_SHARED, _ANY_CLUSTER = 4, 3, 8, 14
+_USUAL_SHARED = 48 << 10
+_USUAL_CLUSTER = 8
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _check(code: int, what: str) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(text))
+        raise CompilationError(f"CUDA's driver {what}: {(text.value or b'unknown error').decode()}.")
+
+
+def _enter(device: torch.device) -> None:
+    """Makes the context of PyTorch's runtime current in a thread that has none yet, as autograd's threads at first."""
+    driver, context = _driver(), ctypes.c_void_p()
+    _check(driver.cuCtxGetCurrent(ctypes.byref(context)), "has no context")
+    if not context.value:
+        _check(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device.index or 0), "has no context")
+        _check(driver.cuCtxSetCurrent(context), "has no context")
+
+
+class CudaFunction:
+    """A kernel on one GPU.
+
+    Args:
+        cubin: that has it.
+        name: the kernel's.
+        device: the GPU.
+        cluster: blocks of a cluster.
+        threads: of a block.
+        shared: bytes of shared memory of a block that its launch asks for.
+
+    Attributes:
+        registers: of a thread.
+        spilled: bytes of a thread in local memory.
+
+    Raises:
+        CompilationError: the GPU has no room for a block.
+    """
+
+    def __init__(
+        self, cubin: bytes, name: str, device: torch.device, *, cluster: int, threads: int, shared: int
+    ) -> None:
+        self._device, self._threads, self._shared = device, threads, shared
+        driver = _driver()
+        self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
+        with torch.cuda.device(device):
+            _enter(device)
+            _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin), "does not load a kernel")
+            _check(
+                driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()),
+                f"finds no {name}",
+            )
+            if cluster > _USUAL_CLUSTER:
+                self._set(_ANY_CLUSTER, 1)
+            if shared > _USUAL_SHARED:
+                self._set(_MOST_SHARED, shared)
+        self.registers, self.spilled = self._get(_REGISTERS), self._get(_LOCAL_BYTES)
+
+    def _set(self, attribute: int, value: int) -> None:
+        _check(_driver().cuFuncSetAttribute(self._function, attribute, value), "has no room for a kernel")
+
+    def _get(self, attribute: int) -> int:
+        value = ctypes.c_int()
+        _check(_driver().cuFuncGetAttribute(ctypes.byref(value), attribute, self._function), "says nothing of a kernel")
+        return value.value
+
+    def __call__(self, blocks: int, pointers: Sequence[int], numbers: Sequence[int]) -> None:
+        """Launches so many blocks on the current stream of PyTorch's.
+
+        Args:
+            pointers: addresses of the kernel's tensors.
+            numbers: its integers, of 64 bits each.
+        """
+        values = (*pointers, *numbers)
+        memory = ctypes.create_string_buffer(struct.pack(f"{len(values)}q", *values))
+        start = ctypes.addressof(memory)
+        arguments = (ctypes.c_void_p * len(values))(*range(start, start + 8 * len(values), 8))
+        stream = ctypes.c_void_p(torch.cuda.current_stream(self._device).cuda_stream)
+        with torch.cuda.device(self._device):
+            _enter(self._device)
+            code = _driver().cuLaunchKernel(
+                self._function, blocks, 1, 1, self._threads, 1, 1, self._shared, stream, arguments, None
+            )
+        _check(code, "launches no kernel")

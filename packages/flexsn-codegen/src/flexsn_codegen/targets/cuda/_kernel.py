@@ -1,0 +1,60 @@
+"""A kernel in CUDA C++, compiled for the dtypes of its tensors and for a GPU when it is launched for the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from flexsn_codegen.source._source import KernelSource
+from flexsn_codegen.targets.cpp._literals import cpp_name
+from flexsn_codegen.targets.cuda._driver import CudaFunction
+from flexsn_codegen.targets.cuda._nvrtc import cubin
+
+
+class CudaKernel:
+    """A kernel; one function is compiled for each combination of dtypes and GPU.
+
+    Attributes:
+        __name__: of its function.
+    """
+
+    def __init__(self, source: KernelSource) -> None:
+        self.__name__ = source.name
+        self._source = source
+        self._functions: dict[object, CudaFunction] = {}
+
+    def text(self, dtypes: Sequence[torch.dtype]) -> str:
+        """The source for tensors of these dtypes."""
+        names = zip(self._source.params, dtypes, strict=True)
+        types = "\n".join(f"using {port.name}_t = {cpp_name(dtype)};" for port, dtype in names)
+        header = self._source.target.header
+        assert self._source.source.startswith(header)
+        return f"{header}\n{types}\n{self._source.source.removeprefix(header)}"
+
+    def cubin(self, dtypes: Sequence[torch.dtype], capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
+        """Compiled, without a GPU. It raises what `_nvrtc.cubin` raises."""
+        return cubin(self.text(dtypes), capability, fast_math=fast_math)
+
+    def compiled(
+        self,
+        dtypes: Sequence[torch.dtype],
+        device: torch.device,
+        *,
+        cluster: int,
+        threads: int,
+        shared: int,
+        fast_math: bool = False,
+    ) -> CudaFunction:
+        """The function on a GPU, see `CudaFunction`.
+
+        Raises:
+            CompilationError: it cannot be compiled, or the GPU has no room for it.
+        """
+        key = (tuple(dtypes), device, cluster, threads, shared, fast_math)
+        function = self._functions.get(key)
+        if function is None:
+            compiled = self.cubin(dtypes, torch.cuda.get_device_capability(device), fast_math=fast_math)
+            function = CudaFunction(compiled, self.__name__, device, cluster=cluster, threads=threads, shared=shared)
+            self._functions[key] = function
+        return function

@@ -1,0 +1,109 @@
+"""NVIDIA's runtime compiler: CUDA C++ to a cubin, without a toolkit. PyTorch's wheels bring the library."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from flexsn_codegen.errors import CompilationError
+from flexsn_codegen.source._cache import keep, kept
+
+_HEADERS = Path(__file__).parent
+_NAMES = ("device.cuh", "cluster.cuh")
+_MOST_OF_A_LOG = 4000
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """The compiler's library: of the wheels of the CUDA that PyTorch depends on, or the system's."""
+    for name in (*map(str, _in_wheels()), "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def _in_wheels() -> Iterator[Path]:
+    found = importlib.util.find_spec("nvidia")
+    for place in (found.submodule_search_locations or ()) if found is not None else ():
+        yield from sorted(Path(place).glob("**/lib/libnvrtc.so.*"))
+
+
+def why_no_nvrtc() -> str | None:
+    """The reason why nothing can be compiled; `None`: it can."""
+    return None if _library() is not None else "there is no libnvrtc, which the CUDA builds of PyTorch bring"
+
+
+def cubin(source: str, capability: tuple[int, int], *, fast_math: bool = False) -> bytes:
+    """A source compiled for a GPU, from the disk if it has been compiled before.
+
+    Args:
+        source: of kernels declared `extern "C"`; it may include the headers of this folder.
+        capability: of the GPU, `(9, 0)` for example.
+        fast_math: whether products and sums may be one instruction, rounded once.
+
+    Raises:
+        CompilationError: there is no compiler, or it refuses the source.
+        CacheFolderError: see `flexsn_codegen.cache_folder`.
+    """
+    library = _library()
+    if library is None:
+        raise CompilationError(f"{why_no_nvrtc()}.")
+    options = (
+        f"--gpu-architecture=sm_{capability[0]}{capability[1]}",
+        "--std=c++17",
+        "-default-device",
+        f"--fmad={'true' if fast_math else 'false'}",
+    )
+    headers = _headers()
+    digest = hashlib.sha256("\n".join([source, *headers, *options, _version(library)]).encode()).hexdigest()[:32]
+    name = f"{digest}.cubin"
+    known = kept(name)
+    if known is not None:
+        return known.read_bytes()
+    compiled = _compiled(library, source, headers, options)
+    keep(name, compiled)
+    return compiled
+
+
+@functools.cache
+def _headers() -> tuple[str, ...]:
+    return tuple((_HEADERS / name).read_text() for name in _NAMES)
+
+
+def _version(library: ctypes.CDLL) -> str:
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def _compiled(library: ctypes.CDLL, source: str, headers: Sequence[str], options: Sequence[str]) -> bytes:
+    program = ctypes.c_void_p()
+    texts = (ctypes.c_char_p * len(headers))(*(text.encode() for text in headers))
+    names = (ctypes.c_char_p * len(headers))(*(name.encode() for name in _NAMES))
+    code = library.nvrtcCreateProgram(
+        ctypes.byref(program), source.encode(), b"generated.cu", len(headers), texts, names
+    )
+    if code:
+        raise CompilationError(f"NVRTC makes no program: error {code}.")
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if library.nvrtcCompileProgram(program, len(options), given):
+            log = _text(library, program, "ProgramLog").decode(errors="replace")
+            raise CompilationError(f"NVRTC refuses a generated kernel:\n{log[:_MOST_OF_A_LOG]}")
+        return _text(library, program, "CUBIN")
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _text(library: ctypes.CDLL, program: ctypes.c_void_p, what: str) -> bytes:
+    size = ctypes.c_size_t()
+    library[f"nvrtcGet{what}Size"](program, ctypes.byref(size))
+    text = ctypes.create_string_buffer(size.value)
+    library[f"nvrtcGet{what}"](program, text)
+    return text.raw

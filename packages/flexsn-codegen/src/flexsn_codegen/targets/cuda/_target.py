@@ -1,0 +1,45 @@
+"""CUDA C++ as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flexsn_codegen.errors import UnsupportedOpError
+from flexsn_codegen.source._source import KernelSource, Strided
+from flexsn_codegen.targets._base import KernelWriter, Statement
+from flexsn_codegen.targets.cpp._target import Cpp
+from flexsn_codegen.targets.cuda._kernel import CudaKernel
+
+
+class Cuda(Cpp):
+    """Sources are the C++ of `Cpp` for one element, without its library: results come as a `dev::tuple`, special
+    functions are not there.
+    """
+
+    name = "CUDA C++"
+    once = False
+    header = '#include "device.cuh"\n#include "cluster.cuh"\n'
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rules = {op: rule for op, rule in self.rules.items() if not _is_special(rule)}
+
+    def function(
+        self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]
+    ) -> str:
+        return super().function(name, arguments, statements, results).replace("std::make_tuple(", "dev::make_tuple(")
+
+    def writer(self, strided: Strided = (), sizes: Sequence[str] = ("T", "NCL")) -> KernelWriter:
+        raise UnsupportedOpError("kernels in CUDA C++ are loops of recurrent steps alone.", "writer")
+
+    def compile(self, source: KernelSource) -> Any:
+        return CudaKernel(source)
+
+
+def _is_special(rule: object) -> bool:
+    """True for the rule of a function of the C++ target's `special.h`."""
+    return "_special_row" in getattr(rule, "__qualname__", "") or getattr(rule, "__name__", "") == "_polygamma"
+
+
+CUDA = Cuda()

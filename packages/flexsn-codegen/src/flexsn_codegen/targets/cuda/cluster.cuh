@@ -1,0 +1,150 @@
+// Thread-block clusters: remote shared memory, barriers that count bytes, and products of matrix fragments.
+//
+// Instructions and fragment layouts are those of NVIDIA's PTX ISA 8.x: `mapa`, `st.async`, `mbarrier`, `movmatrix`,
+// `mma.m16n8k16`. A fragment of a product has 16 columns of the step as the rows of `A`, and 8 rows of the step as the
+// columns of `B`.
+#pragma once
+
+#include "device.cuh"
+
+namespace dev {
+
+DEV_INLINE uint32_t shared_address(const void* place) { return uint32_t(__cvta_generic_to_shared(place)); }
+
+// Where the same shared memory is in another block of the cluster.
+DEV_INLINE uint32_t remote(uint32_t address, uint32_t block) {
+    uint32_t found;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(found) : "r"(address), "r"(block));
+    return found;
+}
+
+DEV_INLINE uint32_t cluster_rank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+DEV_INLINE void cluster_synchronize() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// -- barriers that count bytes ---------------------------------------------------------------------------------
+
+DEV_INLINE void barrier_begin(uint32_t barrier) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(barrier) : "memory");
+}
+
+DEV_INLINE void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Its next phase is over when so many bytes have come.
+DEV_INLINE void barrier_expect(uint32_t barrier, uint32_t bytes) {
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared::cta.b64 state, [%0], %1; }" ::"r"(barrier),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// The blocks of a cluster run at the same time, so this ends; if it ever does not, with an error and not in a hang.
+DEV_INLINE void barrier_wait(uint32_t barrier, uint32_t parity) {
+    for (int i = 0; i < (1 << 24); i++) {
+        uint32_t done;
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2, 1000;"
+            " selp.u32 %0, 1, 0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(parity)
+            : "memory");
+        if (done) return;
+    }
+    __trap();
+}
+
+DEV_INLINE void send(uint32_t place, uint32_t barrier, uint32_t a, uint32_t b) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(place),
+                 "r"(a), "r"(b), "r"(barrier)
+                 : "memory");
+}
+
+DEV_INLINE void send(uint32_t place, uint32_t barrier, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(place),
+        "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier)
+        : "memory");
+}
+
+// -- numbers of 16 bits ----------------------------------------------------------------------------------------
+
+struct of_bfloat16 {
+    static constexpr uint32_t one = 0x3F80u;
+    static DEV_MEMBER uint32_t bits(float x) { return bfloat16_bits(x); }
+    static DEV_MEMBER void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+struct of_float16 {
+    static constexpr uint32_t one = 0x3C00u;
+    static DEV_MEMBER uint32_t bits(float x) { return float16_bits(x); }
+    static DEV_MEMBER void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+        asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    }
+};
+
+// The next part of a number: its first eight bits, which `rest` loses; the last part is rounded. Of infinity and of what
+// is no number, the first part is all.
+template <typename Format>
+DEV_INLINE uint32_t part(float& rest, bool last) {
+    if (last) return Format::bits(rest);
+    uint32_t bits = __float_as_uint(rest) & 0xFFFF0000u;
+    float first = __uint_as_float(bits);
+    rest = fabsf(first) < infinity<float>() ? rest - first : 0.0f;
+    if (rest != rest) rest = 0.0f;
+    return first == first ? bits >> 16 : 0x7FC0u;
+}
+
+DEV_INLINE uint32_t transposed(uint32_t x) {
+    uint32_t y;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// -- fragments -------------------------------------------------------------------------------------------------
+
+// 16 columns of a product by 16 terms of its sums, as `A`.
+//
+// `scattered`: terms t and t + 4 share a register, as those of spikes that come as bits do; else neighbours do.
+template <typename Format, bool scattered, int parts, typename Number>
+DEV_INLINE void take(uint32_t (&fragment)[parts][4], const Number* matrix, int64_t down, int64_t across, int term,
+                     int terms, int column, int columns) {
+    const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const int i = column + g + (r & 1) * 8;
+        float pair[2];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            const int k = term + (r >> 1) * 8 + (scattered ? q + 4 * h : 2 * q + h);
+            pair[h] = i < columns && k < terms ? float(load(matrix[k * down + i * across])) : 0.0f;
+        }
+#pragma unroll
+        for (int p = 0; p < parts; p++) {
+            const uint32_t low = part<Format>(pair[0], p + 1 == parts), high = part<Format>(pair[1], p + 1 == parts);
+            fragment[p][r] = low | high << 16;
+        }
+    }
+}
+
+// Spikes of 16 columns and 8 rows, bit by bit, as `B`: bit 4 c + r / 2 of a word is column c, row r; the words are of
+// even and odd rows, each of the first and the last eight columns.
+template <typename Format>
+DEV_INLINE uint2 spread(const uint2* words) {
+    const int g = (threadIdx.x & 31) >> 2, q = threadIdx.x & 3, shift = 4 * q + (g >> 1);
+    const uint2 bits = words[g & 1];
+    return {(bits.x >> shift & 0x00010001u) * Format::one, (bits.y >> shift & 0x00010001u) * Format::one};
+}
+
+}  // namespace dev

@@ -1,0 +1,298 @@
+// Functions that generated sources call, in namespace `dev`, of float and double: one set of overloaded names. No header
+// is included, since NVRTC has none; its functions of mathematics are built in.
+#pragma once
+
+typedef signed char int8_t;
+typedef short int16_t;
+typedef int int32_t;
+typedef long long int64_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+typedef unsigned long long uint64_t;
+
+#define DEV_INLINE static __device__ __forceinline__
+#define DEV_MEMBER __device__ __forceinline__
+
+namespace dev {
+
+// -- several results of one step -------------------------------------------------------------------------------
+
+template <typename... Types>
+struct tuple;
+
+template <typename First>
+struct tuple<First> {
+    First first;
+};
+
+template <typename First, typename... Rest>
+struct tuple<First, Rest...> {
+    First first;
+    tuple<Rest...> rest;
+};
+
+template <typename First>
+DEV_INLINE tuple<First> make_tuple(First first) {
+    return {first};
+}
+
+template <typename First, typename Second, typename... Rest>
+DEV_INLINE tuple<First, Second, Rest...> make_tuple(First first, Second second, Rest... rest) {
+    return {first, make_tuple(second, rest...)};
+}
+
+template <int index, typename Tuple>
+DEV_INLINE auto get(const Tuple& tuple) {
+    if constexpr (index == 0) {
+        return tuple.first;
+    } else {
+        return get<index - 1>(tuple.rest);
+    }
+}
+
+// -- representation --------------------------------------------------------------------------------------------
+
+template <typename T>
+DEV_INLINE T nan() {
+    return T(__int_as_float(0x7FC00000));
+}
+
+template <typename T>
+DEV_INLINE T infinity() {
+    return T(__int_as_float(0x7F800000));
+}
+
+DEV_INLINE uint32_t bfloat16_bits(float x) {
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+DEV_INLINE float bfloat16_value(uint32_t bits) { return __uint_as_float(bits << 16); }
+
+DEV_INLINE uint32_t float16_bits(float x) {
+    uint16_t bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(x));
+    return bits;
+}
+
+DEV_INLINE float float16_value(uint32_t bits) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(uint16_t(bits)));
+    return x;
+}
+
+// Half types are types of memory alone; values are computed with as float.
+struct float16 {
+    uint16_t bits;
+
+    float16() = default;
+    DEV_MEMBER explicit float16(float x) : bits(uint16_t(float16_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return float16_value(bits); }
+};
+
+struct bfloat16 {
+    uint16_t bits;
+
+    bfloat16() = default;
+    DEV_MEMBER explicit bfloat16(float x) : bits(uint16_t(bfloat16_bits(x))) {}
+    DEV_MEMBER explicit operator float() const { return bfloat16_value(bits); }
+};
+
+DEV_INLINE float round_float16(float x) { return float16_value(float16_bits(x)); }
+DEV_INLINE float round_bfloat16(float x) { return bfloat16_value(bfloat16_bits(x)); }
+
+template <typename T>
+DEV_INLINE T load(const T& place) {
+    return place;
+}
+DEV_INLINE float load(const float16& place) { return float(place); }
+DEV_INLINE float load(const bfloat16& place) { return float(place); }
+
+template <typename To, typename T>
+DEV_INLINE void store(To& place, T value) {
+    place = To(value);
+}
+
+// -- arithmetic ------------------------------------------------------------------------------------------------
+
+#define DEV_BOTH(name, of_float, of_double)                       \
+    DEV_INLINE float name(float x) { return ::of_float(x); }      \
+    DEV_INLINE double name(double x) { return ::of_double(x); }
+
+DEV_BOTH(sqrt, sqrtf, sqrt)
+DEV_BOTH(floor, floorf, floor)
+DEV_BOTH(ceil, ceilf, ceil)
+DEV_BOTH(trunc, truncf, trunc)
+DEV_BOTH(round, rintf, rint)  // half to even
+DEV_BOTH(acos, acosf, acos)
+DEV_BOTH(acosh, acoshf, acosh)
+DEV_BOTH(asin, asinf, asin)
+DEV_BOTH(asinh, asinhf, asinh)
+DEV_BOTH(atan, atanf, atan)
+DEV_BOTH(atanh, atanhf, atanh)
+DEV_BOTH(cos, cosf, cos)
+DEV_BOTH(cosh, coshf, cosh)
+DEV_BOTH(sin, sinf, sin)
+DEV_BOTH(sinh, sinhf, sinh)
+DEV_BOTH(tan, tanf, tan)
+DEV_BOTH(tanh, tanhf, tanh)
+DEV_BOTH(erf, erff, erf)
+DEV_BOTH(erfc, erfcf, erfc)
+DEV_BOTH(exp, expf, exp)
+DEV_BOTH(exp2, exp2f, exp2)
+DEV_BOTH(expm1, expm1f, expm1)
+DEV_BOTH(lgamma, lgammaf, lgamma)
+DEV_BOTH(log, logf, log)
+DEV_BOTH(log10, log10f, log10)
+DEV_BOTH(log1p, log1pf, log1p)
+DEV_BOTH(log2, log2f, log2)
+
+#undef DEV_BOTH
+
+DEV_INLINE float rsqrt(float x) { return 1.0f / ::sqrtf(x); }
+DEV_INLINE double rsqrt(double x) { return 1.0 / ::sqrt(x); }
+DEV_INLINE float pow(float x, float y) { return ::powf(x, y); }
+DEV_INLINE double pow(double x, double y) { return ::pow(x, y); }
+DEV_INLINE float atan2(float x, float y) { return ::atan2f(x, y); }
+DEV_INLINE double atan2(double x, double y) { return ::atan2(x, y); }
+DEV_INLINE float hypot(float x, float y) { return ::hypotf(x, y); }
+DEV_INLINE double hypot(double x, double y) { return ::hypot(x, y); }
+DEV_INLINE float fmod(float x, float y) { return ::fmodf(x, y); }
+DEV_INLINE double fmod(double x, double y) { return ::fmod(x, y); }
+DEV_INLINE float nextafter(float x, float y) { return ::nextafterf(x, y); }
+DEV_INLINE double nextafter(double x, double y) { return ::nextafter(x, y); }
+DEV_INLINE bool signbit(float x) { return __float_as_uint(x) >> 31 != 0; }
+DEV_INLINE bool signbit(double x) { return __double_as_longlong(x) < 0; }
+
+DEV_INLINE float abs(float x) { return ::fabsf(x); }
+DEV_INLINE double abs(double x) { return ::fabs(x); }
+template <typename T>
+DEV_INLINE T abs(T x) {
+    return T(x < T(1) && x != T(0) ? T(0) - x : x);
+}
+
+template <typename T>
+DEV_INLINE T sign(T x) {
+    return x == T(0) || x != x ? T(0) : x < T(1) && !(x > T(0)) ? T(T(0) - T(1)) : T(1);
+}
+
+// The larger and the smaller one; NaN if either is.
+template <typename T>
+DEV_INLINE T maximum(T x, T y) {
+    T larger = x > y ? x : y;
+    return x != x ? x : larger;
+}
+
+template <typename T>
+DEV_INLINE T minimum(T x, T y) {
+    T smaller = x < y ? x : y;
+    return x != x ? x : smaller;
+}
+
+// The same, and the other one if one is NaN.
+template <typename T>
+DEV_INLINE T fmax(T x, T y) {
+    T larger = x > y ? x : y;
+    return y != y ? x : larger;
+}
+
+template <typename T>
+DEV_INLINE T fmin(T x, T y) {
+    T smaller = x < y ? x : y;
+    return y != y ? x : smaller;
+}
+
+// With the sign of `y`.
+template <typename T>
+DEV_INLINE T remainder(T x, T y) {
+    T rest = fmod(x, y);
+    return rest != T(0) && (y < T(0)) != (rest < T(0)) ? rest + y : rest;
+}
+
+// -- integers --------------------------------------------------------------------------------------------------
+
+template <typename T>
+DEV_INLINE bool is_minus_one(T x) {
+    return T(-1) < T(0) && x == T(-1);
+}
+
+// n / 0 is n and n % 0 is 0; the least number by -1 is itself, the remainder 0.
+template <typename T>
+DEV_INLINE T divisor(T y) {
+    return y == T(0) || is_minus_one(y) ? T(1) : y;
+}
+
+template <typename T>
+DEV_INLINE T int_div(T x, T y) {
+    return is_minus_one(y) ? T(T(0) - x) : T(x / divisor(y));
+}
+
+template <typename T>
+DEV_INLINE T int_fmod(T x, T y) {
+    return T(x % divisor(y));
+}
+
+template <typename T>
+DEV_INLINE T int_remainder(T x, T y) {
+    T rest = int_fmod(x, y);
+    return T(-1) < T(0) && rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
+}
+
+template <typename T>
+DEV_INLINE T int_pow(T x, T y) {
+    bool negative = y < T(1) && y != T(0);
+    bool has_inverse = x == T(1) || is_minus_one(x);
+    uint64_t power = uint64_t(x), result = 1, exponent = uint64_t(negative ? T(y & T(1)) : y);
+    while (exponent != 0) {
+        result = (exponent & 1u) != 0 ? result * power : result;
+        power *= power;
+        exponent >>= 1;
+    }
+    return negative && !has_inverse ? T(0) : T(result);
+}
+
+template <typename T>
+DEV_INLINE T gcd(T x, T y) {
+    T a = abs(x), b = abs(y);
+    while (b != T(0)) {
+        T rest = int_fmod(a, b);
+        a = b;
+        b = rest;
+    }
+    return abs(a);
+}
+
+template <typename T>
+DEV_INLINE T shift_left(T x, T y) {
+    bool inside = y < T(8 * sizeof(T)) && !(y < T(1) && y != T(0));
+    return inside ? T(uint64_t(x) << (inside ? y : T(0))) : T(0);
+}
+
+template <typename T>
+DEV_INLINE T shift_right(T x, T y) {
+    bool inside = y < T(8 * sizeof(T)) && !(y < T(1) && y != T(0));
+    return T(-1) < T(0) ? T(x >> (inside ? y : T(8 * sizeof(T) - 1))) : inside ? T(x >> (inside ? y : T(0))) : T(0);
+}
+
+// Towards zero, as the GPU converts.
+template <typename To, typename From>
+DEV_INLINE To to_integer(From x) {
+    return To(int64_t(x));
+}
+
+template <typename T>
+DEV_INLINE T frexp_mantissa(T x) {
+    int exponent = 0;
+    return ::frexp(x, &exponent);
+}
+
+template <typename T>
+DEV_INLINE int32_t frexp_exponent(T x) {
+    int exponent = 0;
+    ::frexp(x, &exponent);
+    return abs(x) < infinity<T>() ? exponent : 0;
+}
+
+}  // namespace dev

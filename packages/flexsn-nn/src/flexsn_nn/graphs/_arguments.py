@@ -1,0 +1,150 @@
+"""Arguments of a captured step: taken apart into tensors, compared, and copied into a graph's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._torch_private import copy_all as _copy_all
+
+_NUMBERS = (int, float, bool, str, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """Tensors among arguments, and all the rest.
+
+    Attributes:
+        tensors: in the order in which they stand.
+        form: the arguments, with a mark for each tensor.
+        why_not: the reason for which these arguments have no graph; `None`: they may have one.
+    """
+
+    tensors: tuple[Tensor, ...]
+    form: Any
+    why_not: str | None
+
+    @classmethod
+    def of(cls, arguments: tuple[Any, ...]) -> Arguments:
+        """Takes tuples, lists and dicts apart."""
+        tensors: list[Tensor] = []
+        others: list[object] = []
+        form = _take_apart(arguments, tensors, others)
+        why = None
+        if others:
+            why = f"an argument is a {type(others[0]).__name__}; a graph takes tensors, numbers and containers of them"
+        return cls(tuple(tensors), form, why)
+
+    def check(self, device: torch.device) -> str | None:
+        """The reason for which these arguments have no graph on this device; `None`: they may have one."""
+        if self.why_not is not None:
+            return self.why_not
+        for i, tensor in enumerate(self.tensors):
+            if tensor.device != device:
+                return f"tensor {i} of the arguments is on {tensor.device}, the network on {device}: move it first"
+            if type(tensor) is not Tensor:
+                return f"tensor {i} of the arguments is a {type(tensor).__name__}, whose memory a graph does not copy"
+            if tensor.requires_grad:
+                return f"tensor {i} of the arguments requires a gradient, which a captured step does not return"
+        return None
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for arguments that the same graph may serve."""
+        return self.form, tuple((t.shape, t.stride(), t.dtype) for t in self.tensors)
+
+    def like(self) -> tuple[Tensor, ...]:
+        """Memory for tensors of these shapes, strides and values."""
+        return tuple(copy_of(tensor) for tensor in self.tensors)
+
+    def put_together(self, tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+        """The arguments with other tensors."""
+        result: tuple[Any, ...] = put_together(self.form, iter(tensors))
+        return result
+
+
+class _Mark:
+    """Stands for a tensor."""
+
+    def __repr__(self) -> str:
+        return "tensor"
+
+
+_TENSOR = _Mark()
+
+
+def take_apart(value: Any) -> tuple[list[Tensor], Any]:
+    """Tensors of a result, and the result with a mark for each."""
+    tensors: list[Tensor] = []
+    return tensors, _take_apart(value, tensors, [])
+
+
+def _take_apart(value: Any, tensors: list[Tensor], others: list[object]) -> Any:
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _TENSOR
+    if isinstance(value, tuple | list):
+        return type(value) is tuple, tuple(_take_apart(item, tensors, others) for item in value), _named(value)
+    if isinstance(value, dict):
+        return dict, tuple((key, _take_apart(item, tensors, others)) for key, item in value.items())
+    if not isinstance(value, _NUMBERS):
+        others.append(value)
+        return _Constant(value)
+    return _Constant(value)
+
+
+def _named(value: Any) -> type | None:
+    """The class of a named tuple."""
+    return type(value) if hasattr(value, "_fields") else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Constant:
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        # 1, 1.0 and True are different arguments.
+        same = isinstance(other, _Constant) and type(self.value) is type(other.value)
+        return same and bool(self.value == other.value)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+
+def put_together(form: Any, tensors: Any) -> Any:
+    """What `take_apart` took apart, of the next tensors of an iterator."""
+    if form is _TENSOR:
+        return next(tensors)
+    if isinstance(form, _Constant):
+        return form.value
+    if form[0] is dict:
+        return {key: put_together(item, tensors) for key, item in form[1]}
+    is_tuple, items, named = form
+    found = [put_together(item, tensors) for item in items]
+    if named is not None:
+        return named(*found)
+    return tuple(found) if is_tuple else found
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """A copy with the same strides where they are dense."""
+    with torch.no_grad():
+        return torch.empty_like(tensor).copy_(tensor)
+
+
+def copies_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies, by few launches."""
+    found = [torch.empty_like(tensor) for tensor in tensors]
+    copy_all(found, tensors)
+    return found
+
+
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copies each source to its target, by few launches."""
+    if targets:
+        with torch.no_grad():
+            _copy_all(list(targets), list(sources))

@@ -1,0 +1,371 @@
+"""`CapturedStep`: kinds of calls, their graphs, and what runs by Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_hop.callers import warn
+from flexsn_nn.errors import CaptureWarning
+from flexsn_nn.functional import with_state
+from flexsn_nn.graphs._arguments import Arguments, take_apart
+from flexsn_nn.graphs._distributed import average_gradients, local, share_buffers
+from flexsn_nn.graphs._graph import Graph, record
+from flexsn_nn.graphs._lines import line_of_error, names_of
+from flexsn_nn.graphs._obstacles import why_no_graph, why_update_eager
+from flexsn_nn.graphs._recorder import Recorder, recorder_for, replaced_states
+from flexsn_nn.graphs._settings import draws, settings
+from flexsn_nn.graphs._step import TrainingStep
+from flexsn_nn.graphs._watch import Attributes, Watch, readable
+from flexsn_nn.neuron import Neuron
+
+# A graph in use for fewer calls than this was not worth its recording.
+_FEW_CALLS = 20
+# After so many such graphs there is a warning, and numbers of the optimizer are in no graph any more.
+_MANY_CHANGES = 3
+# After so many times `max_graphs` kinds of few calls were dropped, there is a warning.
+_MANY_DROPPED = 4
+# Learned numbers are compared with their ranges after so many replays.
+_CALLS_BETWEEN_LOOKS = 8
+_OPTIMIZER = "optimizer"
+
+
+@dataclass(slots=True, eq=False)
+class _Kind:
+    """Calls of one kind: their graph, or the reason for which there is none.
+
+    Attributes:
+        key: of the arguments.
+        settings: of torch, at these calls.
+        layers: those with states.
+        states: shapes of the states that the calls begin at.
+        parameters: all that the step has gradients of.
+        gradients: memory of the gradients that the calls add to; empty with an optimizer.
+        watch: values of all that must not have changed; `None` before the first run ends.
+        runs: by Python, before the recording.
+        rehearsed: the last run had nothing that a graph could not repeat.
+        calls: all.
+        graph: `None` before the recording.
+        why: the reason for which there is no graph.
+        why_update: the reason for which the optimizer's part is not in the graph.
+        ignoring: places that the step itself changes.
+        outdated: something has changed since.
+    """
+
+    key: Hashable
+    settings: Hashable
+    layers: Sequence[Any]
+    states: Hashable
+    parameters: Sequence[nn.Parameter]
+    gradients: Hashable
+    watch: Watch | None = None
+    runs: int = 0
+    rehearsed: bool = False
+    calls: int = 0
+    graph: Graph | None = None
+    why: str | None = None
+    why_update: str | None = None
+    ignoring: Sequence[str] = ()
+    outdated: bool = False
+
+
+class CapturedStep:
+    """A training step that `capture` returns: call it as `step(inputs, *others)`.
+
+    Attributes:
+        step: the step as it runs without a graph.
+    """
+
+    def __init__(self, step: TrainingStep, max_graphs: int, generators: Sequence[torch.Generator]) -> None:
+        self.step = step
+        self._max_graphs = max_graphs
+        self._generators = generators
+        self._recorder: Recorder | None = None
+        self._why_plain = "nothing has run yet"
+        self._first: Tensor | None = None
+        self._device = torch.device("cpu")
+        self._kinds: list[_Kind] = []  # the latest first
+        self._recorded = 0
+        self._why_update: str | None = None
+        self._changes: Counter[str] = Counter()
+        self._short_lived = 0
+        self._dropped_early = 0
+        self._replaced = replaced_states()
+        self._warned: set[str] = set()
+
+    def __call__(self, inputs: Any, *others: Any) -> Any:
+        """Runs one training step.
+
+        Args:
+            inputs: of the network: a tensor, or a tuple of positional arguments.
+            others: arguments of the loss function after the network's output.
+
+        Returns:
+            The loss function's result, detached, in memory of its own.
+        """
+        if torch.compiler.is_compiling() or not self._can_record():
+            return self.step.run(inputs, others)
+        arguments = Arguments.of((inputs, others))
+        why = arguments.check(self._device)
+        if why is not None:
+            self._say(why)
+            return self.step.run(inputs, others)
+        kind = self._find(arguments)
+        kind.calls += 1
+        if kind.graph is None and kind.why is None and kind.rehearsed and kind.runs >= self._warm_ups:
+            self._record(kind, arguments)
+        if kind.why is not None:
+            result = self.step.run(inputs, others)
+            if kind.watch is None or not kind.watch.holds():
+                kind.watch = self._watch(kind)
+            return result
+        share_buffers(self.step.net)
+        if kind.graph is None:
+            result = self._warm_up(kind, inputs, others)
+        else:
+            states = [state.detach() for layer in kind.layers for state in layer.states] if self.step.carry else []
+            result = kind.graph.run(arguments.tensors, states)
+            if kind.calls % _CALLS_BETWEEN_LOOKS == 0:
+                _look_at_ranges(kind.layers)
+        self._finish(kind)
+        return result
+
+    def explain(self) -> str:
+        """The graphs in use, what runs by Python, and why: a line of verdict first."""
+        recorded = [kind for kind in self._kinds if kind.graph is not None]
+        if self._recorder is None:
+            return f"plain calls: {self._why_plain}"
+        if not self._kinds:
+            return "no graph: nothing has run yet"
+        words = "1 graph" if len(recorded) == 1 else f"{len(recorded)} graphs"
+        by_python = any(kind.why is not None for kind in self._kinds)
+        lines = [f"{words} in use, of at most {self._max_graphs}{'; some calls run by Python' if by_python else ''}"]
+        for kind in self._kinds:
+            shapes = ", ".join(str(list(shape)) for shape, *_ in kind.key[1])  # type: ignore[index]
+            if kind.graph is not None:
+                state = "a graph"
+            elif kind.why is not None:
+                state = f"by Python: {kind.why}"
+            else:
+                state = f"by Python before the recording: {kind.runs} runs so far"
+            lines.append(f"  {shapes}, {kind.calls} calls: {state}")
+        updates = dict.fromkeys(kind.why_update for kind in self._kinds if kind.why_update is not None)
+        lines += [f"  the optimizer's step runs by Python: {why}" for why in updates]
+        lines += [f"  recorded again, {count} times, after a change of {name}" for name, count in self._changes.items()]
+        return "\n".join(lines)
+
+    def forget(self) -> None:
+        """Drops all graphs and their memory; later calls record again."""
+        self._kinds.clear()
+        self._recorded = 0
+
+    # -- which graph -------------------------------------------------------------------------------------
+
+    def _can_record(self) -> bool:
+        """True if a recorder fits the network, as its first tensor is now."""
+        first = self._first
+        if self._replaced != replaced_states():
+            self.forget()
+            self._replaced = replaced_states()
+        if first is None or first.device != self._device:
+            self.forget()
+            net = self.step.net
+            self._recorder, self._why_plain = recorder_for(net, self._generators)
+            tensors = [*net.parameters(), *net.buffers()]
+            if self._recorder is None and any(tensor.is_cuda for tensor in tensors):
+                self._say(self._why_plain)  # looked at again in the next call
+            elif tensors:
+                self._first, self._device = tensors[0], tensors[0].device
+        return self._recorder is not None and not _is_being_captured(self._device)
+
+    def _find(self, arguments: Arguments) -> _Kind:
+        """The kind of a call: a known one, or a new one, of which the latest `max_graphs` are kept."""
+        key, now = arguments.key, settings(self._device, self.step.scaler)
+        outdated = []
+        for i, kind in enumerate(self._kinds):
+            if kind.key != key or kind.settings != now:
+                continue
+            if kind.watch is not None and not kind.watch.holds():
+                outdated.append(kind)
+            elif kind.states == self._states(kind.layers) and kind.gradients == self._gradients(kind.parameters):
+                if i:
+                    self._kinds.insert(0, self._kinds.pop(i))
+                return kind
+        for kind in outdated:
+            self._note_change(kind)
+        layers = [layer for _, layer in with_state(self.step.net)]
+        parameters = self.step.parameters()
+        new = _Kind(key, now, layers, self._states(layers), parameters, self._gradients(parameters))
+        new.why = why_no_graph(self.step)
+        if new.why is not None:
+            self._say(new.why)
+        elif self.step.optimizer is not None:
+            new.why_update = self._why_update or why_update_eager(self.step)
+            if new.why_update is not None:
+                self._say(f"the optimizer's step runs by Python: {new.why_update}")
+        self._kinds.insert(0, new)
+        for dropped in self._kinds[self._max_graphs :]:
+            self._dropped_early += dropped.calls < _FEW_CALLS
+        del self._kinds[self._max_graphs :]
+        if self._dropped_early >= _MANY_DROPPED * self._max_graphs:
+            self._say(
+                f"more than max_graphs={self._max_graphs} kinds of calls alternate, and graphs are dropped before they "
+                "are of use. Raise max_graphs, pad batches to fewer shapes, give numbers that change as tensors"
+            )
+        return new
+
+    def _states(self, layers: Sequence[Any]) -> Hashable:
+        if not self.step.carry:
+            return None
+        return tuple(
+            tuple((state.shape, state.stride(), state.dtype, state.device) for state in layer.states)
+            for layer in layers
+        )
+
+    def _gradients(self, parameters: Sequence[nn.Parameter]) -> Hashable:
+        if self.step.optimizer is not None:
+            return None
+        return tuple(None if p.grad is None else (p.grad.data_ptr(), p.grad.stride()) for p in parameters)
+
+    def _watch(self, kind: _Kind) -> Watch:
+        """Values of all that a graph of these calls holds."""
+        step = self.step
+        roots: dict[str, object] = {"net": step.net, "loss": step.loss, "before_update": step.before_update}
+        optimizer = step.optimizer
+        if optimizer is not None and kind.why_update is None and kind.why is None:
+            hooks = "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+            roots[_OPTIMIZER] = Attributes(optimizer, ("param_groups", "state", *hooks))
+        elif optimizer is not None:
+            for i, group in enumerate(optimizer.param_groups):
+                roots[f"{_OPTIMIZER}.param_groups[{i}]['params']"] = group["params"]
+        return Watch(roots, self._device, kind.ignoring)
+
+    def _note_change(self, kind: _Kind) -> None:
+        """Counts a change after which calls are recorded again; drops a graph of numbers that are past."""
+        assert kind.watch is not None
+        changes = kind.watch.changes()
+        if kind.outdated or not changes:
+            return
+        kind.outdated = True
+        numbers = [name for name in changes if name.startswith(f"{_OPTIMIZER}.param_groups")]
+        if len(numbers) == len(changes):
+            self._kinds.remove(kind)
+        if kind.why is not None:
+            return
+        self._changes.update([readable(name) for name in changes[:1]])
+        if kind.calls >= _FEW_CALLS:
+            return
+        self._short_lived += 1
+        if self._short_lived < _MANY_CHANGES:
+            return
+        if numbers:
+            self._why_update = (
+                f"{readable(numbers[0])} changes often, and a graph holds its number: give a tensor on {self._device}, "
+                f"as torch.optim.SGD(net.parameters(), lr=torch.tensor(0.1, device='{self._device.type}'), fused=True)"
+            )
+        else:
+            self._say(f"{readable(changes[0])} changes often; each value is recorded again")
+
+    # -- one run -----------------------------------------------------------------------------------------
+
+    @property
+    def _warm_ups(self) -> int:
+        """Runs by Python before a recording: the first kind of calls also makes the optimizer's state."""
+        return 1 if self._recorded else 2
+
+    def _recorded_part(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
+        step = self.step
+        result = step.gradients(inputs, others, local(step.net))
+        if kind.why_update is None:
+            step.update()
+        return result
+
+    def _finish(self, kind: _Kind) -> None:
+        """Runs the rest of a step by Python."""
+        average_gradients(self.step.net, kind.parameters)
+        if kind.why_update is not None:
+            self.step.update()
+
+    def _warm_up(self, kind: _Kind, inputs: Any, others: Sequence[Any]) -> Any:
+        """Runs a step of the user's, and notes what a graph of it could not repeat.
+
+        What a first run of a kind does once (compiling, the optimizer's state) is no obstacle: it rehearses again.
+        """
+        assert self._recorder is not None
+        watch = kind.watch or self._watch(kind)
+        before = draws(self._device)
+        result, notes = self._recorder.rehearse(
+            lambda: self._recorded_part(kind, inputs, others), names_of(self.step.net)
+        )
+        after = draws(self._device)
+        notes += [f"the step draws from {name}" for name in before if before[name] != after[name]]
+        changes = watch.changes()
+        if changes:
+            named = ", ".join(readable(name) for name in changes[:3])
+            notes.append(f"the step itself changes {named}, in Python")
+        if watch.too_many:
+            notes.append("the network or the loss function reaches more objects than can be compared at each call")
+        kind.rehearsed = not notes
+        if notes and kind.runs:
+            kind.why, kind.ignoring = "; ".join(notes[:3]), changes
+            self._say(kind.why)
+        kind.runs += 1
+        kind.watch = self._watch(kind)
+        return result
+
+    def _record(self, kind: _Kind, arguments: Arguments) -> None:
+        """Records the graph of a kind, or the reason for which there is none."""
+        assert self._recorder is not None
+        assert kind.watch is not None
+        step = self.step
+        torch.clear_autocast_cache()
+        try:
+            graph = record(
+                self._recorder,
+                lambda given: take_apart(self._recorded_part(kind, *given)),
+                step.net,
+                arguments,
+                kind.parameters,
+                carry=step.carry,
+            )
+        except Exception as error:
+            line = line_of_error(error, names_of(step.net))
+            kind.why = f"{line} cannot be recorded: {type(error).__name__}: {str(error).splitlines()[0]}"
+            if step.scaler is not None:
+                step.scaler._per_optimizer_states.clear()
+        else:
+            changes = kind.watch.changes()
+            if changes:
+                kind.why = f"the step itself changes {readable(changes[0])}, in Python"
+                kind.ignoring = changes
+            else:
+                kind.graph = graph
+                self._recorded += 1
+        finally:
+            torch.clear_autocast_cache()
+        if kind.why is not None:
+            self._say(kind.why)
+
+    def _say(self, why: str) -> None:
+        """Warns, once for each reason."""
+        if why not in self._warned:
+            self._warned.add(why)
+            warn(f"a captured step runs by Python: {why}.", CaptureWarning)
+
+
+def _look_at_ranges(layers: Sequence[Any]) -> None:
+    """Warns of learned numbers that have left their ranges, as calls of the neurons do."""
+    for layer in layers:
+        if isinstance(layer, Neuron):
+            layer._ranges.written()
+            layer._look_at_ranges()
+
+
+def _is_being_captured(device: torch.device) -> bool:
+    """True inside of a capture of the caller's."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

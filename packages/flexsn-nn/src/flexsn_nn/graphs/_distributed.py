@@ -1,0 +1,43 @@
+"""What `DistributedDataParallel` does around a forward and a backward, between a graph and the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from flexsn_nn.graphs._arguments import copy_all
+
+
+def local(net: nn.Module) -> nn.Module:
+    """The network of this process."""
+    return net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+
+
+def share_buffers(net: nn.Module) -> None:
+    """Gives all processes the first one's buffers, if `net` does so before a forward."""
+    if not isinstance(net, nn.parallel.DistributedDataParallel):
+        return
+    if net.broadcast_buffers and net.require_forward_param_sync:
+        group = net.process_group
+        for buffer in net.module.buffers():
+            dist.broadcast(buffer, dist.get_global_rank(group, 0), group=group)
+
+
+def average_gradients(net: nn.Module, parameters: Sequence[nn.Parameter]) -> None:
+    """Averages gradients over processes, if `net` does so after a backward: one message for each dtype."""
+    if not isinstance(net, nn.parallel.DistributedDataParallel) or not net.require_backward_grad_sync:
+        return
+    own = set(net.parameters())
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter in own and parameter.grad is not None:
+            by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    for gradients in by_dtype.values():
+        flat = torch.cat([gradient.flatten() for gradient in gradients])
+        flat /= dist.get_world_size(net.process_group)
+        dist.all_reduce(flat, group=net.process_group)
+        parts = flat.split([gradient.numel() for gradient in gradients])
+        copy_all(gradients, [part.view_as(gradient) for part, gradient in zip(parts, gradients, strict=True)])

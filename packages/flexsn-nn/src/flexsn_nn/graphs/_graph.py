@@ -1,0 +1,138 @@
+"""One recorded step: its memory, and what a replay leaves on the network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.functional import with_state
+from flexsn_nn.graphs._arguments import copies_of, copy_all, copy_of, put_together
+
+# Where calls leave tensors on a neuron, and on another layer with a state.
+_PLACES = {FlexSN: ("states", "state_seqs", "spike_counts"), Stateful: ("_states",)}
+
+
+def _places(module: FlexSN | Stateful) -> tuple[str, ...]:
+    return _PLACES[FlexSN if isinstance(module, FlexSN) else Stateful]
+
+
+def _listed(value: Any) -> list[Tensor]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+class Left:
+    """Tensors that a step leaves on layers, and where.
+
+    Args:
+        net: the network.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._values: list[tuple[dict[str, Any], str, Any]] = [
+            (module.__dict__, place, module.__dict__[place])
+            for _, module in with_state(net)
+            for place in _places(module)
+        ]
+
+    def tensors(self) -> list[Tensor]:
+        """All of them."""
+        return [tensor for _, _, value in self._values for tensor in _listed(value)]
+
+    def put(self, tensors: Sequence[Tensor] | None = None) -> None:
+        """Gives the layers these tensors instead, or their own again."""
+        found = iter(self.tensors() if tensors is None else tensors)
+        for own, place, value in self._values:
+            if isinstance(value, Tensor):
+                own[place] = next(found)
+            else:
+                own[place] = value if value is None else [next(found) for _ in value]
+            if "_graph" in own:
+                own["_graph"] = None
+
+
+def states_of(net: nn.Module) -> list[Tensor]:
+    """The states that the layers of a network have."""
+    return [state for _, module in with_state(net) for state in module.states]
+
+
+@dataclass(slots=True)
+class Graph:
+    """A recorded step.
+
+    Attributes:
+        replay: repeats it.
+        arguments, states: memory that a replay reads.
+        results, form: what the step returned.
+        left: what it left on the layers.
+        parameters, gradients: pairs; no gradient for a parameter without one.
+    """
+
+    replay: Callable[[], None]
+    arguments: Sequence[Tensor]
+    states: Sequence[Tensor]
+    results: Sequence[Tensor]
+    form: Any
+    left: Left
+    parameters: Sequence[nn.Parameter]
+    gradients: Sequence[Tensor | None]
+
+    def run(self, arguments: Sequence[Tensor], states: Sequence[Tensor]) -> Any:
+        """Repeats the step on other arguments, from other states, and returns its results."""
+        copy_all((*self.arguments, *self.states), (*arguments, *states))
+        self.replay()
+        for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
+            if parameter.grad is not gradient:
+                parameter.grad = gradient
+        results = copies_of((*self.results, *self.left.tensors()))
+        count = len(self.results)
+        self.left.put(results[count:])
+        return put_together(self.form, iter(results[:count]))
+
+
+def record(
+    recorder: Any,
+    run: Callable[[tuple[Any, ...]], tuple[Sequence[Tensor], Any]],
+    net: nn.Module,
+    arguments: Any,
+    parameters: Sequence[nn.Parameter],
+    *,
+    carry: bool,
+) -> Graph:
+    """Records a step, and leaves the network as it was.
+
+    Args:
+        recorder: a `Recorder`.
+        run: the step; takes what `arguments` puts together, returns its tensors and their form.
+        arguments: `Arguments`, copied.
+        parameters: those whose gradients the step computes.
+        carry: the step begins at the states that the layers have.
+    """
+    before = Left(net)
+    gradients = [parameter.grad for parameter in parameters]
+    static = arguments.like()
+    states = [copy_of(state.detach()) for state in states_of(net)] if carry else []
+    try:
+        if carry:
+            _set_states(net, states)
+        replay, (results, form) = recorder.record(lambda: run(arguments.put_together(static)))
+        found = [parameter.grad for parameter in parameters]
+        left = Left(net)
+    finally:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        before.put()
+    return Graph(replay, static, states, results, form, left, parameters, found)
+
+
+def _set_states(net: nn.Module, states: Sequence[Tensor]) -> None:
+    found = iter(states)
+    for _, module in with_state(net):
+        place = _places(module)[0]
+        module.__dict__[place] = [next(found) for _ in module.states]

@@ -1,0 +1,81 @@
+"""Places of code in words: a user's line, and the module that runs it."""
+
+from __future__ import annotations
+
+import inspect
+import linecache
+import os
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+Names = Mapping[nn.Module, str]
+
+_LIBRARIES = sys.stdlib_module_names | {"torch", "triton"}
+
+
+def names_of(net: nn.Module) -> Names:
+    """Modules of a network by their names, for messages."""
+    return {module: f"{name} ({type(module).__name__})" if name else type(module).__name__
+            for name, module in net.named_modules()}  # fmt: skip
+
+
+def line_of_call(names: Names) -> str:
+    """The line of a user's code that is being run."""
+    return _described(list(_callers(sys._getframe(1))), names)
+
+
+def line_of_error(error: BaseException, names: Names) -> str:
+    """The line of a user's code that raised an error."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return _described(frames[::-1], names)
+
+
+def line_of_function(function: Callable[..., Any]) -> str:
+    """Name and place of a function."""
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{name}" if code is None else f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
+
+
+def _callers(frame: types.FrameType | None) -> Iterator[tuple[types.FrameType, int]]:
+    while frame is not None:
+        yield frame, frame.f_lineno
+        frame = frame.f_back
+
+
+def _described(frames: list[tuple[types.FrameType, int]], names: Names) -> str:
+    """Module and line in words.
+
+    Args:
+        frames: with their lines, the innermost first.
+    """
+    line = module = None
+    for frame, number in frames:
+        found = frame.f_locals.get("self")
+        if module is None and isinstance(found, nn.Module):
+            module = names.get(found)
+        file = frame.f_code.co_filename
+        if line is None and not _is_library(frame):
+            text = linecache.getline(file, number).strip()
+            line = f"{os.path.basename(file)}:{number}" + (f", `{text}`" if text else "")
+        if frame.f_globals.get("__name__") == "flexsn_nn.graphs._step":
+            break
+    if module is None:
+        return line or "the step"
+    return f"{module}, {line}," if line else module
+
+
+def _is_library(frame: types.FrameType) -> bool:
+    """True of code of the standard library, of torch and of this project."""
+    name = frame.f_globals.get("__name__")
+    if not isinstance(name, str):
+        return True
+    return name.partition(".")[0] in _LIBRARIES or name.startswith("flexsn_")

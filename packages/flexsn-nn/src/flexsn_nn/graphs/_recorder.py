@@ -1,0 +1,162 @@
+"""Recorders of graphs: the operations of a step, recorded once and repeated without Python."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+from flexsn_nn._torch_private import end_allocation_to_pool
+from flexsn_nn.graphs._lines import Names, line_of_call
+
+_Result = TypeVar("_Result")
+
+_SYNCHRONIZES = "called a synchronizing CUDA operation"
+
+
+class Recorder(Protocol):
+    """What records graphs for a device."""
+
+    def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
+        """Calls a function as its graph will run; returns its result, and what a graph could not repeat, in words.
+
+        Args:
+            names: of modules, for the words.
+        """
+
+    def record(self, function: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
+        """Records the operations of a function, and computes nothing.
+
+        Returns:
+            What repeats them, and the function's result, whose tensors every repetition overwrites.
+
+        Raises:
+            Exception: an error of the function or of the device. Nothing is recorded then.
+        """
+
+
+class CudaRecorder:
+    """CUDA graphs, which share one pool of memory: replay one at a time.
+
+    Args:
+        device: on which all is computed.
+        generators: of random numbers, besides torch's own.
+    """
+
+    def __init__(self, device: torch.device, generators: Sequence[torch.Generator] = ()) -> None:
+        self._device = device
+        self._generators = generators
+        self._stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """On the stream of all captures: autograd's node of a parameter belongs to the stream that it was made on."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+
+    def rehearse(self, function: Callable[[], _Result], names: Names) -> tuple[_Result, list[str]]:
+        """Calls a function on the stream of the captures, and notes each operation that waits for the device."""
+        notes: dict[str, None] = {}
+        before = torch.cuda.get_sync_debug_mode()
+        with self._on_stream(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+            warnings.filterwarnings("always", message=f".*{_SYNCHRONIZES}")
+            others, thread = warnings.showwarning, threading.get_ident()
+
+            def note(message: Warning | str, *details: Any, **more: Any) -> None:
+                if _SYNCHRONIZES not in str(message):
+                    others(message, *details, **more)
+                elif threading.get_ident() == thread:  # what other threads wait for is no part of the step
+                    notes[f"{line_of_call(names)} waits for the device"] = None
+
+            warnings.showwarning = note
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                result = function()
+            finally:
+                torch.cuda.set_sync_debug_mode(before)
+        return result, list(notes)
+
+    def record(self, function: Callable[[], _Result]) -> tuple[Callable[[], None], _Result]:
+        """Captures a function in a graph of the pool."""
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        torch.cuda.synchronize(self._device)
+        gc.collect()
+        torch.cuda.empty_cache()
+        index = self._device.index if self._device.index is not None else torch.cuda.current_device()
+        drawing = [torch.cuda.default_generators[index], *self._generators]
+        states = [generator.clone_state() for generator in drawing]
+        collects = gc.isenabled()
+        gc.disable()  # a graph that is collected now would be destroyed in the capture
+        try:
+            with self._on_stream():
+                # Other threads may prepare batches meanwhile, with calls that a capture of this one must not make.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    result = function()
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        except BaseException:
+            # What a failed capture leaves: an allocator that waits for its end, and generators that count for it.
+            end_allocation_to_pool(index, self._pool)
+            self._pool = torch.cuda.graph_pool_handle()
+            for generator, state in zip(drawing, states, strict=True):
+                if not _draws(generator):
+                    generator.graphsafe_set_state(state)
+                    _REPLACED[0] += 1
+            raise
+        finally:
+            if collects:
+                gc.enable()
+        return graph.replay, result
+
+
+# How often a generator's state was replaced: graphs of before draw from one that is no generator's any more.
+_REPLACED = [0]
+
+
+def replaced_states() -> int:
+    """A number that changes when graphs of before must not be replayed."""
+    return _REPLACED[0]
+
+
+def _draws(generator: torch.Generator) -> bool:
+    """True if a generator draws as usual; its stream stays at its place."""
+    try:
+        before = generator.get_state()
+        torch.rand(1, device=generator.device, generator=generator)
+        generator.set_state(before)
+    except RuntimeError:
+        return False
+    return True
+
+
+def recorder_for(net: nn.Module, generators: Sequence[torch.Generator]) -> tuple[Recorder | None, str]:
+    """What records graphs of a network, or `None` and the reason."""
+    devices = dict.fromkeys(tensor.device for tensor in (*net.parameters(), *net.buffers()))
+    if not devices:
+        return None, "the network has no parameters, whose device would be the graph's"
+    on_gpu = [device for device in devices if device.type == "cuda"]
+    if not on_gpu:
+        return None, f"the network is on {next(iter(devices))}, where steps are plain calls"
+    if len(devices) > 1:
+        other = next(device for device in devices if device != on_gpu[0])
+        named = (*net.named_parameters(), *net.named_buffers())
+        name = next(name for name, tensor in named if tensor.device == other)
+        return None, f"{name} is on {other}, others on {on_gpu[0]}: a graph is of one device"
+    return CudaRecorder(on_gpu[0], generators), ""

@@ -1,0 +1,50 @@
+"""Settings of torch, of this thread and of a gradient scaler, which a graph holds as they were."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Hashable
+
+import torch
+
+
+def settings(device: torch.device, scaler: torch.amp.GradScaler | None) -> Hashable:
+    """Equal as long as the same operations on the same tensors launch the same kernels."""
+    kind = device.type
+    cudnn = torch.backends.cudnn
+    numbers: Hashable = None
+    if scaler is not None:
+        numbers = (
+            scaler.is_enabled(),
+            scaler.get_growth_factor(),
+            scaler.get_backoff_factor(),
+            scaler.get_growth_interval(),
+        )
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_autocast_enabled(kind),
+        torch.get_autocast_dtype(kind),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        cudnn.enabled,
+        cudnn.benchmark,
+        cudnn.deterministic,
+        getattr(torch.backends.cuda.matmul, "fp32_precision", None),
+        getattr(getattr(cudnn, "conv", None), "fp32_precision", None),
+        numbers,
+    )
+
+
+def draws(device: torch.device) -> dict[str, object]:
+    """States of the random streams that a graph does not repeat, by name."""
+    found: dict[str, object] = {"random": random.getstate()}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, *rest = numpy.random.get_state()
+        found["numpy.random"] = (kind, keys.tobytes(), *rest)
+    if device.type != "cpu":
+        found["torch's generator of the CPU"] = bytes(torch.get_rng_state().tolist())
+    return found

@@ -1,0 +1,128 @@
+"""A training step as it is without a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.functional import detach_net, reset_net, with_state
+from flexsn_nn.graphs._arguments import put_together, take_apart
+
+# What a call leaves on a neuron besides its states.
+_LOOKED_AT = ("state_seqs", "spike_counts")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStep:
+    """Forward, loss, backward, and the optimizer's step.
+
+    Attributes:
+        net, loss, optimizer, scaler, carry, autocast, max_norm, before_update: as for `capture`.
+    """
+
+    net: nn.Module
+    loss: Callable[..., Any]
+    optimizer: torch.optim.Optimizer | None
+    scaler: torch.amp.GradScaler | None
+    carry: bool
+    autocast: torch.dtype | None
+    max_norm: float | None
+    before_update: Callable[[], object] | None
+
+    def run(self, inputs: Any, others: Sequence[Any]) -> Any:
+        """The whole step; returns what the loss function returned, detached."""
+        result = self.gradients(inputs, others)
+        self.update()
+        return result
+
+    def gradients(self, inputs: Any, others: Sequence[Any], net: nn.Module | None = None) -> Any:
+        """Forward, loss and backward.
+
+        Args:
+            inputs: of the network: a tensor, or a tuple of positional arguments.
+            others: further arguments of the loss function.
+            net: what runs instead of `net`.
+        """
+        if self.carry:
+            detach_net(self.net)
+        else:
+            reset_net(self.net)
+        if self.optimizer is not None:
+            for parameter in self.parameters():
+                parameter.grad = None
+        with self._autocast():
+            output = (net or self.net)(*(inputs if isinstance(inputs, tuple) else (inputs,)))
+            found = self.loss(output, *others)
+        value = _loss_of(found)
+        (value if self.scaler is None else self.scaler.scale(value)).backward()
+        # Nothing of the step's graph outlives it: its nodes belong to the stream on which they were made.
+        del output, value
+        detach_net(self.net)
+        if not self.carry:
+            _forget_states(self.net)
+        tensors, form = take_apart(found)
+        return put_together(form, iter([tensor.detach() for tensor in tensors]))
+
+    def update(self) -> None:
+        """Clipping and the optimizer's step; nothing without an optimizer."""
+        optimizer, scaler = self.optimizer, self.scaler
+        if optimizer is None:
+            return
+        if scaler is not None and (self.max_norm is not None or self.before_update is not None):
+            scaler.unscale_(optimizer)
+        if self.max_norm is not None:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            nn.utils.clip_grad_norm_(trained, self.max_norm)
+        if self.before_update is not None:
+            self.before_update()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Parameters of the network, of the loss and of the optimizer."""
+        return list(dict.fromkeys(self._parameters()))
+
+    def _parameters(self) -> Iterator[nn.Parameter]:
+        yield from self.net.parameters()
+        if isinstance(self.loss, nn.Module):
+            yield from self.loss.parameters()
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
+                yield from group["params"]
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.autocast is None:
+            return nullcontext()
+        device = next(self.net.parameters()).device.type
+        return torch.autocast(device, dtype=self.autocast)
+
+
+def _loss_of(found: Any) -> Tensor:
+    """The loss among a loss function's results: the only one, or the first."""
+    value = found[0] if isinstance(found, tuple | list) and found else found
+    if isinstance(found, dict) and "loss" in found:
+        value = found["loss"]
+    if not isinstance(value, Tensor):
+        raise ParameterError(
+            f"the loss function returned a {type(value).__name__}; wanted a tensor, a tuple whose first is the loss, "
+            "or a dict with the key 'loss'."
+        )
+    return value
+
+
+def _forget_states(net: nn.Module) -> None:
+    """Frees the states, and keeps counts and sequences, which may be looked at after the step."""
+    for _, module in with_state(net):
+        own = module.__dict__
+        kept: dict[str, Any] = {name: own[name] for name in _LOOKED_AT if name in own}
+        module.reset()
+        own.update(kept)

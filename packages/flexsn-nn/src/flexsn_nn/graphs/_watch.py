@@ -1,0 +1,407 @@
+"""Changes of a network, its loss and its optimizer since a moment: compared by identity, at each call."""
+
+from __future__ import annotations
+
+import argparse
+import dis
+import functools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Mapping, Sized
+from operator import is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._handover import Handover
+from flexsn_nn._ranges import Ranges
+from flexsn_nn._spike_bits import SpikeBits
+from flexsn_nn._stateful import Stateful
+from flexsn_nn.exact._layer import ExactForward
+
+# Results and caches of calls: no part of what a call computes.
+_RESULTS: dict[type, frozenset[str]] = {
+    FlexSN: frozenset(
+        (
+            "states",
+            "state_seqs",
+            "spike_counts",
+            "_repeats",
+            "_graph",
+            "_reset_in",
+            "_ready_made",
+            "_shapes_for",
+            "_decisions",
+            "_refusals",
+            "_programs",
+        )
+    ),
+    Stateful: frozenset(("_states", "_reset_in", "_set_in_export")),
+    SpikeBits: frozenset(("_written", "_refused")),
+    Handover: frozenset(("_given",)),
+    Ranges: frozenset(("_seen", "_changes", "_pending", "_warned")),
+    ExactForward: frozenset(("last", "_record", "_grid")),
+}
+# Packages whose objects and functions are compared by identity alone.
+_FOREIGN = sys.stdlib_module_names | {"torch", "numpy", "triton", "pytest", "flexsn_graph", "flexsn_codegen"}
+_FOREIGN |= {"flexsn_runtime", "flexsn_hop"}
+# Of the standard library, and containers of a user's values.
+_PLAIN_OBJECTS = (argparse.Namespace, types.SimpleNamespace)
+# Objects that look at a step, and are no part of it.
+_LOOKING = ("flexsn_nn.graphs", "flexsn_nn.monitor")
+_BY_VALUE = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_MOST_PLACES = 20_000
+# Of a container with more items, the length alone is compared: a data set, a vocabulary.
+_LONG = 10_000
+
+Facts = tuple[Any, ...]
+
+
+class Attributes(NamedTuple):
+    """A root of which some attributes are watched, and others are not."""
+
+    owner: object
+    names: tuple[str, ...]
+
+
+class Watch:
+    """Values of all that is reachable from some roots: attributes, parameters, containers, what functions close over.
+
+    Numbers and strings are compared by value, other objects by identity, tensors by the memory that they have and by
+    `requires_grad`; tensors of other devices than the network's by their version, too: a graph holds their values.
+
+    Args:
+        roots: objects by the name that messages have for them.
+        device: the network's.
+        ignoring: names of places that may change.
+
+    Attributes:
+        too_many: more places than can be compared at each call; the rest is not watched.
+    """
+
+    def __init__(self, roots: Mapping[str, object], device: torch.device, ignoring: Iterable[str] = ()) -> None:
+        self._device = device.type
+        self.too_many = False
+        self._ignoring = frozenset(ignoring)
+        self._seen: dict[int, object] = {}  # keeps them, so that no address is used again
+        self._empty: list[Any] = []
+        self._empty_names: list[str] = []
+        self._places: list[_Place] = []
+        self._tensors: list[Tensor] = []
+        self._tensor_names: list[str] = []
+        waiting: list[tuple[str, object]] = [*roots.items()][::-1]
+        while waiting:
+            name, value = waiting.pop()
+            waiting += reversed(self._visit(name, value))
+        self._facts = self._facts_now()
+
+    def _facts_now(self) -> list[Facts]:
+        return [_facts(tensor, self._device) for tensor in self._tensors]
+
+    def holds(self) -> bool:
+        """True if nothing has changed."""
+        if any(map(len, self._empty)) or not all(place.holds() for place in self._places):
+            return False
+        return self._facts == self._facts_now()
+
+    def changes(self) -> list[str]:
+        """Names of the places that have changed."""
+        found = [name for name, container in zip(self._empty_names, self._empty, strict=True) if container]
+        for place in self._places:
+            if not place.holds():
+                found += place.changes()
+        now = zip(self._tensor_names, self._facts_now(), self._facts, strict=True)
+        return found + [name for name, facts, before in now if facts != before]
+
+    def _visit(self, name: str, value: object) -> list[tuple[str, object]]:
+        """Adds the places of a value, and returns the values to visit next."""
+        if value is None or isinstance(value, _BY_VALUE) or id(value) in self._seen or name in self._ignoring:
+            return []
+        self._seen[id(value)] = value
+        if len(self._seen) > _MOST_PLACES:
+            self.too_many = True
+            return []
+        if isinstance(value, Tensor):
+            self._tensors.append(value)
+            self._tensor_names.append(name)
+            return []
+        if isinstance(value, Attributes):
+            own = vars(value.owner)
+            return self._watch_keys(lambda key: f"{name}.{key}", own, [key for key in value.names if key in own])
+        if isinstance(value, dict | list | tuple | set | frozenset) and len(value) > _LONG:
+            self._places.append(_LengthPlace(name, value))
+            return []
+        if isinstance(value, dict):
+            return self._watch_dict(name, value, lambda key: f"{name}[{key!r}]" if _is_plain(key) else f"{name}[…]")
+        if isinstance(value, list):
+            return self._watch_list(name, value)
+        if isinstance(value, tuple | set | frozenset):
+            return [(f"{name}[{i}]", item) for i, item in enumerate(value)]
+        if isinstance(value, functools.partial):
+            return [(f"{name}.func", value.func), (f"{name}.args", value.args), (f"{name}.keywords", value.keywords)]
+        if isinstance(value, types.MethodType):
+            return [(name, value.__self__), (name, value.__func__)]
+        if isinstance(value, types.FunctionType):
+            return self._watch_function(name, value)
+        return self._watch_object(name, value)
+
+    def _watch_object(self, name: str, value: object) -> list[tuple[str, object]]:
+        kind = type(value)
+        own = getattr(value, "__dict__", None)
+        if isinstance(value, type | types.ModuleType) or not isinstance(own, dict):
+            return []
+        is_module = isinstance(value, nn.Module)
+        if kind.__module__.startswith(_LOOKING):
+            return []
+        if not is_module and _is_foreign(kind) and not isinstance(value, _PLAIN_OBJECTS):
+            return []
+        results: frozenset[str] = frozenset().union(*(_RESULTS.get(base, ()) for base in kind.__mro__))
+        found = self._watch_dict(name, own, lambda key: _attribute(name, key), results)
+        for base in kind.__mro__:
+            if not _is_foreign(base) and not base.__module__.startswith("flexsn_nn."):
+                found += self._watch_class(base)
+        return found
+
+    def _watch_class(self, kind: type) -> list[tuple[str, object]]:
+        """Methods and values of a user's class."""
+        if id(kind) in self._seen:
+            return []
+        self._seen[id(kind)] = kind
+        kinds = (types.FunctionType, Tensor, list, dict, *_BY_VALUE)
+        own: Any = vars(kind)
+        keys = [key for key, value in own.items() if not _is_special(key) and isinstance(value, kinds)]
+        return self._watch_keys(lambda key: f"{kind.__name__}.{key}", own, keys)
+
+    def _watch_dict(
+        self,
+        name: str,
+        container: dict[Any, Any],
+        describe: Callable[[Any], str],
+        but: frozenset[str] = frozenset(),
+    ) -> list[tuple[str, object]]:
+        if not container:
+            self._empty.append(container)
+            self._empty_names.append(name)
+            return []
+        ignored = {key for key in container if describe(key) in self._ignoring}
+        self._places.append(_Place(name, container, describe, but | ignored))
+        return [(describe(key), value) for key, value in container.items() if key not in but and key not in ignored]
+
+    def _watch_list(self, name: str, container: list[Any]) -> list[tuple[str, object]]:
+        if not container:
+            self._empty.append(container)
+            self._empty_names.append(name)
+            return []
+        self._places.append(_ListPlace(name, container))
+        return [(f"{name}[{i}]", item) for i, item in enumerate(container)]
+
+    def _watch_keys(
+        self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]
+    ) -> list[tuple[str, object]]:
+        """As `_watch_dict`, of some keys alone; others may come and go."""
+        if not keys:
+            return []
+        self._places.append(_KeysPlace(describe, container, keys))
+        return [(describe(key), container[key]) for key in keys]
+
+    def _watch_function(self, name: str, function: types.FunctionType) -> list[tuple[str, object]]:
+        if _is_foreign(function) or function.__module__.startswith("flexsn_nn."):
+            return []
+        found: list[tuple[str, object]] = []
+        for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self._places.append(_CellPlace(variable, cell))
+            found.append((variable, _contents(cell)))
+        variables = function.__globals__
+        names = [variable for variable in _names(function.__code__) if variable in variables]
+        found += self._watch_keys(lambda variable: variable, variables, names)
+        return [*found, (f"{name}.__defaults__", function.__defaults__)]
+
+
+class _Place:
+    """Values of a dict, but for some keys."""
+
+    def __init__(
+        self, name: str, container: dict[Any, Any], describe: Callable[[Any], str], but: frozenset[str] | set[Any]
+    ) -> None:
+        self._name = name
+        self._container = container
+        self._describe = describe
+        self._but = but
+        self._keys = tuple(key for key in container if key not in but)
+        self._values = [container[key] for key in self._keys]
+        self._size = len(container)
+
+    def holds(self) -> bool:
+        """True if nothing has changed."""
+        container = self._container
+        if not self._but:
+            alike = len(container) == len(self._values) and all(map(is_, container.values(), self._values))
+        else:
+            alike = len(container) == self._size and all(map(is_, map(container.get, self._keys), self._values))
+        if alike:
+            return True
+        found = self.changes()
+        self._size = len(container)
+        return not found
+
+    def changes(self) -> list[str]:
+        """Keys whose values differ; those that are equal numbers are taken for the new ones."""
+        container = self._container
+        keys = tuple(key for key in container if key not in self._but)
+        if keys != self._keys:
+            return [self._describe(key) for key in {*keys} ^ {*self._keys}] or [self._name]
+        found = []
+        for i, key in enumerate(keys):
+            if _alike(container[key], self._values[i]):
+                self._values[i] = container[key]
+            else:
+                found.append(self._describe(key))
+        return found
+
+
+class _ListPlace(_Place):
+    """Items of a list."""
+
+    def __init__(self, name: str, container: list[Any]) -> None:
+        self._name = name
+        self._items = container
+        self._values = list(container)
+
+    def holds(self) -> bool:
+        if len(self._items) == len(self._values) and all(map(is_, self._items, self._values)):
+            return True
+        return not self.changes()
+
+    def changes(self) -> list[str]:
+        if len(self._items) != len(self._values):
+            return [self._name]
+        pairs = enumerate(zip(self._items, self._values, strict=True))
+        found = [f"{self._name}[{i}]" for i, (now, before) in pairs if not _alike(now, before)]
+        if not found:
+            self._values = list(self._items)
+        return found
+
+
+class _LengthPlace(_Place):
+    """The length of a container."""
+
+    def __init__(self, name: str, container: Sized) -> None:
+        self._name = name
+        self._items = container
+        self._size = len(container)
+
+    def holds(self) -> bool:
+        return len(self._items) == self._size
+
+    def changes(self) -> list[str]:
+        return [] if self.holds() else [self._name]
+
+
+class _CellPlace(_Place):
+    """A variable that a function closes over."""
+
+    def __init__(self, name: str, cell: types.CellType) -> None:
+        self._name = name
+        self._cell = cell
+        self._value = _contents(cell)
+
+    def holds(self) -> bool:
+        return _alike(_contents(self._cell), self._value)
+
+    def changes(self) -> list[str]:
+        return [] if self.holds() else [self._name]
+
+
+class _KeysPlace(_Place):
+    """Values of some keys of a dict."""
+
+    def __init__(self, describe: Callable[[str], str], container: dict[str, Any], keys: list[str]) -> None:
+        self._describe = describe
+        self._container = container
+        self._some = keys
+        self._values = [container[key] for key in keys]
+
+    def holds(self) -> bool:
+        if all(map(is_, map(self._container.get, self._some), self._values)):
+            return True
+        return not self.changes()
+
+    def changes(self) -> list[str]:
+        pairs = zip(self._some, self._values, strict=True)
+        return [self._describe(key) for key, value in pairs if not _alike(self._container.get(key), value)]
+
+
+def _facts(tensor: Tensor, device: str) -> Facts:
+    """Memory and role of a tensor."""
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError:  # a subclass or a fake one, without memory
+        address = id(tensor)
+    version = -1 if tensor.device.type == device else tensor._version
+    return (
+        address,
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.requires_grad,
+        version,
+        not tensor._backward_hooks,
+    )
+
+
+def _alike(now: object, before: object) -> bool:
+    if now is before:
+        return True
+    if type(now) is not type(before):
+        return False
+    if isinstance(now, _BY_VALUE):
+        return now == before
+    if isinstance(now, tuple) and isinstance(before, tuple):
+        return len(now) == len(before) and all(map(_alike, now, before))
+    if isinstance(now, types.MethodType) and isinstance(before, types.MethodType):
+        return now.__func__ is before.__func__ and now.__self__ is before.__self__
+    return False
+
+
+def _contents(cell: types.CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
+
+
+@functools.lru_cache(1024)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """Global names of a function and of the functions defined inside of it."""
+    loads = (step for step in dis.get_instructions(code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+    found = dict.fromkeys(str(step.argval) for step in loads)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= dict.fromkeys(_names(constant))
+    return tuple(found)
+
+
+def _is_foreign(thing: Any) -> bool:
+    """True of classes and functions of libraries, whose insides are theirs."""
+    module = getattr(thing, "__module__", None) or ""
+    return module.partition(".")[0] in _FOREIGN and module != "__main__"
+
+
+def _is_plain(key: object) -> bool:
+    return isinstance(key, str | int)
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name != "__call__"
+
+
+def _attribute(name: str, key: Any) -> str:
+    return f"{name}.{key}"
+
+
+def readable(name: str) -> str:
+    """`net.layer.tau`, without the dictionaries of modules."""
+    return re.sub(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", r".\1", name)

@@ -1,0 +1,256 @@
+"""Where the time and the memory of a training step go, layer by layer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._backends import COMPILED, Choice
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.reports._layers import first_tensor, forget, human_bytes, layers_of, table, unchanged
+
+REST = "the rest"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReport:
+    """One layer in a training step.
+
+    Attributes:
+        name: as in `named_modules()`; `"the rest"`: operations between layers, and the loss.
+        kind: its class.
+        backend: of a neuron, what runs it; `"torch"` for other layers.
+        reason: of a neuron, why this backend runs.
+        kernels: of a neuron, names of its kernels.
+        bytes_kept: what autograd keeps of its forward for the backward, without parameters. Memory that two layers keep
+            counts for the first.
+        seconds: of its forward and its backward.
+        share: of the step's time, from 0 to 1.
+    """
+
+    name: str
+    kind: str
+    backend: str
+    reason: str
+    kernels: tuple[str, ...]
+    bytes_kept: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkReport:
+    """A training step of a network; `print` it.
+
+    Attributes:
+        layers: in the order of their calls, and the rest.
+        seconds: of a step's forward and backward.
+        bytes_kept: for the backward, by all layers.
+        device: the network's.
+    """
+
+    layers: tuple[LayerReport, ...]
+    seconds: float
+    bytes_kept: int
+    device: str
+
+    @property
+    def verdict(self) -> str:
+        """One line: what runs the neurons, and what takes the time."""
+        neurons = [layer for layer in self.layers if layer.reason]
+        loops = [layer for layer in neurons if layer.backend not in COMPILED]
+        if not neurons:
+            words = "the network has no neurons"
+        elif not loops:
+            count = "the neuron" if len(neurons) == 1 else f"all {len(neurons)} neurons"
+            words = f"compiled kernels run {count}"
+        else:
+            first = loops[0]
+            words = (
+                f"{len(loops)} of {len(neurons)} neurons run without compiled kernels, first {first.name} "
+                f"({first.kind}: {first.backend})"
+            )
+        longest = max(self.layers, key=lambda layer: layer.seconds)
+        of = longest.name if longest.name == REST else f"{longest.name} ({longest.kind})"
+        return (
+            f"{words}; forward and backward take {1e3 * self.seconds:.3g} ms on {self.device}, "
+            f"{longest.share:.0%} of it in {of}, and keep {human_bytes(self.bytes_kept)}"
+        )
+
+    def __str__(self) -> str:
+        header = ("layer", "kind", "backend", "kept", "time", "share")
+        rows = [
+            (
+                layer.name,
+                layer.kind,
+                layer.backend,
+                human_bytes(layer.bytes_kept),
+                f"{1e3 * layer.seconds:.3g} ms",
+                f"{layer.share:.0%}",
+            )
+            for layer in self.layers
+        ]
+        reasons: dict[str, list[LayerReport]] = {}
+        for layer in self.layers:
+            if layer.reason:
+                reasons.setdefault(f"{layer.backend}: {layer.reason}", []).append(layer)
+        why = [f"{', '.join(layer.name for layer in found)}: {words}" for words, found in reasons.items()]
+        kernels = [f"{layer.name} launches {', '.join(layer.kernels)}" for layer in self.layers if layer.kernels]
+        return "\n".join([self.verdict, *table(header, rows), *why, *kernels])
+
+
+@dataclass(slots=True)
+class _Account:
+    """Times and bytes of one step by layer; the layer that is running is the last of a stack."""
+
+    device: torch.device
+    names: list[str] = field(default_factory=lambda: [REST])
+    bytes_kept: dict[str, int] = field(default_factory=dict)
+    seen: dict[int, Tensor] = field(default_factory=dict)
+    moments: list[tuple[str, Any]] = field(default_factory=list)
+    order: dict[str, None] = field(default_factory=dict)
+    choices: dict[str, Choice] = field(default_factory=dict)
+
+    def begin(self, name: str) -> None:
+        self.order[name] = None
+        self.names.append(name)
+        self.mark(name)
+
+    def end(self) -> None:
+        self.names.pop()
+        self.mark(self.names[-1])
+
+    def mark(self, name: str) -> None:
+        """From now on, time is a layer's."""
+        moment: Any
+        if self.device.type == "cuda":
+            moment = torch.cuda.Event(enable_timing=True)
+            moment.record(torch.cuda.current_stream(self.device))
+        else:
+            moment = time.perf_counter()
+        self.moments.append((name, moment))
+
+    def keep(self, tensor: Tensor, parameters: set[int]) -> Tensor:
+        """Counts memory that autograd keeps, once."""
+        if tensor.layout is torch.strided and not tensor.is_meta:
+            storage = tensor.untyped_storage()
+            address = storage.data_ptr()
+            if address and address not in self.seen and address not in parameters:
+                self.seen[address] = tensor
+                name = self.names[-1]
+                self.bytes_kept[name] = self.bytes_kept.get(name, 0) + storage.nbytes()
+        return tensor
+
+    def seconds(self) -> dict[str, float]:
+        """Time by layer: from each mark to the next."""
+        found: dict[str, float] = {}
+        for (name, begun), (_, ended) in zip(self.moments, self.moments[1:], strict=False):
+            took = begun.elapsed_time(ended) / 1e3 if self.device.type == "cuda" else ended - begun
+            found[name] = found.get(name, 0.0) + took
+        return found
+
+
+def explain_net(net: nn.Module, inputs: Sequence[Any], loss: Callable[[Any], Tensor] | None) -> NetworkReport:
+    """Runs a few training steps, without an optimizer, and leaves the network as it was."""
+    layers = layers_of(net)
+    device = next((tensor.device for tensor in (*net.parameters(), *inputs) if isinstance(tensor, Tensor)), None)
+    if device is None:
+        raise ParameterError("there is neither a parameter nor a tensor among the inputs: give the network's inputs.")
+    with unchanged(net):
+        for _ in range(2):  # compiles, and fills caches
+            _run(net, layers, inputs, loss, _Account(device))
+        counted = _Account(device)
+        _run(net, layers, inputs, loss, counted, count=True)
+        timed = [_Account(device) for _ in range(3)]
+        for account in timed:
+            _run(net, layers, inputs, loss, account)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+    times = [account.seconds() for account in timed]
+    names = [*counted.order, REST]
+    seconds = {name: median(one.get(name, 0.0) for one in times) for name in names}
+    total = sum(seconds.values())
+    rows = []
+    for name in names:
+        layer = layers.get(name)
+        choice = counted.choices.get(name)
+        rows.append(
+            LayerReport(
+                name,
+                "" if layer is None else type(layer).__name__,
+                "torch" if choice is None else choice.backend,
+                "" if choice is None else choice.reason.splitlines()[0],
+                layer.kernel_names() if isinstance(layer, FlexSN) else (),
+                counted.bytes_kept.get(name, 0),
+                seconds[name],
+                seconds[name] / total if total else 0.0,
+            )
+        )
+    return NetworkReport(tuple(rows), total, sum(counted.bytes_kept.values()), device.type)
+
+
+def _run(
+    net: nn.Module,
+    layers: dict[str, nn.Module],
+    inputs: Sequence[Any],
+    loss: Callable[[Any], Tensor] | None,
+    account: _Account,
+    *,
+    count: bool = False,
+) -> None:
+    """One forward and backward, with an account of it."""
+    forget(net)
+    for parameter in net.parameters():
+        parameter.grad = None
+    parameters = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(_beginning(account, name)).remove)
+            stack.callback(layer.register_forward_hook(_ending(account, name)).remove)
+        if count:
+            saving = torch.autograd.graph.saved_tensors_hooks(
+                lambda tensor: account.keep(tensor, parameters), lambda tensor: tensor
+            )
+            stack.enter_context(saving)
+        account.mark(REST)
+        with torch.enable_grad():
+            output = net(*inputs)
+            value = _default_loss(output) if loss is None else loss(output)
+        if value.requires_grad:
+            value.backward()
+        account.mark(REST)
+        for name, layer in layers.items():  # here, since a neuron with hooks is of another kind than one without
+            choice = layer.latest_choice(account.device.type) if isinstance(layer, FlexSN) else None
+            if choice is not None:
+                account.choices[name] = choice
+    forget(net)
+
+
+def _beginning(account: _Account, name: str) -> Any:
+    return lambda layer, inputs: account.begin(name)
+
+
+def _ending(account: _Account, name: str) -> Any:
+    def hook(layer: nn.Module, inputs: Any, output: Any) -> None:
+        account.end()
+        result = first_tensor(output)
+        if result is not None and result.requires_grad:
+            # Called when the gradient of the output is complete: the layer's own backward comes next.
+            result.register_hook(lambda gradient: account.mark(name))
+
+    return hook
+
+
+def _default_loss(output: Any) -> Tensor:
+    result = first_tensor(output)
+    if result is None or not result.is_floating_point():
+        raise ParameterError("the network returns no floating-point tensor: give loss, a function of what it returns.")
+    return result.float().square().mean()

@@ -1,0 +1,153 @@
+"""Parameters, shapes, neurons, firing rates and synaptic operations of a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.monitor import RateMonitor, SynapseMonitor, SynapticOperations
+from flexsn_nn.reports._layers import first_tensor, forget, layers_of, table, unchanged
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSummary:
+    """One layer of a network.
+
+    Attributes:
+        name: as in `named_modules()`.
+        kind: its class.
+        parameters: elements of its own parameters; those that an earlier layer has, too, count there.
+        output_shape: of its (first) output; `None`: the layer was not called.
+        neurons: elements of one step of one sample, of a neuron; 0 of other layers.
+        rate: spikes per neuron and step; `None` where the output is not known to be spikes.
+        operations: of its weights, over the whole input; `None` of layers without synapses.
+    """
+
+    name: str
+    kind: str
+    parameters: int
+    output_shape: tuple[int, ...] | None
+    neurons: int
+    rate: float | None
+    operations: SynapticOperations | None
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSummary:
+    """A network on one input; `print` it.
+
+    Attributes:
+        layers: in the order of `named_modules()`.
+        parameters: elements of all parameters.
+        neurons: of all layers.
+        rate: spikes per neuron and step over all layers of spiking neurons; `None` without any.
+        operations: of all layers.
+    """
+
+    layers: tuple[LayerSummary, ...]
+    parameters: int
+    neurons: int
+    rate: float | None
+    operations: SynapticOperations
+
+    def __str__(self) -> str:
+        header = ("layer", "kind", "output", "parameters", "neurons", "rate", "accumulates", "multiplies")
+        rows = [
+            (
+                layer.name,
+                layer.kind,
+                "-" if layer.output_shape is None else " x ".join(map(str, layer.output_shape)),
+                f"{layer.parameters:,}" if layer.parameters else "-",
+                f"{layer.neurons:,}" if layer.neurons else "-",
+                "-" if layer.rate is None else f"{layer.rate:.3f}",
+                "-" if layer.operations is None else f"{layer.operations.accumulates:,}",
+                "-" if layer.operations is None else f"{layer.operations.multiplies:,}",
+            )
+            for layer in self.layers
+        ]
+        rate = "" if self.rate is None else f" that fire {self.rate:.3f} times a step"
+        verdict = (
+            f"{self.parameters:,} parameters; {self.neurons:,} neurons{rate}; {self.operations.accumulates:,} "
+            f"accumulates and {self.operations.multiplies:,} multiplies for this input"
+        )
+        return "\n".join([verdict, *table(header, rows)])
+
+
+def summarize(net: nn.Module, inputs: Sequence[Any]) -> NetworkSummary:
+    """Runs the network once, without gradients, and leaves it as it was."""
+    layers = layers_of(net)
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    def remember(name: str) -> Any:
+        def hook(layer: nn.Module, given: Any, output: Any) -> None:
+            result = first_tensor(output)
+            if result is not None:
+                shapes[name] = tuple(result.shape)
+
+        return hook
+
+    with unchanged(net), ExitStack() as stack, torch.no_grad():
+        forget(net)
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_hook(remember(name)).remove)
+        rates = _monitor(stack, RateMonitor, net)
+        synapses = _monitor(stack, SynapseMonitor, net)
+        net(*inputs)
+        found = {} if rates is None else rates.rates()
+        operations: dict[str, SynapticOperations] = {} if synapses is None else synapses.operations()
+    counted: set[nn.Parameter] = set()
+    rows = []
+    for name, layer in layers.items():
+        own = [parameter for parameter in layer.parameters() if parameter not in counted]
+        counted.update(own)
+        neuron = isinstance(layer, FlexSN)
+        spikes = isinstance(layer, FlexSN) and layer.spike_range is not None
+        shape = shapes.get(name)
+        own_operations = operations.get(name, operations.get(f"{name}.recurrent"))
+        rows.append(
+            LayerSummary(
+                name,
+                type(layer).__name__,
+                sum(parameter.numel() for parameter in own),
+                shape,
+                _neurons(layer, shape) if neuron and shape is not None else 0,
+                found.get(name) if spikes else None,
+                own_operations,
+            )
+        )
+    fired = [(row.rate, row.neurons) for row in rows if row.rate is not None]
+    neurons = sum(row.neurons for row in rows)
+    spiking = sum(count for _, count in fired)
+    return NetworkSummary(
+        tuple(rows),
+        sum(parameter.numel() for parameter in net.parameters()),
+        neurons,
+        sum(rate * count for rate, count in fired) / spiking if spiking else None,
+        SynapticOperations(
+            sum(o.accumulates for o in operations.values()),
+            sum(o.multiplies for o in operations.values()),
+            sum(o.dense for o in operations.values()),
+        ),
+    )
+
+
+def _monitor(stack: ExitStack, kind: Any, net: nn.Module) -> Any:
+    """A monitor of the network; `None`: it has nothing for it."""
+    try:
+        return stack.enter_context(kind(net))
+    except ParameterError:
+        return None
+
+
+def _neurons(layer: nn.Module, shape: tuple[int, ...]) -> int:
+    """Elements of a step of one sample: behind time, and the batch if there is one."""
+    step = shape[1:] if isinstance(layer, FlexSN) and layer.step_mode == "m" else shape
+    return prod(step[1:] if len(step) > 1 else step)

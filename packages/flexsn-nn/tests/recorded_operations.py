@@ -1,0 +1,90 @@
+"""A recorder of graphs without a GPU: operations of torch, noted in a dispatch mode and repeated into their memory.
+
+As in a CUDA graph, nothing is computed while it records, Python runs once, and every repetition overwrites the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+
+class Operations(TorchDispatchMode):
+    """Notes operations, and what is needed to undo them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[tuple[Any, Any, Any, list[Tensor | None]]] = []
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if "_local_scalar_dense" in str(function):
+            raise RuntimeError("operation not permitted when stream is capturing")
+        given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+        # The schema of a batch norm does not say that it writes its running statistics.
+        if function._schema.is_mutable or "batch_norm" in str(function):
+            for tensor in given:
+                address = tensor.untyped_storage().data_ptr()
+                if address not in self._made and address not in self._before:
+                    self._before[address] = tensor, tensor.detach().clone()
+        result = function(*args, **kwargs)
+        results = [value for value in tree_flatten(result)[0] if isinstance(value, Tensor)]
+        known = {tensor.untyped_storage().data_ptr() for tensor in given}
+        fresh = [tensor for tensor in results if tensor.untyped_storage().data_ptr() not in known]
+        self._made.update(tensor.untyped_storage().data_ptr() for tensor in fresh)
+        self.calls.append((function, args, kwargs, [t if any(t is f for f in fresh) else None for t in results]))
+        return result
+
+    def undo(self) -> None:
+        for tensor, before in self._before.values():
+            tensor.detach().copy_(before)
+
+    def repeat(self) -> None:
+        for function, args, kwargs, fresh in self.calls:
+            results = [v for v in tree_flatten(function(*args, **kwargs))[0] if isinstance(v, Tensor)]
+            for target, result in zip(fresh, results, strict=True):
+                if target is not None:
+                    target.copy_(result)
+
+
+class OperationsRecorder:
+    """A `Recorder` on the CPU.
+
+    Attributes:
+        recorded: how many graphs were recorded.
+        replayed: how many repetitions there were.
+        run_by_python: runs by Python.
+    """
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = self.run_by_python = 0
+
+    def rehearse(self, function: Callable[[], Any], names: Any) -> tuple[Any, list[str]]:
+        self.run_by_python += 1
+        return function(), []
+
+    def record(self, function: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
+        operations = Operations()
+        draws = torch.get_rng_state()
+        try:
+            with operations:
+                result = function()
+        finally:
+            with torch.no_grad():
+                operations.undo()
+            torch.set_rng_state(draws)
+        self.recorded += 1
+
+        def replay() -> None:
+            self.replayed += 1
+            with torch.no_grad():
+                operations.repeat()
+
+        return replay, result

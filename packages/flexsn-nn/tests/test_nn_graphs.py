@@ -1,0 +1,653 @@
+"""Captured steps: kinds of calls, what a replay reads and leaves, changes, and what runs by Python, without a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recorded_operations import OperationsRecorder
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from flexsn_nn import (
+    ALIF,
+    IF,
+    KLIF,
+    LIF,
+    PLIF,
+    RLIF,
+    CaptureWarning,
+    Leaky,
+    Recurrent,
+    SlidingPSN,
+    StochasticLIF,
+    graphs,
+)
+from flexsn_nn.errors import ParameterError, RangeWarning
+from flexsn_nn.functional import get_states, neurons, reset_net, set_backend
+from flexsn_nn.graphs import CapturedStep, _capture
+from flexsn_nn.graphs._lines import line_of_error, names_of
+from flexsn_nn.graphs._obstacles import why_update_eager
+from flexsn_nn.graphs._watch import Watch
+from flexsn_nn.layer import Delay, SharedDropout
+from flexsn_nn.monitor import RateMonitor
+
+STEPS = 12
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> OperationsRecorder:
+    made = OperationsRecorder()
+    monkeypatch.setattr(_capture, "recorder_for", lambda net, generators: (made, ""))
+    return made
+
+
+def network(neuron: Callable[[], nn.Module] = LIF, *others: nn.Module) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), *others, neuron(), nn.Linear(16, 3))
+    set_backend(net, "torch")
+    return net
+
+
+def loss_of(output: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.mean(0), labels)
+
+
+def batch(seed: int, size: int = 5, steps: int = 4) -> tuple[Tensor, Tensor]:
+    made = torch.Generator().manual_seed(seed)
+    x = 3 * torch.rand(steps, size, 6, generator=made)
+    return x, torch.randint(3, (size,), generator=made)
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def adam(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01), fused=True)
+
+
+def values(net: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> list[Tensor]:
+    found = [*net.parameters(), *net.buffers()]
+    if optimizer is not None:
+        found += [v for state in optimizer.state.values() for v in state.values() if isinstance(v, Tensor)]
+    return [value.detach().clone() for value in found]
+
+
+def assert_equal(got: list[Tensor], expected: list[Tensor]) -> None:
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+def both(net: nn.Module, make: Callable[[nn.Module], CapturedStep]) -> tuple[Any, Any, Any]:
+    """A captured step, the same one as it runs without a graph, and that one's network."""
+    twin = copy.deepcopy(net)
+    return make(net), make(twin).step.run, twin
+
+
+def compare(captured: CapturedStep, plain: Any, count: int, after: Callable[[int], object] = lambda i: None) -> None:
+    """Trains both, and compares their losses."""
+    for i in range(count):
+        x, y = batch(i)
+        assert torch.equal(captured(x, y), plain(x, (y,))), i
+        after(i)
+
+
+def norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(0, 1), nn.BatchNorm1d(16), nn.Unflatten(0, (4, -1)))
+
+
+@pytest.mark.parametrize("make_optimizer", [sgd, adam])
+@pytest.mark.parametrize("states", graphs.STATES)
+def test_steps_equal_those_without_a_graph(
+    recorder: OperationsRecorder, make_optimizer: Any, states: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_capture, "why_update_eager", lambda step: None)
+    net = network(LIF, norm(), nn.Dropout(0.2))
+    captured, plain, twin = both(
+        net, lambda n: graphs.capture(n, loss_of, make_optimizer(n), states=states, max_norm=1.0)
+    )
+    torch.manual_seed(1)
+    expected = [plain(x, (y,)) for x, y in map(batch, range(STEPS))]
+    torch.manual_seed(1)
+    found = [captured(x, y) for x, y in map(batch, range(STEPS))]
+    assert recorder.recorded == 1
+    assert recorder.replayed >= STEPS - 3
+    assert_equal(found, expected)
+    assert_equal(values(net), values(twin))
+    for (_, ours), (_, theirs) in zip(neurons(net), neurons(twin), strict=True):
+        assert_equal(ours.states, theirs.states)
+    assert_equal([p.grad for p in net.parameters()], [p.grad for p in twin.parameters()])
+
+
+def test_a_graph_for_each_shape_and_the_least_recently_used_is_dropped(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured, plain, _ = both(net, lambda n: graphs.capture(n, loss_of, sgd(n), max_graphs=2))
+    sizes = [5, 5, 5, 3, 3, 5, 3, 5]
+    found = [captured(*batch(i, size)) for i, size in enumerate(sizes)]
+    assert recorder.recorded == 2
+    assert_equal(found, [plain(x, (y,)) for x, y in (batch(i, size) for i, size in enumerate(sizes))])
+    captured(*batch(0, 5, steps=2))  # of another length: the third kind
+    captured(*batch(0, 5))  # 3 was dropped, 5 was not
+    assert recorder.recorded == 2
+    captured(*batch(0, 3))
+    captured(*batch(0, 3))
+    assert recorder.recorded == 3
+
+
+def test_results_are_not_overwritten(recorder: OperationsRecorder) -> None:
+    captured = graphs.capture(network(), lambda out, y: (loss_of(out, y), {"out": out}), sgd(network()))
+    first = [captured(*batch(i)) for i in range(6)]
+    assert len({loss.item() for loss, _ in first}) == 6
+    assert first[4][1]["out"].data_ptr() != first[5][1]["out"].data_ptr()
+    assert not first[5][0].requires_grad
+
+
+def test_gradients_are_added_without_an_optimizer(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of))
+    for i in range(12):
+        captured(*batch(i))
+        plain(batch(i)[0], (batch(i)[1],))
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+        if i % 2:
+            net.zero_grad()
+            twin.zero_grad()
+    assert recorder.recorded == 2
+
+
+def test_counts_and_sequences_are_the_latest(recorder: OperationsRecorder) -> None:
+    net = network()
+    neuron = net[1]
+    neuron.count_spikes = neuron.store_state_seqs = True
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    for i in range(6):
+        captured(*batch(i))
+        plain(batch(i)[0], (batch(i)[1],))
+        assert torch.equal(neuron.spike_counts, twin[1].spike_counts)
+        assert torch.equal(neuron.state_seqs[0], twin[1].state_seqs[0])
+    assert recorder.replayed
+
+
+def test_states_that_are_kept_are_not_overwritten(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n), states="carry"))
+    for i in range(8):
+        kept = list(net[1].states)
+        before = [state.clone() for state in kept]
+        assert torch.equal(captured(*batch(i)), plain(batch(i)[0], (batch(i)[1],)))
+        assert_equal(kept, before)
+        if i == 5:  # a new sequence
+            reset_net(net)
+            reset_net(twin)
+    assert recorder.recorded
+
+
+CHANGES: dict[str, Callable[[Any, Any], object]] = {
+    "a parameter replaced": lambda net, optimizer: setattr(net[0], "bias", nn.Parameter(torch.ones(16))),
+    "memory replaced": lambda net, optimizer: setattr(net[0].bias, "data", torch.ones(16)),
+    "a number of a neuron": lambda net, optimizer: setattr(net[1], "tau", 3.0),
+    "a rate": lambda net, optimizer: optimizer.param_groups[0].update(lr=0.5),
+    "a module": lambda net, optimizer: net.__setitem__(1, IF(backend="torch")),
+    "a frozen layer": lambda net, optimizer: net[0].requires_grad_(False),
+    "evaluation": lambda net, optimizer: net.eval(),
+    "sequences of states": lambda net, optimizer: setattr(net[1], "store_state_seqs", True),
+    "the step mode": lambda net, optimizer: setattr(net[1], "detach_reset", True),
+    "the optimizer's state": lambda net, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())),
+    "a global": lambda net, optimizer: globals().update(SCALE=2.0),
+    "double precision": lambda net, optimizer: net.double(),
+}
+SCALE = 1.0
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_changes_are_seen(recorder: OperationsRecorder, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    net = network(LIF, nn.Dropout(0.2))
+    net[1], net[2] = net[2], net[1]  # linear, neuron, dropout, linear
+    twin = copy.deepcopy(net)
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return SCALE * loss_of(output, labels)
+
+    optimizer, other = sgd(net), sgd(twin)
+    captured, plain = graphs.capture(net, loss, optimizer), graphs.capture(twin, loss, other).step.run
+
+    def train(count: int) -> None:
+        for i in range(count):
+            x, y = (
+                t.double() if t.is_floating_point() and net[0].weight.dtype == torch.float64 else t for t in batch(i)
+            )
+            torch.manual_seed(i)
+            expected = plain(x, (y,))
+            torch.manual_seed(i)
+            assert torch.equal(captured(x, y), expected), i
+
+    train(5)
+    before = recorder.recorded
+    assert before == 1
+    CHANGES[what](net, optimizer)
+    CHANGES[what](twin, other)
+    train(5)
+    assert recorder.recorded == before + 1
+    if what != "double precision":  # of the arguments, too
+        assert "recorded again" in captured.explain()
+
+
+def hooked(net: Any) -> None:
+    net[1].register_forward_hook(lambda module, inputs, output: print(output.mean()))
+
+
+def parameter_hooked(net: Any) -> None:
+    net[0].weight.register_hook(lambda gradient: gradient * 2)
+
+
+class Counting(nn.Module):
+    """Assigns an attribute in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x * self.calls
+
+
+class Logging(nn.Module):
+    """Appends to a list in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.log.append(len(self.log))
+        return x * len(self.log)
+
+
+class Drawing(nn.Module):
+    """Draws from Python's random numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class Reading(nn.Module):
+    """Waits for the device."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * x.max().item()
+
+
+OBSTACLES: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a counter": (Counting, r"the step itself changes net\.1\.calls"),
+    "a list": (Logging, r"the step itself changes net\.1\.log"),
+    "Python's random numbers": (Drawing, "the step draws from random"),
+    "a number of the device": (
+        Reading,
+        r"1 \(Reading\), .*, cannot be recorded: RuntimeError: operation not permitted",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", OBSTACLES)
+def test_obstacles_run_by_python_and_say_so(recorder: OperationsRecorder, what: str) -> None:
+    make, words = OBSTACLES[what]
+    net = network(LIF, make())
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    random.seed(0)
+    expected = [plain(x, (y,)) for x, y in map(batch, range(6))]
+    random.seed(0)
+    with pytest.warns(CaptureWarning, match=words) as warned:
+        found = [captured(x, y) for x, y in map(batch, range(6))]
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    assert recorder.replayed == 0
+    assert_equal(found, expected)
+    assert_equal(values(net), values(twin))
+    assert "by Python: " in captured.explain()
+
+
+@pytest.mark.parametrize("hook", [hooked, parameter_hooked])
+def test_hooks_run_by_python(recorder: OperationsRecorder, hook: Callable[[nn.Module], None]) -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    compare(captured, plain, 4)
+    assert recorder.recorded == 1
+    hook(net)
+    hook(twin)
+    with pytest.warns(CaptureWarning, match=r"has a (forward )?hook, \w*ooked.<locals>.<lambda> \(test_nn_graphs.py:"):
+        compare(captured, plain, 4)
+    assert recorder.recorded == 1
+
+
+def test_monitors_count_by_python(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured = graphs.capture(net, loss_of, sgd(net))
+    for i in range(4):
+        captured(*batch(i))
+    with RateMonitor(net) as monitor:
+        with pytest.warns(CaptureWarning, match="1 .LIF. has a forward hook of a monitor"):
+            captured(*batch(0))
+        rate = monitor.rates()["1"]
+        captured(batch(0)[0] * 0, batch(0)[1])
+        assert monitor.rates()["1"] < rate
+    replayed = recorder.replayed
+    captured(*batch(0))
+    assert recorder.replayed == replayed + 1
+
+
+def test_a_learning_rate_that_changes_often(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    other = plain.__self__.optimizer
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(o, 0.9) for o in (captured.step.optimizer, other)]
+
+    def schedule(i: int) -> None:
+        for scheduler in schedulers:
+            scheduler.step()
+
+    with pytest.warns(CaptureWarning, match=r"optimizer.param_groups\[0\]\['lr'\] changes often.*lr=torch.tensor"):
+        compare(captured, plain, 12, schedule)
+    assert recorder.replayed >= 5
+    assert_equal(values(net, captured.step.optimizer), values(twin, other))
+
+
+def test_an_optimizer_that_is_not_capturable_steps_by_python(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, torch.optim.AdamW(n.parameters(), 0.01)))
+    with pytest.warns(CaptureWarning, match=r"AdamW counts its steps on the CPU: give AdamW\(.*capturable=True\)"):
+        compare(captured, plain, 8)
+    assert recorder.replayed >= 5
+    assert_equal(values(net, captured.step.optimizer), values(twin, plain.__self__.optimizer))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda p: torch.optim.Adagrad(p), "nothing says that Adagrad can be recorded"),
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1)), r"give SGD\(\.\.\., fused=True\)"),
+        (lambda p: torch.optim.SGD(p, lr=torch.tensor(0.1), fused=True), None),
+        (lambda p: torch.optim.Adam(p, capturable=True), None),
+        (lambda p: torch.optim.NAdam(p, capturable=False), "NAdam counts its steps on the CPU"),
+    ],
+)
+def test_optimizers(make: Any, words: str | None) -> None:
+    net = network()
+    why = why_update_eager(graphs.capture(net, loss_of, make(net.parameters())).step)
+    if words is None:
+        assert why is None
+    else:
+        assert why is not None
+        assert re.search(words, why)
+
+
+def test_a_gradient_scaler(recorder: OperationsRecorder) -> None:
+    net = network()
+
+    def make(n: nn.Module) -> CapturedStep:
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=3)
+        return graphs.capture(n, loss_of, sgd(n), scaler=scaler, max_norm=0.5)
+
+    captured, plain, twin = both(net, make)
+    with pytest.warns(CaptureWarning, match=r"waits for the device before SGD steps: give SGD\(\.\.\., fused=True\)"):
+        compare(captured, plain, 9)
+    assert recorder.replayed >= 6
+    assert_equal(values(net), values(twin))
+    assert captured.step.scaler.get_scale() == plain.__self__.scaler.get_scale() > 4.0
+
+
+def test_ema_and_validation_between_steps(recorder: OperationsRecorder) -> None:
+    net = network(LIF, norm())
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    averages = [torch.optim.swa_utils.AveragedModel(n, multi_avg_fn=get_ema_multi_avg_fn(0.9)) for n in (net, twin)]
+
+    def validate(i: int) -> None:
+        for average, n in zip(averages, (net, twin), strict=True):
+            average.update_parameters(n)
+            if i % 3 == 0:
+                n.eval()
+                with torch.no_grad():
+                    n(batch(i)[0])
+                reset_net(n)
+                n.train()
+
+    compare(captured, plain, 10, validate)
+    assert recorder.recorded == 1
+    assert_equal(values(averages[0]), values(averages[1]))
+
+
+def test_arguments_that_have_no_graph(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured = graphs.capture(net, lambda out, y, scale: scale(loss_of(out, y)), sgd(net))
+    with pytest.warns(CaptureWarning, match="an argument is a function"):
+        captured(*batch(0), lambda loss: 2 * loss)
+    captured(*batch(1), lambda loss: 2 * loss)
+    assert recorder.recorded == 0
+
+
+def test_numbers_among_the_arguments_are_part_of_the_kind(recorder: OperationsRecorder) -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    captured = graphs.capture(net, lambda out, y, scale: scale * loss_of(out, y), optimizer)
+    found = [captured(*batch(0), scale).item() for scale in (1, 1, 1, 2, 2, 2, 1)]
+    assert found[3] == pytest.approx(2 * found[0])
+    assert found[6] == found[0]
+    assert recorder.recorded == 2
+
+
+def test_on_the_cpu_it_is_a_plain_call() -> None:
+    net = network()
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n)))
+    for i in range(3):
+        assert torch.equal(captured(*batch(i)), plain(batch(i)[0], (batch(i)[1],)))
+    assert_equal(values(net), values(twin))
+    assert captured.explain() == "plain calls: the network is on cpu, where steps are plain calls"
+
+
+def test_a_plain_step_is_the_loop_that_one_writes() -> None:
+    net = network(LIF, norm(), nn.Dropout(0.2))
+    twin = copy.deepcopy(net)
+    optimizer, other = sgd(net), sgd(twin)
+    step = graphs.capture(net, loss_of, optimizer, max_norm=1.0)
+    for i in range(4):
+        x, y = batch(i)
+        torch.manual_seed(i)
+        found = step(x, y)
+        torch.manual_seed(i)
+        reset_net(twin)
+        loss = loss_of(twin(x), y)
+        other.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), 1.0)
+        other.step()
+        assert torch.equal(found, loss.detach())
+    assert_equal(values(net, optimizer), values(twin, other))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"states": "carried"}, "carry"),
+        ({"max_norm": 1.0}, "max_norm needs an optimizer"),
+        ({"scaler": torch.amp.GradScaler("cpu")}, "scaler needs an optimizer"),
+        ({"max_graphs": 0}, "max_graphs"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        graphs.capture(network(), loss_of, **options)
+
+
+def test_a_loss_that_is_no_tensor() -> None:
+    with pytest.raises(ParameterError, match="the loss function returned a float"):
+        graphs.capture(network(), lambda out, y: 1.0)(*batch(0))
+
+
+def test_the_line_of_an_error() -> None:
+    net = network(LIF, Failing())
+    with pytest.raises(ZeroDivisionError) as caught:
+        graphs.capture(net, loss_of)(*batch(0))
+    found = line_of_error(caught.value, names_of(net))
+    assert re.fullmatch(r"1 \(Failing\), test_nn_graphs.py:\d+, `return x / \(1 // 0\)`,", found)
+
+
+class Failing(nn.Module):
+    """Fails in a line of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (1 // 0)
+
+
+def test_more_kinds_than_graphs(recorder: OperationsRecorder) -> None:
+    net = network()
+    captured = graphs.capture(net, loss_of, sgd(net), max_graphs=2)
+
+    def alternate() -> None:
+        for i in range(14):
+            captured(*batch(i, 1 + i % 5))
+
+    with pytest.warns(CaptureWarning, match="more than max_graphs=2 kinds of calls alternate"):
+        alternate()
+    assert recorder.recorded == 0
+
+
+def test_data_parallel_networks(recorder: OperationsRecorder, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        net, twin = network(LIF, norm()), network(LIF, norm())
+        wrapped = nn.parallel.DistributedDataParallel(net)
+        captured = graphs.capture(wrapped, loss_of, sgd(wrapped))
+        plain = graphs.capture(twin, loss_of, sgd(twin)).step.run
+        with pytest.warns(CaptureWarning, match="gradients are reduced between processes"):
+            compare(captured, plain, 8)
+        assert recorder.recorded == 1
+        assert_equal(values(net), values(twin))
+        with wrapped.no_sync():
+            compare(captured, plain, 4)
+        assert recorder.recorded == 2
+        unused = nn.parallel.DistributedDataParallel(network(), find_unused_parameters=True)
+        with pytest.warns(CaptureWarning, match="find_unused_parameters=True"):
+            graphs.capture(unused, loss_of, sgd(unused))(*batch(0))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_every_kind_of_state_is_carried(recorder: OperationsRecorder) -> None:
+    net = network(ALIF, Delay(1, max_delay=2), SharedDropout(0.3))
+    captured, plain, twin = both(net, lambda n: graphs.capture(n, loss_of, sgd(n), states="carry"))
+    for i in range(8):
+        torch.manual_seed(i)
+        expected = plain(batch(i)[0], (batch(i)[1],))
+        torch.manual_seed(i)
+        assert torch.equal(captured(*batch(i)), expected), i
+    assert recorder.replayed >= 4
+    assert_equal([s for found in get_states(net).values() for s in found],
+                 [s for found in get_states(twin).values() for s in found])  # fmt: skip
+
+
+NEURONS: dict[str, Callable[[], nn.Module]] = {
+    "ALIF": ALIF,
+    "KLIF": KLIF,
+    "PLIF": PLIF,
+    "RLIF": lambda: RLIF(16),
+    "StochasticLIF": StochasticLIF,
+    "SlidingPSN": lambda: SlidingPSN(3),
+    "Recurrent": lambda: Recurrent(LIF(), 16),
+}
+
+
+@pytest.mark.long(all_but=["ALIF", "KLIF", "StochasticLIF"])
+@pytest.mark.parametrize("name", NEURONS)
+def test_calls_of_neurons_change_nothing_that_is_watched(name: str, compiler: None) -> None:
+    net: Any = nn.Sequential(nn.Linear(6, 16), NEURONS[name](), nn.Linear(16, 3))
+    step = graphs.capture(net, loss_of, sgd(net), states="carry").step
+    step.run(batch(0)[0], (batch(0)[1],))
+    watch = Watch({"net": net, "loss": loss_of}, torch.device("cpu"))
+    for i in range(3):
+        step.run(batch(i)[0], (batch(i)[1],))
+    assert watch.changes() == []
+    assert watch.holds()
+    net[1].step_mode = "s"
+    assert not watch.holds()
+
+
+def test_ranges_are_looked_at_between_replays(recorder: OperationsRecorder) -> None:
+    net = network(lambda: Leaky(beta=0.5, learn_beta=True))
+    captured = graphs.capture(net, loss_of, torch.optim.SGD(net[0].parameters(), lr=0.1))
+    for i in range(4):
+        captured(*batch(i))
+    net[1].beta.data.fill_(1.5)  # as a replay writes it: no new version
+    with pytest.warns(RangeWarning, match="has left its range"):
+        captured_often(captured)
+    assert recorder.recorded == 1
+
+
+def captured_often(captured: CapturedStep) -> None:
+    for i in range(8):
+        captured(*batch(i))
+
+
+def test_what_classes_have_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch({"net": nn.Sequential(Scaled())}, torch.device("cpu"))
+    assert watch.holds()
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    assert watch.changes() == ["SCALE"]
+    monkeypatch.undo()
+    assert watch.holds()
+    monkeypatch.setattr(Scaled, "factor", 2.0)
+    assert watch.changes() == ["Scaled.factor"]
+    monkeypatch.undo()
+    monkeypatch.setattr(Scaled, "forward", lambda self, x: x)
+    assert watch.changes() == ["Scaled.forward"]
+
+
+class Scaled(nn.Module):
+    """Reads a number of its class, and a global in another method."""
+
+    factor = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale(x)
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.factor * SCALE
+
+
+def test_what_functions_reach_is_watched() -> None:
+    factor = [1.0]
+    options = argparse.Namespace(scale=1.0)
+
+    def inner() -> float:
+        return factor[0] * float(options.scale) * SCALE
+
+    watch = Watch({"loss": lambda x: x * inner()}, torch.device("cpu"))
+    assert watch.holds()
+    options.scale = 1.0 + 0.0  # an equal number
+    assert watch.holds()
+    options.scale = 2.0
+    assert watch.changes() == ["options.scale"]
+    options.scale = 1.0
+    factor[0] = 3.0
+    assert watch.changes() == ["factor[0]"]
+    factor[:] = [1.0, 2.0]
+    assert watch.changes() == ["factor"]
+
+
+def test_long_containers_are_compared_by_their_length() -> None:
+    words = list(range(20_000))
+    watch = Watch({"net": argparse.Namespace(words=words)}, torch.device("cpu"))
+    words[3] = 5
+    assert watch.holds()
+    words.append(1)
+    assert watch.changes() == ["net.words"]

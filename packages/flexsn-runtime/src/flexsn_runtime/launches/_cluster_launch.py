@@ -1,0 +1,47 @@
+"""Launches a kernel whose blocks form clusters: the GPU runs those of one cluster at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, CudaFunction, CudaKernel
+
+
+class ClusterLaunch:
+    """A kernel in clusters, compiled for the dtypes of the first tensors that it is called with.
+
+    Args:
+        width: columns of the step.
+    """
+
+    def __init__(self, kernel: ClusterKernel, cluster: Cluster, device: torch.device, *, fast_math: bool) -> None:
+        self._kernel, self._cluster, self._device, self._fast_math = kernel, cluster, device, fast_math
+        self._compiled = CudaKernel(kernel.source)
+        self._functions: dict[tuple[torch.dtype, ...], CudaFunction] = {}
+
+    def function(self, tensors: Sequence[Tensor]) -> CudaFunction:
+        """What runs it on tensors of these dtypes. Compiles.
+
+        Raises:
+            CompilationError: the GPU has no room for it.
+        """
+        dtypes = tuple([tensor.dtype for tensor in tensors])
+        found = self._functions.get(dtypes)
+        if found is None:
+            found = self._functions[dtypes] = self._compiled.compiled(
+                dtypes,
+                self._device,
+                cluster=self._cluster.blocks,
+                threads=self._kernel.threads,
+                shared=self._kernel.shared,
+                fast_math=self._fast_math,
+            )
+        return found
+
+    def __call__(self, tensors: Sequence[Tensor], groups: int, numbers: Sequence[int]) -> None:
+        """Launches a cluster for each group of rows; the GPU runs as many at a time as it has room for."""
+        pointers = [tensor.data_ptr() for tensor in tensors]
+        self.function(tensors)(groups * self._cluster.blocks, pointers, numbers)

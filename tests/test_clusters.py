@@ -1,0 +1,208 @@
+"""The loop of a recurrent step in thread-block clusters: its sources compile, and on a GPU it is the plain loop."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from recurrent_cores import CELLS, GRU, LSTM, RLIF, Adaptive, Cell, Dense, GatedGRU, Hidden, LowRank, Masked, Powers
+from test_one_launch import check
+from test_recurrent import DEVICE, check_equal, differentiated, made, run, sequences
+
+from flexsn_codegen.recurrent import Call, Loop, NotOneLaunchError, Tiles
+from flexsn_codegen.targets.cuda import Cluster, CudaKernel, cluster_source, why_no_nvrtc
+from flexsn_graph import Port, Role
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, prepare, scan
+from flexsn_runtime.recurrent import _clusters, _one_launch
+from flexsn_runtime.recurrent._one_launch import Loops, Memory
+from flexsn_runtime.recurrent._over_time import OverTime
+
+gpu = pytest.mark.gpu
+HOPPER = (9, 0)
+CLUSTERS = (Cluster(2, 1, 1), Cluster(4, 2, 2))
+
+
+def dtypes_of(params: tuple[Port, ...], loop: Loop, over: OverTime, memory: Memory) -> list[torch.dtype]:
+    """Those of a kernel's tensors."""
+    carried = list(loop.carried.values())
+    found = []
+    for port in params:
+        if port in memory.tensors:
+            found.append(memory.tensors[port].dtype)
+        elif port.role in (Role.STATE, Role.FINAL_STATE):
+            found.append(carried[port.index][1])
+        elif port.role is Role.MATRIX:
+            found.append(memory.matrices[port.index].dtype)
+        else:
+            assert port.role is Role.LIFTED
+            found.append(over.lifted[port.index].dtype)
+    return found
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What became of each loop's kernels for an H100: ``"forward"`` or ``"backward"``, or why there is none."""
+    if why_no_nvrtc() is not None:
+        pytest.skip("NVRTC is not there: a build of torch without CUDA")
+    found: list[str] = []
+    original = Loops.kernel
+
+    def kernel(
+        self: Loops, step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory, tiles: Tiles
+    ) -> Any:
+        cores = [step.core_in_cuda(part.stage) if isinstance(part, Call) else None for part in loop.parts]
+        for cluster in CLUSTERS:
+            try:
+                written = cluster_source("loop", _one_launch._spec(over, loop, memory, cores), cluster)
+            except NotOneLaunchError as error:
+                found.append(str(error))
+                continue
+            dtypes = dtypes_of(written.source.params, loop, over, memory)
+            assert CudaKernel(written.source).cubin(dtypes, HOPPER)
+            found.append(over.direction)
+        return original(self, step, over, loop, memory, tiles)
+
+    monkeypatch.setattr(Loops, "kernel", kernel)
+    return found
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda", reason="on a GPU the kernels run")
+@pytest.mark.long(all_but=["RLIF-*", "GRU-*"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("cell", [RLIF, GRU, LSTM, Adaptive, Masked, GatedGRU, Hidden], ids=lambda cell: cell.__name__)
+def test_sources_compile_for_a_gpu_that_is_not_there(
+    cell: type[Cell], dtype: torch.dtype, compiled: list[str], interpreted: None
+) -> None:
+    core = made(cell, 37, Powers(), dtype)
+    differentiated(core, sequences(core, 2, 3, 37, dtype=dtype), "triton", state_seqs=False)
+    assert compiled[:2] == ["forward", "forward"]
+    assert set(compiled[2:]) <= {"backward"}  # in bfloat16, some backwards are no loop of one launch
+    assert dtype != torch.float32 or len(compiled) == 4
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each loop ran, in words. Loops that one program holds run in clusters, too."""
+    found: list[str] = []
+    original = _one_launch._InClusters.run
+
+    def noted(self: Any, over: OverTime) -> str:
+        how = original(self, over)
+        found.append(over.direction)
+        return how
+
+    monkeypatch.setattr(_one_launch, "held_tiles", lambda *_, **__: None)
+    monkeypatch.setattr(_one_launch._InClusters, "run", noted)
+    return found
+
+
+@gpu
+@pytest.mark.parametrize(("batch", "size"), [(1, 1), (37, 33), (9, 128), (37, 250), (130, 256), (300, 137)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_it_is_the_loop(batch: int, size: int, dtype: torch.dtype, told: list[str]) -> None:
+    check(RLIF, 20, batch, size, dtype)
+    assert told == ["forward", "backward"]
+
+
+@gpu
+@pytest.mark.parametrize("cluster", [Cluster(2, 1, 1), Cluster(4, 2, 2), Cluster(8, 4, 1), Cluster(16, 1, 4)], ids=repr)
+def test_divisions(cluster: Cluster, told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_one_launch, "clusters_for", lambda *_: iter([cluster]))
+    check(RLIF, 7, 45, 120, torch.float32)
+    assert told == ["forward", "backward"]
+
+
+@gpu
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+def test_cells(cell: type[Cell], told: list[str]) -> None:
+    """In the bits of the loop where sums have one term; what clusters do not compute runs as before."""
+    check_equal(cell, "triton")
+
+
+@gpu
+@pytest.mark.parametrize("cell", [GRU, LSTM, LowRank], ids=lambda cell: cell.__name__)
+def test_real_numbers(cell: type[Cell], told: list[str]) -> None:
+    """With dense matrices, within float32's rounding of float64."""
+    core = made(cell, 144, Dense(), torch.float32)
+    tensors = sequences(core, 12, 50, 144, dtype=torch.float32, bits=10)
+    got, gradients = differentiated(core, tensors, "triton", state_seqs=False)
+    exact = made(cell, 144, Dense(), torch.float64)
+    wanted, exact_gradients = differentiated(
+        exact, tuple(t.detach().double().requires_grad_() for t in tensors), None, state_seqs=False
+    )
+    for a, b in zip([*got, *gradients], [*wanted, *exact_gradients], strict=True):
+        assert a is not None
+        assert b is not None
+        assert (a.double() - b).abs().max() < 2e-5 * b.abs().max().clamp(min=1)
+
+
+@gpu
+def test_ten_thousand_launches_on_two_streams(told: list[str]) -> None:
+    core = made(RLIF, 256, Powers(), torch.float32)
+    x, s, v = (t.detach() for t in sequences(core, 3, 64, 256, dtype=torch.float32))
+    expected = run(core, (x, s, v), None)
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    torch.cuda.synchronize()
+    differing = torch.zeros(2, device="cuda")
+    with torch.no_grad():
+        for i in range(10_000):
+            with torch.cuda.stream(streams[i % 2]):
+                results = scan(step, arguments, state_seqs=True)
+                if i % 100 < 2:
+                    for a, b in zip(results, expected, strict=True):
+                        differing[i % 2] += (a != b).sum()
+    torch.cuda.synchronize()
+    assert differing.tolist() == [0, 0]
+    assert told == ["forward"] * 10_000
+
+
+@gpu
+def test_a_thread_that_has_used_no_gpu(told: list[str]) -> None:
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 4, 20, 256))
+    expected = run(core, tensors, None)
+    with ThreadPoolExecutor(1) as pool:
+        results = pool.submit(run, core, tensors, "triton").result()
+    for a, b in zip(results, expected, strict=True):
+        assert torch.equal(a, b)
+    assert told == ["forward"]
+
+
+@gpu
+def test_in_a_cuda_graph(told: list[str]) -> None:
+    core = made(RLIF, 256, Powers())
+    x, s, v = (t.detach() for t in sequences(core, 5, 33, 256))
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), (x, s, v))
+    with torch.no_grad():
+        expected = [result.clone() for result in scan(step, arguments, state_seqs=False)]
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = scan(step, arguments, state_seqs=False)
+        for result in results:
+            result.zero_()
+        graph.replay()
+    for a, b in zip(results, expected, strict=True):
+        assert torch.equal(a, b)
+
+
+@gpu
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = made(RLIF, 256, Powers())
+    tensors = tuple(t.detach() for t in sequences(core, 3, 16, 256))
+    step, arguments = prepare(ScanProgram(core, 1, 2, 1), tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    scan(step, arguments, state_seqs=False)
+    assert "clusters" in step.loops.told["forward"]
+    monkeypatch.setenv("FLEXSN_CLUSTERS", "0")
+    assert _clusters.why_no_clusters(torch.device("cuda")) == "FLEXSN_CLUSTERS is 0"
+    other, arguments = prepare(ScanProgram(made(RLIF, 256, Powers()), 1, 2, 1), tensors)
+    assert isinstance(other, RecurrentSpecialization)
+    scan(other, arguments, state_seqs=False)
+    assert "clusters" not in other.loops.told["forward"]
