@@ -3,9 +3,10 @@
     python benchmarks/function_trial.py [--output FILE] [--device cpu] [--only TEXT ...] [--rounds 15]
 
 Medians of whole calls, with what Python needs, taken in turns within one process; ratios are medians of the ratios of
-single rounds. The C library keeps memory that is freed: otherwise page faults of new memory, which all three have
-alike, take most of the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by`
-is the largest difference between the kernel's result and eager mode's.
+single rounds. On the CPU, in one thread, the time is that of the process, which others on the machine do not change.
+The C library keeps memory that is freed: otherwise page faults of new memory, which all three have alike, take most of
+the time on a CPU, and vary. Training is a forward and a backward by the same gradient. `differs by` is the largest
+difference between the kernel's result and eager mode's.
 """
 
 from __future__ import annotations
@@ -268,17 +269,18 @@ def in_turns(calls: list[Callable[[], Any]], rounds: int, device: torch.device) 
         for _ in range(3):
             call()
     times: list[list[float]] = [[] for _ in calls]
+    clock = time.process_time if device.type == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
     gc.collect()
     for _ in range(rounds):
         for own, call in zip(times, calls, strict=True):
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            begun = time.perf_counter()
+            begun = clock()
             for _ in range(3):
                 call()
             if device.type == "cuda":
                 torch.cuda.synchronize()
-            own.append((time.perf_counter() - begun) / 3 * 1e3)
+            own.append((clock() - begun) / 3 * 1e3)
     return times
 
 

@@ -127,7 +127,7 @@ def _shown(trace: Trace, inputs: Sequence[Tensor]) -> list[ShownKernel]:
     plan = trace.plan(inputs)
     dtypes = [*(t.dtype for t in inputs), *(memory.dtype for memory in plan.new)]
     return [
-        ShownKernel(str(graph), launch.built.source, tuple(dtypes[operand.tensor] for operand in launch.operands))
+        ShownKernel(str(graph.graph), launch.built.source, tuple(dtypes[operand.tensor] for operand in launch.operands))
         for graph, launch in zip(trace.graphs, plan.launches, strict=True)
     ]
 

@@ -176,7 +176,18 @@ struct Rows {
 
     template <typename T>
     void gather(const T* from, T* to, int64_t lanes) {
-        const int64_t stride = of[dimensions - 1].stride;
+        const int64_t size = of[dimensions - 1].size, stride = of[dimensions - 1].stride;
+        if (dimensions == 2 && of[0].stride == 0 && size < lanes) {  // a row that repeats: what is there is copied
+            int64_t column = index[dimensions - 1];
+            for (int64_t i = 0; i < size; ++i) {
+                to[i] = from[column * stride];
+                column = column + 1 == size ? 0 : column + 1;
+            }
+            for (int64_t done = size; done < lanes; done *= 2)
+                __builtin_memcpy(to + done, to, sizeof(T) * size_t(done < lanes - done ? done : lanes - done));
+            index[dimensions - 1] = (index[dimensions - 1] + lanes) % size;
+            return;
+        }
         each(lanes, [=](int64_t lane, int64_t offset, int64_t count) {
             for (int64_t i = 0; i < count; ++i) to[lane + i] = from[offset + i * stride];
         });
