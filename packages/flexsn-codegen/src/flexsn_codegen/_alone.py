@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from flexsn_codegen._shown import Loaded
+from flexsn_codegen._shown import ShownFunction
 from flexsn_codegen.functions._host_numbers import Expression
 from flexsn_codegen.functions._launch import BLOCK, CPP_BLOCK
-from flexsn_codegen.functions._plan import Step, Trace
+from flexsn_codegen.functions._plan import Trace, TracedStep
 from flexsn_codegen.source._numbers import Number
 from flexsn_codegen.source._numerics import compile_options
 from flexsn_codegen.source._source import KernelSource, identifier
@@ -44,7 +44,7 @@ _OPERATORS = {
 _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
 
-def standalone(loaded: Loaded, language: str, command: str, version: str) -> str:
+def standalone(loaded: ShownFunction, language: str, command: str, version: str) -> str:
     """The source of a file.
 
     Args:
@@ -60,7 +60,7 @@ def standalone(loaded: Loaded, language: str, command: str, version: str) -> str
 # -- Triton --------------------------------------------------------------------------------------------------
 
 
-def _in_triton(loaded: Loaded, made: str) -> str:
+def _in_triton(loaded: ShownFunction, made: str) -> str:
     from flexsn_codegen.targets.triton._standalone import HEADER, linked  # imports triton, which may be absent
 
     name = identifier(loaded.kernel.name)
@@ -91,7 +91,7 @@ def _in_triton(loaded: Loaded, made: str) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _parameters(loaded: Loaded) -> list[tuple[str, str]]:
+def _parameters(loaded: ShownFunction) -> list[tuple[str, str]]:
     """The name of each parameter, and whether it is a ``"tensor"`` or a ``"number"``."""
     kinds = [part[0] for part in loaded.structure[1]]
     try:
@@ -109,7 +109,7 @@ def _parameters(loaded: Loaded) -> list[tuple[str, str]]:
     return [*found, *((f"captured_{i}", "tensor") for i in range(captured))]
 
 
-def _entry(name: str, loaded: Loaded, parameters: Sequence[tuple[str, str]]) -> str:
+def _entry(name: str, loaded: ShownFunction, parameters: Sequence[tuple[str, str]]) -> str:
     tensors = ", ".join(p for p, kind in parameters if kind == "tensor")
     numbers = "".join(f"{p}, " for p, kind in parameters if kind == "number")
     signature = ", ".join(p for p, _ in parameters)
@@ -222,7 +222,7 @@ def _words(name: str, trace: Trace) -> str:
 _REFUSAL = 'raise ValueError("for these numbers, the function does something else: make its kernels for them")'
 
 
-def _encoded(step: Step) -> list[str]:
+def _encoded(step: TracedStep) -> list[str]:
     return [
         f"*_bits({_format(number)!r}, {_text(expression)})"
         for number, expression in zip(step.source.numbers, step.slots, strict=True)
@@ -265,7 +265,7 @@ def _constant(value: Any) -> str:
 # -- C++ -----------------------------------------------------------------------------------------------------
 
 
-def _in_cpp(loaded: Loaded, made: str) -> str:
+def _in_cpp(loaded: ShownFunction, made: str) -> str:
     name = identifier(loaded.kernel.name)
     head = [
         f"// {name}, as kernels in C++.",
@@ -292,7 +292,7 @@ def _in_cpp(loaded: Loaded, made: str) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: Step) -> str:
+def _wrapper(entry: str, program: str, source: KernelSource, dtypes: Sequence[torch.dtype], step: TracedStep) -> str:
     """The kernel with its own types: tensors, sizes and strides, numbers, threads."""
     count = len(step.source.arguments)
     memory = {torch.float16: "uint16_t", torch.bfloat16: "uint16_t"}

@@ -53,7 +53,7 @@ def kernels(
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class ShownFunction:
     """A function that the command line names, with its traces.
 
     Attributes:
@@ -75,7 +75,9 @@ class Loaded:
     given: list[Tensor]
 
 
-def load(path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool) -> Loaded:
+def load(
+    path: str, arguments: Sequence[str] | None, numerics: Numerics, target: Target, *, gradient: bool
+) -> ShownFunction:
     """The function ``"module:function"`` with its traces.
 
     Raises:
@@ -94,14 +96,14 @@ def load(path: str, arguments: Sequence[str] | None, numerics: Numerics, target:
     wanted = [gradient and flag for flag in flags]
     trace = kernel.variant(tensors, numbers, wanted, target)
     if not gradient:
-        return Loaded(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
+        return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, None, [])
     flows = trace.graph.differentiable
     if not any(flows):
         raise UsageError(f"no result of {path} is differentiable.")
     results = trace.plan(tensors).results(tensors[0])
     given = [*(t.detach() for t in tensors), *(r for r, there in zip(results, flows, strict=False) if there)]
     backward = kernel.gradient(wanted, flows).variant(given, numbers, [False] * len(given), target)
-    return Loaded(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
+    return ShownFunction(fn, kernel, structure, tensors, numbers, wanted, trace, backward, given)
 
 
 def _kernel(

@@ -37,7 +37,7 @@ from flexsn_nn.transforms._resets import Resets
 from flexsn_nn.transforms._transform import Transform
 
 
-class Exchange(Protocol):
+class SequenceRunner(Protocol):
     """What runs calls of a neuron between layers with exact products: see `flexsn_nn.exact`."""
 
     def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
@@ -204,7 +204,7 @@ class FlexSN(Runs):
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())
-            exchange: Exchange | None = self.__dict__.get("_exchange")
+            exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
                 output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
                 if output is not None:

@@ -7,7 +7,7 @@ from flexsn_runtime._availability import triton_interpreted, why_unavailable
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
 from flexsn_runtime._targets import TargetName
 from flexsn_runtime._torch_private import transform_at_work
-from flexsn_runtime.contract._handles import (
+from flexsn_runtime.compat._handles import (
     FlexSNKernelHandle,
     attach_flexsn_handle_finalizer,
     flexsn_kernel_registry_info,
@@ -18,20 +18,20 @@ from flexsn_runtime.contract._handles import (
     retain_flexsn_kernel_handle,
     retain_owner_flexsn_kernel_handle,
 )
-from flexsn_runtime.contract._kernels import (
+from flexsn_runtime.compat._kernels import (
     ScanKernel,
     build_inference_final_state_kernel,
     build_inference_kernel,
     build_training_kernels,
 )
-from flexsn_runtime.contract._ops import (
+from flexsn_runtime.compat._ops import (
     flexsn_inductor_backward,
     flexsn_inductor_inference,
     flexsn_inductor_inference_final_state,
     flexsn_inductor_training,
     flexsn_inductor_training_final_state,
 )
-from flexsn_runtime.contract._wrappers import (
+from flexsn_runtime.compat._wrappers import (
     flexsn_backward,
     flexsn_forward,
     flexsn_inference,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
-from flexsn_graph.versions import expect, needed, private
+from flexsn_hop.versions import expect, needed, private
 
 if TYPE_CHECKING:
     import sympy

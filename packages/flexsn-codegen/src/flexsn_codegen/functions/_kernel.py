@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from flexsn_codegen._torch_private_modes import hint_of
+from flexsn_codegen.core._core import emit_core
 from flexsn_codegen.errors import ArgumentError, KernelGoneError, TraceError
 from flexsn_codegen.functions._calls import Structure, put_together, results_apart, results_together
 from flexsn_codegen.functions._captured import Captured
 from flexsn_codegen.functions._follow import follow
 from flexsn_codegen.functions._host_numbers import Notes, noting
 from flexsn_codegen.functions._launch import target_on
-from flexsn_codegen.functions._plan import Step, Trace
+from flexsn_codegen.functions._plan import Trace, TracedStep
 from flexsn_codegen.functions._words import in_words_of
-from flexsn_codegen.source._core import emit_core
 from flexsn_codegen.source._numerics import Numerics
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_codegen.targets import Target
@@ -263,7 +263,7 @@ class Kernel:
                 raise
             raise self._otherwise from None
         cells = graph.steps if isinstance(graph, CellGraph) else (None,)
-        steps = [Step(*step) for step in zip(sources, slots, cells, strict=True)]
+        steps = [TracedStep(*step) for step in zip(sources, slots, cells, strict=True)]
         return Trace(self.name, graph, steps, conditions, self.numerics.fast_math, self.written, shapes)
 
     def _graph(

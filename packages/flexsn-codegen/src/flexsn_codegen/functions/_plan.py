@@ -40,7 +40,7 @@ class Built:
 
 
 @dataclass(slots=True)
-class Step:
+class TracedStep:
     """One kernel of a trace.
 
     Attributes:
@@ -70,7 +70,7 @@ class Trace:
 
     name: str
     graph: PointwiseGraph | CellGraph
-    steps: Sequence[Step]
+    steps: Sequence[TracedStep]
     conditions: Conditions
     fast_math: bool
     written: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class NewMemory:
     """Memory of a call: a result, or the terms of one that is summed."""
 
     shape: tuple[int, ...]
@@ -228,7 +228,7 @@ class Plan:
         constants: by the number of a result, what all of it is.
     """
 
-    new: tuple[Memory, ...]
+    new: tuple[NewMemory, ...]
     dtypes: tuple[torch.dtype, ...]
     launches: tuple[PlannedLaunch, ...]
     sums: tuple[Summed, ...] = ()
@@ -293,7 +293,7 @@ def _of_whole(trace: Trace, tensors: Sequence[Tensor], outs: Sequence[Tensor]) -
                 f"{trace.name} writes to its tensor {i}, of shape {list(tensors[i].shape)}, and its arguments "
                 f"broadcast to {list(shape)}: what is written in place has the shape of all."
             )
-    new = tuple(Memory(shape, strides, dtype) for dtype in trace.dtypes)
+    new = tuple(NewMemory(shape, strides, dtype) for dtype in trace.dtypes)
     count = len(tensors)
     inputs = [_View(Operand(i), tuple(t.expand(shape).stride())) for i, t in enumerate(tensors)]
     if outs:
@@ -309,7 +309,7 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
     graph = trace.graph
     assert isinstance(graph, CellGraph)
     shapes = [step.shape(tensors) for step in graph.steps]
-    new: list[Memory] = []
+    new: list[NewMemory] = []
     constants = []
     for i, (result, dtype) in enumerate(zip(graph.results, graph.dtypes, strict=True)):
         shape = result.shape(shapes[result.step] if result.step >= 0 else ())
@@ -340,8 +340,8 @@ def _of_parts(trace: Trace, tensors: Sequence[Tensor]) -> Plan:
     return Plan(tuple(new), graph.dtypes, tuple(launches), tuple(sums), tuple(constants))
 
 
-def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> Memory:
-    return Memory(shape, tuple(torch.empty(shape, device="meta").stride()), dtype)
+def _dense(shape: tuple[int, ...], dtype: torch.dtype) -> NewMemory:
+    return NewMemory(shape, tuple(torch.empty(shape, device="meta").stride()), dtype)
 
 
 def _part(number: int, part: Part, tensor: Tensor, shape: Sequence[int]) -> _View:

@@ -7,7 +7,6 @@ of their operands is negative, so that `//` and `%` are what they are in any lan
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -27,7 +26,7 @@ from flexsn_codegen.source._source import (
     KernelSource,
     StepLayout,
     Strided,
-    identifier,
+    framed,
 )
 from flexsn_codegen.source._walk import by_terms
 from flexsn_graph import Port, Role, facts_of
@@ -480,11 +479,12 @@ class KernelWriter(ABC):
         arguments = [f"{port.name}_ptr" for port in self._params] + self._sizes
         body = self._text()
         text = f"({', '.join(arguments)})\n{body}\n{[core.name for core in cores]}"
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        full_name = f"{identifier(name, reserved=self.target.reserved)}_{digest}"
-        functions = "\n\n".join(core.source for core in (*self._once, *cores))
-        source = f"{self.target.header}\n\n{functions}\n\n{self._kernel(full_name, arguments, body, doc)}"
-        return KernelSource(full_name, source, tuple(self._params), tuple(self._sizes), self.target)
+        called = (*self._once, *cores)
+
+        def kernel(full: str) -> str:
+            return self._kernel(full, arguments, body, doc)
+
+        return framed(name, self.target, self._params, self._sizes, called, text, kernel)
 
     def _text(self) -> str:
         """The lines that were collected."""

@@ -13,7 +13,7 @@ from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn
 from flexsn_nn._backends import COMPILED, KERNEL_BACKENDS
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
 from flexsn_nn._example_outputs import Spec
-from flexsn_nn._programs import Program
+from flexsn_nn._programs import StepProgram
 from flexsn_nn._run_kernels import BETWEEN, run_again, run_kernels
 from flexsn_nn._torch_private import between_graphs
 from flexsn_nn.errors import PlacementError
@@ -35,7 +35,7 @@ class _Repeats(NamedTuple):
         asked: the results and side effects of such a call, `Runs._asked`. A call that differs in it takes the long way.
     """
 
-    program: Program
+    program: StepProgram
     asked: _Asked
 
 
@@ -205,7 +205,7 @@ class Runs(Chooses):
 
     def _launch_step(
         self,
-        program: Program,
+        program: StepProgram,
         inputs: tuple[Tensor, ...],
         states: tuple[Tensor, ...],
         transforms: tuple[Transform, ...],
@@ -228,7 +228,7 @@ class Runs(Chooses):
     ) -> Sequence[Tensor]:
         return self._run_kernels(inputs, states, keep, transforms, None)
 
-    def _without_bits(self, program: Program, results: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _without_bits(self, program: StepProgram, results: Sequence[Tensor]) -> Sequence[Tensor]:
         """The results, and notes the bits behind them, if there are some."""
         if not program.scan.bits:
             return results

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from flexsn_codegen import BackwardSpec
 from flexsn_graph import Port, Presence, Residuals, Role
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime.kernels._rows import fewer_elements, rows
 from flexsn_runtime.kernels._sums import LiftedGradient, input_gradient
 from flexsn_runtime.launches._by_address import ByAddress
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.launches._sum import PlainSum
-from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.operands._order import in_order, strides_like, unusual_order
 from flexsn_runtime.plans._buckets import LaunchPlan

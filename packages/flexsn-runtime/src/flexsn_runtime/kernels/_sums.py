@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import LiftedLayout
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime.launches._sum import PlainSum, Sum
-from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._order import in_order, unusual_order
 
 

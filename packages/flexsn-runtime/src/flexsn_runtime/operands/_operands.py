@@ -12,8 +12,9 @@ from torch import Tensor
 
 from flexsn_codegen import InputLayout, StepLayout
 from flexsn_graph import LiftedLayout, Port, Role
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._torch_private import alike, size_expression
-from flexsn_runtime.operands._layout import DENSE_TERMS, Terms, broadcast_strides, contiguous_strides, step_terms
+from flexsn_runtime.operands._layout import DENSE_TERMS, Terms, broadcast_strides, step_terms
 from flexsn_runtime.operands._order import StepOrder
 
 

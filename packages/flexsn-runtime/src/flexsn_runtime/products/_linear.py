@@ -335,13 +335,7 @@ def spike_linear_op(
 
 
 @spike_linear_op.register_fake
-def _(
-    s: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],  # noqa: UP045
-    weight_parts: int,
-    grad_parts: int,
-) -> tuple[Tensor, Tensor]:
+def _(s: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     y = s.new_empty((*s.shape[:-1], weight.shape[0]))
     return y, s.new_empty((seen_size(s.shape[:-1].numel()),), dtype=torch.int32)
 
@@ -362,17 +356,9 @@ def spike_linear_backward_op(
 
 
 @spike_linear_backward_op.register_fake
-def _(
-    grad: Tensor,
-    s: Tensor,
-    weight: Tensor,
-    seen: Tensor,
-    weight_parts: int,
-    grad_parts: int,
-    wanted: Sequence[bool],
-) -> list[Tensor]:
+def _(grad: Tensor, s: Tensor, weight: Tensor, *rest: Any) -> list[Tensor]:
     shapes = (s.shape, weight.shape, weight.shape[:1])
-    return [s.new_empty(shape) for shape, want in zip(shapes, wanted, strict=True) if want]
+    return [s.new_empty(shape) for shape, want in zip(shapes, rest[-1], strict=True) if want]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
+from flexsn_hop.formats import contiguous_strides
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
@@ -18,7 +19,6 @@ from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
 from flexsn_runtime.kernels._refused import check_readable, refuse_double_backward, several_at_once
 from flexsn_runtime.kernels._sums import input_gradient
 from flexsn_runtime.launches._beside import compiling
-from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.recurrent._backward_plan import backward_plan
