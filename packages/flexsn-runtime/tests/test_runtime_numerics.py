@@ -17,9 +17,9 @@ from flexsn_codegen.targets.triton import _launcher
 from flexsn_runtime import LaunchConfig, ScanProgram
 from flexsn_runtime.kernels import _backward, _forward
 from flexsn_runtime.launches import _launch
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import Launch
 from flexsn_runtime.launches._launches import launch
-from flexsn_runtime.step._specialization import CompiledKernel
 
 
 def divided(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

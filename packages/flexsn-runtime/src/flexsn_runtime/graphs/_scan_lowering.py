@@ -23,10 +23,9 @@ import flexsn_runtime
 from flexsn_graph import NonPointwiseError, StepValue, TraceError
 from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.callers import warn
-from flexsn_runtime._availability import why_unavailable
-from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import size_hint
 from flexsn_runtime._torch_private_inductor import is_ahead_of_time
+from flexsn_runtime.backend import TargetName, backend_on
 from flexsn_runtime.errors import DtypeError, ShapeError, UnsupportedScanError
 from flexsn_runtime.graphs._graph_step import GraphSpecialization, GraphStep
 from flexsn_runtime.graphs._staged_op import StagedGraph, unknown_states
@@ -35,7 +34,6 @@ from flexsn_runtime.kernels._backward import BackwardScan, split_cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import StepCost, checkpoint_distance
-from flexsn_runtime.plans._plans import PLANNERS
 
 
 class KernelLowering:
@@ -66,7 +64,7 @@ class KernelLowering:
         if len(devices) != 1:
             return f"the tensors are on {' and '.join(sorted(map(str, devices)))}"
         (device,) = devices
-        return why_unavailable(device, target_on(device, self._on_cpu))
+        return backend_on(device, self._on_cpu).why_unavailable(device)
 
     def checkpoint_interval(self, core: fx.GraphModule, primals: Sequence[Any]) -> int:
         """The distance of the checkpoints, by T, the size of the step and the number of its operators."""
@@ -76,8 +74,7 @@ class KernelLowering:
         cost = StepCost(num_ops, tuple(value.dtype.itemsize for value in primals), ())
         if _may_have_products(core):
             return _NO_CHECKPOINTS
-        planner = PLANNERS[target_on(primals[0].device, self._on_cpu)]
-        backward = planner.plan(largest, cost, carried=0).backward
+        backward = backend_on(primals[0].device, self._on_cpu).plan(largest, cost, carried=0).backward
         return checkpoint_distance(backward, primals[0].shape[0], cost.backward_ops)
 
     def forward(self, core: fx.GraphModule, layout: ScanLayout, flat_args: Sequence[Any]) -> list[Tensor]:

@@ -21,8 +21,8 @@ from flexsn_hop import BackwardLayout, ScanLayout
 from flexsn_hop.errors import LoweringError
 from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
 from flexsn_runtime._torch_private import as_outside, untraced
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import UnsupportedScanError
 from flexsn_runtime.graphs._differentiable import differentiable
 from flexsn_runtime.graphs._symbols import Assignment

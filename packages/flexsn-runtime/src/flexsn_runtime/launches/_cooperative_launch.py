@@ -14,7 +14,7 @@ from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._triton_private import resources
 from flexsn_runtime.errors import GaveUpError
-from flexsn_runtime.step._specialization import CompiledKernel
+from flexsn_runtime.launches._kernel import CompiledKernel
 
 # Shared memory that each program takes beside what it asks for, in bytes.
 _RESERVED = 1024

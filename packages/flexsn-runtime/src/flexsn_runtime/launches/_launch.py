@@ -11,8 +11,8 @@ from torch import Tensor
 from flexsn_codegen.targets.triton import entry, interpreting, launcher, on_device
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime.launches._entry import Entry
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.step._specialization import CompiledKernel
 
 
 def allocator(

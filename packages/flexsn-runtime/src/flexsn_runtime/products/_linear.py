@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flexsn_runtime._availability import why_unavailable
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
+from flexsn_runtime.backend import why_unavailable
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
 from flexsn_runtime.products._launch import (
     input_gradient,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flexsn_codegen import TRITON, CoreSource, KernelSource
+from flexsn_codegen import CoreSource, KernelSource
 from flexsn_codegen.errors import CompilationError, UnsupportedOpError
 from flexsn_codegen.recurrent import (
     Load,
@@ -28,7 +28,6 @@ from flexsn_codegen.recurrent import (
 from flexsn_codegen.targets.cuda import Cluster, ClusterKernel, cluster_source
 from flexsn_codegen.targets.triton._recurrent import COUNTER_DISTANCE, LoopKernel, Tiles, loop_source
 from flexsn_graph import Port, Role, StagedStep, View
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._recent import Recent
 from flexsn_runtime.launches._cluster_launch import ClusterLaunch
 from flexsn_runtime.launches._cooperative_launch import MARKS, CooperativeKernel
@@ -94,9 +93,6 @@ class Loops:
         found = self._kernels.get(key)
         if found is None:
             cores = [step.core_of(part.stage) if isinstance(part, StageCall) else None for part in loop.parts]
-            written = [core for core in cores if core is not None]
-            if any(core.target is not TRITON for core in written):
-                raise NotOneLaunchError("its kernels are not written in Triton")
             try:
                 kernel = loop_source(_name(step, over), _spec(over, loop, memory, cores), tiles)
             except ValueError as error:
@@ -267,8 +263,9 @@ def one_launch(step: RecurrentSpecialization, over: OverTime) -> _Prepared | _In
         raise NotOneLaunchError("there is one step")
     if over.arriving:
         raise NotOneLaunchError("gradients come to the states after each step")
-    if torch.version.hip or (step.device.type != "cuda" and not triton_interpreted()):
-        raise NotOneLaunchError("only CUDA launches programs that wait for each other")
+    why = step.backend.why_not_together(step.device)
+    if why is not None:
+        raise NotOneLaunchError(why)
     loops, staged = step.loops, over.staged
     loop = loops.loop(staged, over.lasting)
     to_load, to_store = loops.memory(staged, over.lasting)

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from flexsn_graph import Port, Role, StagedStep, ports
 from flexsn_hop.formats import contiguous_strides
-from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._saved import saved_of
 from flexsn_runtime._torch_private import SingleLevelFunction, is_batched
 from flexsn_runtime.kernels._autograd import not_differentiable, scan_pointwise
@@ -182,7 +181,7 @@ def _compiling_backward(
 
     As of a pointwise step, it is the one that most calls need. What it has memory for counts, not what is there.
     """
-    if needed is None or step.backward_plans or triton_interpreted():
+    if needed is None or step.backward_plans or step.backend.interpreted:
         return nullcontext()
     if arguments.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return nullcontext()  # no other thread may ask for memory
