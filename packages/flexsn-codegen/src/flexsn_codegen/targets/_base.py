@@ -28,6 +28,7 @@ from flexsn_codegen.source._source import (
     Strided,
     framed,
 )
+from flexsn_codegen.source._walk import by_terms
 from flexsn_graph import Port, Role, facts_of
 
 Op = OpOverload
@@ -164,6 +165,38 @@ class Target(ABC):
     @abstractmethod
     def compile(self, source: KernelSource) -> Any:
         """What is called to launch a kernel."""
+
+    def walk(self, sizes: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[Any, ...], list[int]]:
+        """Layouts of a pointwise kernel's operands, which its source depends on, and the integers that it takes for
+        them, after the number of elements.
+
+        Args:
+            sizes: of the dimensions, outermost first, without those of one element.
+            strides: of each operand.
+        """
+        return by_terms(sizes, strides)
+
+    def pointwise(self, name: str, core: CoreSource, layouts: Sequence[Any], *, may_overlap: bool) -> KernelSource:
+        """The kernel `(*inputs that are used, *results, N, *numbers of the layouts, *numbers)` of a function of one
+        element.
+
+        Args:
+            name: begins the kernel's name.
+            layouts: from `walk`, for the operands in this order.
+            may_overlap: what is written may be what is read.
+        """
+        w = self.writer(sizes=["N"])
+        w.begin()
+        operands = zip((*core.arguments, *core.results), layouts, strict=True)
+        ports = [w.add(port.role, port.index, layout) for port, layout in operands]
+        inputs, results = ports[: len(core.arguments)], ports[len(core.arguments) :]
+        numbers = w.add_numbers(core)
+        for port in inputs:
+            w.load(port.name, port)
+        w.call([port.name for port in results], core, [*(port.name for port in inputs), *numbers])
+        for port in results:
+            w.store(port, port.name)
+        return w.finish(name, [core], "One program: BLOCK elements.")
 
     def approximated(self, text: str, approximate: Approximate) -> str:
         """The text of an op with approximate functions in place of others; by default, there are none."""
