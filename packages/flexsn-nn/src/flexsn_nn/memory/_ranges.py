@@ -99,7 +99,7 @@ def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
     """As `range_of`, also behind one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
     node: Any = tensor.grad_fn
     number, version = tensor.output_nr, tensor._version
-    while node is not None and _kind(node.name()) in _VIEWS:
+    while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
         node, number = node.next_functions[0]
     if node is None:
         return _OTHER
