@@ -25,6 +25,7 @@ from flexsn_nn._stateful import check_first_run
 from flexsn_nn._torch_private import backward_pass, is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered
 from flexsn_nn.errors import ExportError
+from flexsn_nn.flexsn._exports import InExport
 from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
 from flexsn_nn.transforms._absorbed import Absorb, InStep
@@ -144,6 +145,7 @@ class FlexSN(Runs):
         self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for = None
+        self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
@@ -181,7 +183,8 @@ class FlexSN(Runs):
             StateError: the state was made for inputs of another shape; or the call is a recomputation
                 (`torch.utils.checkpoint`), which would begin at the wrong state.
             BackendUnavailableError: compiled kernels were asked for and cannot run.
-            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state. Or inside
+            ExportError: inside `torch.export`, with a state. What is exported begins at the initial state, and later
+                calls of one program go on where the first one ended; with `strict=True`, they raise. Or inside
                 `torch.jit.trace`.
             ParameterError: `lengths` or `resets` that do not fit the input.
             StepModeError: `lengths` in step mode `"s"`.
@@ -217,25 +220,24 @@ class FlexSN(Runs):
             if graph is not None and torch.is_grad_enabled():
                 graph.watch(self.states)
         exporting = compiling and is_exporting()
-        if exporting and self.states:
-            raise ExportError(
-                "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
-                "export a module that calls neuron.step(inputs, states) and returns the states."
-            )
+        begin = self._states_in_export() if exporting else self.states
         if not compiling and is_jit_tracing():
             raise ExportError(
                 "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
                 "torch.export.export, torch.onnx.export(dynamo=True), or torch.compile: docs/deployment.md."
             )
-        outputs, states, state_seqs = self._run(inputs, self.states, keep=self.store_state_seqs, transforms=changes)
+        outputs, states, state_seqs = self._run(inputs, begin, keep=self.store_state_seqs, transforms=changes)
         spikes = None
         if counts is not None and counts.total is not None:
             spikes = per_channel(counts.total, lead=0)
         elif counts is not None:
             spikes = per_channel(outputs[0], lead=1 if self._step_mode == "m" else 0)
-        if compiling and not exporting:
+        if exporting:
+            if not torch.compiler.is_dynamo_compiling():
+                self.__dict__["_exported"] = InExport(states)
+        elif compiling:
             self.states, self.state_seqs, self.spike_counts = states, state_seqs, spikes
-        elif not compiling:
+        else:
             self._hold_results(states, state_seqs, spikes)
             # Kernels' own backwards say it by themselves.
             self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)

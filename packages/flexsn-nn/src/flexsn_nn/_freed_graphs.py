@@ -14,6 +14,8 @@ from flexsn_runtime import FreedGraphError, transform_at_work
 
 # Nodes that are looked at for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
+# Nodes behind the states of a layer at which it is seen that a backward came by.
+_NODES_NEARBY = 16
 
 
 class GraphOfCall:
@@ -48,6 +50,39 @@ def graph_of(outputs: Sequence[Tensor]) -> GraphOfCall | None:
     if not torch.is_grad_enabled() or transform_at_work() is not None:
         return None
     return GraphOfCall(outputs) if any(output.grad_fn is not None for output in outputs) else None
+
+
+class GraphOfStates(GraphOfCall):
+    """As `GraphOfCall`, of a layer whose outputs are not known: told by what its new states were computed from.
+
+    Args:
+        states: after the call.
+    """
+
+    def __init__(self, states: Sequence[Tensor]) -> None:
+        super().__init__(())
+        for node in _nearest([state.grad_fn for state in states]):
+            node.register_prehook(self._visit)
+
+
+def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
+    """The graph that new states belong to, outside of compilers; `None`: there is none."""
+    if not torch.is_grad_enabled() or transform_at_work() is not None:
+        return None
+    return GraphOfStates(states) if any(state.grad_fn is not None for state in states) else None
+
+
+def _nearest(starts: Sequence[Any]) -> list[Any]:
+    """The first nodes that a gradient goes to from some, those without an end of the graph."""
+    found = dict.fromkeys(node for node in starts if node is not None)
+    for node in iter(found.copy()):
+        for following, _ in node.next_functions:
+            found.setdefault(following)
+    for node in list(found):
+        if node is not None and len(found) < _NODES_NEARBY:
+            for following, _ in node.next_functions:
+                found.setdefault(following)
+    return [node for node in found if node is not None and not hasattr(node, "variable")]
 
 
 def _is_freed(node: Any) -> bool:
