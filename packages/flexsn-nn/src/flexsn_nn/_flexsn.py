@@ -20,6 +20,7 @@ from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
 from flexsn_nn._programs import Programs
 from flexsn_nn._refusals import Refusals, kinds_of
+from flexsn_nn._shared_states import feeds_itself, warn_of_sharing
 from flexsn_nn._spike_bits import SpikeBits
 from flexsn_nn._stateful import check_first_run
 from flexsn_nn._torch_private import backward_pass, is_exporting, is_jit_tracing, recomputation
@@ -145,6 +146,7 @@ class FlexSN(Runs):
         self._bits = SpikeBits()
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for = None
+        self._looks_for_sharing = True
         self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
@@ -204,6 +206,8 @@ class FlexSN(Runs):
                 check_first_run("the neuron", self._reset_in, "neuron.step, or a function that calls reset() first")
             if any(map(Tensor.is_inference, self.states)):
                 self.__dict__["states"] = for_autograd(self.states)
+            if self._looks_for_sharing and self.states and torch.is_grad_enabled():
+                self._look_for_sharing(inputs)
             if self._bits.asked > 0:
                 self._bits.forget()
                 if self._packs():
@@ -242,6 +246,17 @@ class FlexSN(Runs):
             # Kernels' own backwards say it by themselves.
             self.__dict__["_graph"] = None if self._repeats is not None else graph_of(outputs)
         return outputs[0] if self.num_outputs == 1 else outputs
+
+    def _look_for_sharing(self, inputs: Sequence[Tensor]) -> None:
+        """Warns if the neuron's own output of the call before leads to this one's input; looks once.
+
+        Single steps are left alone: there, an output that comes back is a recurrent connection.
+        """
+        given = [x for x in inputs if isinstance(x, Tensor) and x.requires_grad]
+        if self._step_mode == "m" and given and all(x.dim() and len(x) > 1 for x in given):
+            self.__dict__["_looks_for_sharing"] = False
+            if feeds_itself(given, self.states, self._graph):
+                warn_of_sharing(self)
 
     def step(
         self,

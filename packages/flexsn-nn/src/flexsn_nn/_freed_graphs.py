@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from flexsn_nn._torch_private import current_node, keeps_graph
 from flexsn_runtime import FreedGraphError, transform_at_work
 
+# In the metadata of a node: the call that it ends.
+_CALL = "flexsn_nn.call"
 # Nodes that are looked at for freed tensors; a step of the loop has a few dozen.
 _MOST_NODES = 4096
 # Nodes behind the states of a layer at which it is seen that a backward came by.
@@ -30,6 +33,11 @@ class GraphOfCall:
         for output in outputs:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(self._visit)
+                output.grad_fn.metadata[_CALL] = self
+
+    def ends_at(self, node: Any) -> bool:
+        """True for the node of an output."""
+        return node.metadata.get(_CALL) is self
 
     def _visit(self, gradients: Any) -> None:
         self._freed |= not keeps_graph()
@@ -73,16 +81,15 @@ def graph_of_states(states: Sequence[Tensor]) -> GraphOfStates | None:
 
 
 def _nearest(starts: Sequence[Any]) -> list[Any]:
-    """The first nodes that a gradient goes to from some, those without an end of the graph."""
-    found = dict.fromkeys(node for node in starts if node is not None)
-    for node in iter(found.copy()):
-        for following, _ in node.next_functions:
-            found.setdefault(following)
-    for node in list(found):
-        if node is not None and len(found) < _NODES_NEARBY:
-            for following, _ in node.next_functions:
-                found.setdefault(following)
-    return [node for node in found if node is not None and not hasattr(node, "variable")]
+    """The first nodes that a gradient goes to from some, without ends of the graph."""
+    found: dict[Any, None] = {}
+    waiting = deque(starts)
+    while waiting and len(found) < _NODES_NEARBY:
+        node = waiting.popleft()
+        if node is not None and node not in found and not hasattr(node, "variable"):
+            found[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(found)
 
 
 def _is_freed(node: Any) -> bool:
