@@ -56,6 +56,10 @@ def change_in_place(life: Life, which: int, factor: float, how: str) -> dict[str
             parameter.copy_(parameter * factor)
         else:
             parameter.data = parameter.data * factor
+    if "data" in how:
+        # Autograd does not see it: of which value a gradient then is depends on what was kept, and what is recomputed.
+        life.drop_graphs()
+        detach_net(life.net)
     return {}
 
 

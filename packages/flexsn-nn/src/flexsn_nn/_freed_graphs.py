@@ -33,11 +33,13 @@ class GraphOfCall:
         for output in outputs:
             if output.grad_fn is not None:
                 output.grad_fn.register_prehook(self._visit)
-                output.grad_fn.metadata[_CALL] = self
+                metadata: Any = output.grad_fn.metadata  # torch declares it as a method
+                metadata[_CALL] = self
 
     def ends_at(self, node: Any) -> bool:
         """True for the node of an output."""
-        return node.metadata.get(_CALL) is self
+        found: object = node.metadata.get(_CALL)
+        return found is self
 
     def _visit(self, gradients: Any) -> None:
         self._freed |= not keeps_graph()

@@ -236,7 +236,7 @@ def differentiable_results(
     states = tuple(wanted[first:behind])
     if num_steps == 0 and not state_seqs:  # final states are the initial ones
         return (*_after_step(trace, wanted, states)[: trace.num_outputs], *states)
-    flows = (False,) * (trace.num_outputs + trace.num_states)
+    flows: tuple[bool, ...] = (False,) * (trace.num_outputs + trace.num_states)
     begun: list[tuple[bool, ...]] = []  # which states required grad before each step
     while states not in begun:
         if num_steps is not None and len(begun) == max(num_steps, 1):
