@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from flexsn_nn.functional import detach_net
 from lives.acts import act, which, yes_or_no
 from lives.life import Life
 
