@@ -22,6 +22,8 @@ from flexsn_runtime.operands._layout import contiguous_strides
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.operands._order import in_order, strides_like, unusual_order
 from flexsn_runtime.plans._buckets import LaunchPlan
+from flexsn_runtime.segments._backward import SegmentedBackward
+from flexsn_runtime.segments._choice import Choice, composes
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -59,6 +61,7 @@ class BackwardScan:
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
         residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
+        segments: walked side by side, where the step's gradient allows it; `None`: none.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class BackwardScan:
         *,
         residuals: Residuals | None = None,
         plan: LaunchPlan | None = None,
+        segments: Choice | None = None,
     ) -> None:
         trace = step.trace
         self._device = arguments.device
@@ -95,6 +99,10 @@ class BackwardScan:
         self._num_steps, self._states_present = arguments.num_steps, states_present
         if source is None or self._empty:
             return
+        if segments is not None and not (
+            composes(vjp, num_inputs, num_states, segments) and all(flag.always for flag in self._presence.flags)
+        ):
+            segments = None
         if self._presence.flags:
             vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
             assert source is not None, "it has as many gradients as without flags"
@@ -106,6 +114,8 @@ class BackwardScan:
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        if segments is not None and arguments.num_steps < 2 * config.chunk:
+            segments = None
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
         # alone says so is a view of one; its gradient is as large as the view.)
         summed_inputs = tuple(
@@ -120,7 +130,7 @@ class BackwardScan:
         cut = None
         by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
         by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
-        if source.target.rows and by_element and not by_step:
+        if segments is None and source.target.rows and by_element and not by_step:
             narrow = replace(config, block=fewer_elements(config.block, config.num_warps))
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
@@ -194,6 +204,21 @@ class BackwardScan:
         kernel = step.backward_kernel(spec, source)
         integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
         self._launch = launch(kernel, integers, config, arguments.device)
+        if segments is not None:
+            columns = step.columns(residuals, present)
+            integers |= {} if columns.vjp is None else columns.vjp.integers
+            self._launch = SegmentedBackward(
+                self._launch,
+                kernel.params,
+                step,
+                spec,
+                source,
+                columns,
+                integers,
+                config,
+                arguments.device,
+                min(segments.number, arguments.num_steps // config.chunk),
+            )
         allocate = self._launch.allocator
         self._allocators = [
             None if one is None else allocate(one[0], one[1], dtype=one[2], device=self._device)

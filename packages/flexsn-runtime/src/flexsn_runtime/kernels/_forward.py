@@ -17,6 +17,8 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.plans._buckets import LaunchPlan
+from flexsn_runtime.segments._choice import Choice, speculation
+from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -51,6 +53,7 @@ class ForwardScan:
         padding: give the checkpoints one dimension, rows of contiguous steps, and so many elements beyond those that
             are written.
         plan: how it is launched; `None`: as the step has it.
+        segments: walked side by side; `None`: none.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class ForwardScan:
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
+        segments: Choice | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
         shape = trace.step_shape
@@ -132,6 +136,18 @@ class ForwardScan:
         self._moves = operands.moves
         integers = operands.sizes | step.core(residuals).integers
         self._launch = launch(kernel, integers, config, arguments.device)
+        if segments is not None:
+            self._launch = SegmentedForward(
+                self._launch,
+                kernel.params,
+                step,
+                spec,
+                step.core(residuals),
+                integers,
+                config,
+                arguments.device,
+                speculation(step, segments),
+            )
 
     @cached_property
     def _sequences(self) -> list[Callable[[], Tensor]]:

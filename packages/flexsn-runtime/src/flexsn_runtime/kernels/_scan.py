@@ -12,6 +12,7 @@ from flexsn_runtime.kernels._backward import BackwardScan, Cotangents, split_cot
 from flexsn_runtime.kernels._forward import ForwardResult, ForwardScan
 from flexsn_runtime.kernels._refused import check_readable
 from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -38,7 +39,8 @@ def forward_scan(
         training, residuals, padding: as for `ForwardScan`.
     """
     prepared = prepared_scans(step, arguments)
-    written = (state_seqs, training, residuals, padding)
+    segments = choose_segments(step, arguments)
+    written = (state_seqs, training, residuals, padding, segments)
     scan: ForwardScan | None = prepared.get(written)
     if scan is None:
         scan = prepared[written] = ForwardScan(
@@ -48,6 +50,7 @@ def forward_scan(
             training=training,
             residuals=residuals,
             padding=padding,
+            segments=segments,
         )
     return scan
 
@@ -104,15 +107,18 @@ def backward_scan(
         As `check_readable`.
     """
     check_readable(step.trace, tensors)
-    key = (wanted, state_seqs, residuals, layout_key(tensors))
+    trace = step.trace
+    arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
+    segments = choose_segments(step, arguments)
+    key = (wanted, state_seqs, residuals, segments, layout_key(tensors))
     scan = step.backward_scans.get(key)
     if scan is None:
-        trace = step.trace
-        arguments = Arguments.of(tensors, trace.num_inputs, trace.num_states, len(trace.lifted_values))
         first_kept = len(arguments.all)
         first_grad = first_kept + len(step.kept(residuals))
         kept = [t for t in tensors[first_kept:first_grad] if t is not None]
         grads = tensors[first_grad:]
         cotangents = split_cotangents(grads, trace.num_outputs, state_seqs=state_seqs)
-        scan = step.backward_scans[key] = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
+        scan = step.backward_scans[key] = BackwardScan(
+            step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments
+        )
     return scan

@@ -15,6 +15,7 @@ from flexsn_runtime.kernels._refused import refuse_double_backward, several_at_o
 from flexsn_runtime.kernels._scan import backward_scan, forward_scan, prepared_scans
 from flexsn_runtime.native import LastLaunch, NativeScan, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments, same_layout
+from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 # As many as the compiled launcher knows at a time.
@@ -179,7 +180,7 @@ def trained_scan(
 ) -> TrainedScan:
     """The one for arguments of this layout."""
     prepared = prepared_scans(step, arguments)
-    key = "trained", wanted, state_seqs
+    key = "trained", wanted, state_seqs, choose_segments(step, arguments)
     found: TrainedScan | None = prepared.get(key)
     if found is None:
         found = prepared[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
+from flexsn_codegen.scan.segments import Columns
 from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._targets import TargetName
@@ -62,6 +63,7 @@ class Specialization(CoreSpecialization):
         # Prepared launches by the layout of their arguments: see `kernels/_scan.py`.
         self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
         self.backward_scans: Recent[Any] = Recent()
+        self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
@@ -70,10 +72,12 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.forward_scans, self.backward_scans = Recent(), Recent()
         self._plans = {}  # those on disk may be others now
+        self.speculations = Recent()  # of other numbers
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
+        self.speculations = Recent()
         self.forward_scans, self.backward_scans = Recent(), Recent()
 
     def check(self, *, training: bool) -> None:
@@ -91,7 +95,7 @@ class Specialization(CoreSpecialization):
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
             usual = self._planner.plan(limit, self.cost, carried)
-            plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
+            plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
@@ -118,16 +122,18 @@ class Specialization(CoreSpecialization):
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
         limit = self._planner.size_class(ncl)
-        tuned.save(self._plan_key(limit), plan)
+        tuned.save(self.plan_key(limit), plan)
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""
         with self._lock:
             self._plans.clear()
+            self.speculations.clear()
             self.forward_scans.clear()
             self.backward_scans.clear()
 
-    def _plan_key(self, limit: int) -> dict[str, str | int]:
+    def plan_key(self, limit: int = 0) -> dict[str, str | int]:
+        """What is kept on disk of this step is kept under it; `limit`: of a size class, or 0."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self._target.name}
@@ -194,6 +200,34 @@ class Specialization(CoreSpecialization):
         }
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
+    def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
+        """The VJP of states alone, to which no gradients of outputs come.
+
+        Args:
+            residuals: as for `vjp_of`; `None`: the VJP computes from states.
+            present: for each output, whether its gradient comes in the whole VJP.
+        """
+        trace = self.trace
+        states = trace.differentiable[trace.num_outputs :]
+        first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
+        if residuals is None:
+            carried = tuple(value.dtype.is_floating_point for value in trace.states)
+            wanted = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
+            key: Hashable = ("columns", states, wanted)
+
+            def make() -> StepGraph:
+                return self._trace_vjp(((False,) * trace.num_outputs) + states, wanted)
+        else:
+            vjp, _ = self.vjp_of(residuals, present)
+            outputs = {port for port in vjp.arguments if port.role is Role.GRAD_OUTPUT}
+            key = ("columns", residuals, present)
+
+            def make() -> StepGraph:
+                return without_cotangents(vjp, outputs)
+
+        graph, source = self._with_source(key, make, role="columns")
+        return Columns(source, graph.gradients[first:behind])
+
     def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
         """The VJP that takes a presence's flags, and its source.
 
@@ -202,18 +236,20 @@ class Specialization(CoreSpecialization):
         """
         return self._with_source((key, presence.flags), presence.with_flags)
 
-    def _with_source(self, key: Hashable, make: Callable[[], StepGraph]) -> tuple[StepGraph, CoreSource | None]:
-        """The VJP that `make` makes, once, and its source."""
+    def _with_source(
+        self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
+    ) -> tuple[StepGraph, CoreSource | None]:
+        """The VJP that `make` makes, once, and its source, whose name has the role."""
         with self._lock:
             if key not in self._vjps:
                 vjp = make()
-                self._vjps[key] = (vjp, self._emit_vjp(vjp))
+                self._vjps[key] = (vjp, self._emit_vjp(vjp, role))
             return self._vjps[key]
 
-    def _emit_vjp(self, vjp: StepGraph) -> CoreSource | None:
+    def _emit_vjp(self, vjp: StepGraph, role: str) -> CoreSource | None:
         if not vjp.results:
             return None
-        return self._emit_graph(vjp, "vjp", fast_division=True, takes_numbers=self._takes_numbers, once=True)
+        return self._emit_graph(vjp, role, fast_division=True, takes_numbers=self._takes_numbers, once=True)
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now."""

@@ -50,7 +50,7 @@ class CoreSpecialization:
         self.name = f"{name}_fast" if numerics.fast_math else name
         self.trace = trace
         self._planner = PLANNERS[target]
-        self._target = TARGETS[target]
+        self._target, self._target_name = TARGETS[target], target
         self._options = compile_options("hip" if torch.version.hip else "cuda", fast_math=numerics.fast_math)
         self.trained = tuple(t.requires_grad for t in (*trace.captured, *(alias for _, alias in trace.aliases)))
         self.state_dtypes = _dtypes("state", trace.states, self._target)
@@ -85,7 +85,7 @@ class CoreSpecialization:
             DtypeError: the language lacks a dtype of the step.
         """
         other = copy(self)
-        other._planner, other._target = PLANNERS[target], TARGETS[target]
+        other._planner, other._target, other._target_name = PLANNERS[target], TARGETS[target], target
         _dtypes("state", self.trace.states, other._target)
         _dtypes("captured tensor", self.trace.lifted_values, other._target)
         other._kernels, other._kernel_names = Recent(), {}
@@ -103,6 +103,20 @@ class CoreSpecialization:
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""
+
+    @property
+    def walks_segments(self) -> bool:
+        """True if kernels can walk segments of time side by side."""
+        return self._target.segments
+
+    @property
+    def target_name(self) -> TargetName:
+        """The language of the kernels."""
+        return self._target_name
+
+    def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+        """A kernel of a scan in segments; `key` is equal for those that `write` writes alike."""
+        return self._kernel(("segments", key), write)
 
     def check(self, *, training: bool) -> None:
         """Raises what the makers of its kernels raise, and compiles nothing.

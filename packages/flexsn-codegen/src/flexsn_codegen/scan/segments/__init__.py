@@ -1,0 +1,22 @@
+"""Scan kernels that walk segments of time side by side, for long sequences of few elements.
+
+Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangent that comes to its end.
+`maps_source` writes these maps, `carried_source` combines them, `gradient_source` walks all segments with what comes to
+each. Forward: `speculation_source` begins each segment with a guess of its state, the state after a warm-up, and
+`repair_source` compares each guess, bit by bit, with the end of the segment before it and computes again what differs.
+"""
+
+from __future__ import annotations
+
+from flexsn_codegen.scan.segments._backward import Columns, carried_source, gradient_source, map_size, maps_source
+from flexsn_codegen.scan.segments._forward import repair_source, speculation_source
+
+__all__ = [
+    "Columns",
+    "carried_source",
+    "gradient_source",
+    "map_size",
+    "maps_source",
+    "repair_source",
+    "speculation_source",
+]

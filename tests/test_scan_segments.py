@@ -1,0 +1,270 @@
+"""Scans whose segments of time run side by side: forward to the last bit, gradients to rounding, as the serial kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scan_cores import CASES, Case, Problem, problem
+from torch import Tensor
+
+from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
+
+# Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
+STEPS, STEP = 187, (3, 200)
+RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=32, longest=64)
+FEW = ["lif_hard", "alif"]
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(params=["triton"])
+def language(request: pytest.FixtureRequest) -> TargetName:
+    """The language of kernels on the CPU."""
+    request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
+    found: TargetName = request.param
+    return found
+
+
+def run(
+    p: Problem,
+    rule: SegmentRule | None,
+    *,
+    on_cpu: TargetName = "triton",
+    weights: Callable[[Sequence[Tensor]], list[Tensor | None]] | None = None,
+    state_seqs: bool = False,
+    residuals: str = "recompute",
+) -> tuple[list[Tensor], list[Tensor | None], Specialization]:
+    """Results of a scan, their gradients, and its step."""
+    program = PointwiseProgram(p.core, *p.counts, residuals=residuals, on_cpu=on_cpu)
+    with using_segments(rule):
+        step, arguments = prepare(program, (*p.inputs, *p.states))
+        results = scan(step, arguments, state_seqs=state_seqs)
+        flow = [r.requires_grad for r in results]
+        given = [r for r, flows in zip(results, flow, strict=True) if flows]
+        drawn = (weights or random_weights)(given)
+        chosen = [(r, w) for r, w in zip(given, drawn, strict=True) if w is not None]
+        gradients = torch.autograd.grad(
+            [r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True
+        )
+    assert isinstance(step, Specialization)
+    return [r.detach() for r in results], list(gradients), step
+
+
+def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) for r in results]
+
+
+def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of spikes, and none of final states."""
+    return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
+
+
+def ran(step: Specialization, what: str) -> bool:
+    return any(what in name for name in step.kernel_names)
+
+
+def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return all(
+        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one, other, rtol=0.0, atol=rtol * scale)
+
+
+@pytest.mark.long(all_but=[f"*{name}" for name in FEW])
+@cases
+def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, step = run(p, RULE, on_cpu=language)
+    assert ran(step, "_forward_guess")
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-13)
+    again, gradients_again, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(again, found)
+    assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
+
+
+@pytest.mark.long(all_but=["*two_in_two_out"])
+@cases
+def test_state_sequences_saved_values_and_gradients_of_outputs_alone(case: Case, language: TargetName) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    for options in (
+        {"state_seqs": True},
+        {"residuals": "save"},
+        {"weights": first_alone},
+    ):
+        wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **options)  # type: ignore[arg-type]
+        found, gradients, step = run(p, RULE, on_cpu=language, **options)  # type: ignore[arg-type]
+        assert ran(step, "_backward_maps")
+        assert same_bits(found, wanted)
+        check_gradients(gradients, wanted_gradients, 1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
+    (case,) = [case for case in CASES if case.name == "plif_channel"]
+    p = problem(case, STEPS, STEP, dtype=dtype)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize(("name", "longest"), [("lif_hard", 64), ("if", 16)])
+def test_repairs_and_what_is_learned_of_them(name: str, longest: int, language: TargetName) -> None:
+    """A warm-up of 4 steps is too short for every segment; a longer one is enough, or there is none."""
+    (case,) = [case for case in CASES if case.name == name]
+    p = problem(case, STEPS, STEP)
+    wanted, _, _ = run(p, None, on_cpu=language)
+    rule = replace(RULE, warm_up=4, longest=longest)
+    program = PointwiseProgram(p.core, *p.counts, on_cpu=language)
+    told = []
+    with using_segments(rule), torch.no_grad():
+        for _ in range(6):
+            step, arguments = prepare(program, (*p.inputs, *p.states))
+            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+            told.append((speculation.last, speculation.meets))
+    first = told[0][0]
+    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
+    if name == "lif_hard":
+        assert told[-1][1]
+        assert told[-1][0].elements == 0
+        assert "64" in speculation.in_words()
+    else:
+        assert not told[-1][1]
+        assert "do not meet" in speculation.in_words()
+
+
+def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.where(x < 0.0, torch.zeros_like(v), v) + x
+        return h, h
+
+    x = torch.rand(STEPS, *STEP)
+    x[20:24] = -1.0  # forgets what was before, so that the guess of the segment behind it is right
+    x[STEPS // 2 - 8 :, 0, :7] = -1.0
+    p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
+    wanted, _, _ = run(p, None, on_cpu=language)
+    found, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
+    assert same_bits(found, wanted)
+    (speculation,) = step.speculations.values()
+    assert 0 < speculation.last.elements < speculation.last.total
+
+
+def test_derivatives_that_overflow(language: TargetName) -> None:
+    """The product of a segment's derivatives is infinite, and what comes to its end is zero."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.where(x > 0.0, v * 1e30, v)
+        return h + x, h * 0.5
+
+    x = torch.zeros(STEPS, *STEP)
+    x[60:64, 1] = 1.0  # of a part of the first block and of the second
+    x.requires_grad_()
+    p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
+
+    def weights(results: Sequence[Tensor]) -> list[Tensor | None]:
+        weight = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1))
+        weight[30:] = 0.0
+        return [weight, None]
+
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, weights=weights)
+    assert all(g is not None and bool(g.isfinite().all()) for g in wanted_gradients)
+    found, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-6)
+
+
+class Clipped(torch.autograd.Function):
+    """The identity, whose gradient is clipped: no linear function of what comes."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        return v.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].clamp(-0.1, 0.1)
+
+
+def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * Clipped.apply(v) + x  # type: ignore[operator]
+        return h, h
+
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, step = run(p, RULE, on_cpu=language)
+    assert ran(step, "_forward_guess")
+    assert not ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
+
+
+def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP)
+    rule = replace(RULE, warm_up=4, kept=True)
+    run(p, rule, on_cpu=language)
+    _, _, step = run(p, rule, on_cpu=language)
+    (speculation,) = step.speculations.values()
+    assert speculation.last.warm_up == 8
+
+
+def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
+    rule = SegmentRule(elements=2**16, largest=2**13)
+    assert rule.count(1024, 16384) == 64
+    assert rule.count(256, 65536) == 256
+    assert rule.count(8192, 1024) == 8
+    assert rule.count(8193, 2**20) == rule.count(1024, 256) == 1
+    assert rule.count(1024, 16384, warm_up=1024) == 16
+    assert rule.count(1, 2**31 - 1) * (2**31 - 1) <= 2**31
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residuals", ["recompute", "save"])
+@cases
+def test_on_the_gpu(case: Case, residuals: str) -> None:
+    p = problem(case, 2055, (3, 217), device="cuda")
+    wanted, wanted_gradients, _ = run(p, None, residuals=residuals)
+    for warm_up in (4, 64):
+        rule = SegmentRule(elements=2**16, largest=2**13, warm_up=warm_up)
+        found, gradients, step = run(p, rule, residuals=residuals)
+        assert ran(step, "_backward_maps")
+        assert same_bits(found, wanted)
+        check_gradients(gradients, wanted_gradients, 2e-5)
+        again, gradients_again, _ = run(p, rule, residuals=residuals)
+        assert same_bits(again, found)
+        assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_warm_ups_are_learned_on_the_gpu_without_waiting() -> None:
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, 4096, (3, 217), device="cuda")
+    program = PointwiseProgram(p.core, *p.counts)
+    with using_segments(SegmentRule(elements=2**16, largest=2**13, warm_up=4)), torch.no_grad():
+        for _ in range(8):
+            step, arguments = prepare(program, (*p.inputs, *p.states))
+            scan(step, arguments, state_seqs=False)
+            torch.cuda.synchronize()
+    (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+    assert speculation.last.warm_up > 4
+    assert speculation.last.elements < speculation.last.total
