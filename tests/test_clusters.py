@@ -104,7 +104,12 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @gpu
 @pytest.mark.parametrize(("batch", "size"), [(1, 1), (37, 33), (9, 128), (37, 250), (130, 256), (300, 137)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_it_is_the_loop(batch: int, size: int, dtype: torch.dtype, told: list[str]) -> None:
+def test_it_is_the_loop(
+    batch: int, size: int, dtype: torch.dtype, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype != torch.float32:  # where programs that exchange through global memory are faster
+        divisions = [Cluster(blocks, 1, row_tiles) for row_tiles in (1, 2) for blocks in (4, 8)]
+        monkeypatch.setattr(_one_launch, "clusters_for", lambda *_: iter(divisions))
     check(RLIF, 20, batch, size, dtype)
     assert told == ["forward", "backward"]
 

@@ -25,6 +25,8 @@ class SharedDropout(Stateful):
     Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.
     """
 
+    steps_apart = True
+
     def __init__(self, p: float = 0.5, channels: bool = False, step_mode: str = "m") -> None:
         super().__init__(step_mode)
         check_number("p", p, at_least=0, below=1)

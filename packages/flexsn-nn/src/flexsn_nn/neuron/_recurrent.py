@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from flexsn_nn._backends import COMPILED
 from flexsn_nn._checks import check_function
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._precision import widened
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._connections import Initialize, connection
@@ -174,7 +173,7 @@ class Recurrent(Feedback):
         """`s` at 0, the others where the neuron starts."""
         (s,) = super().init_states(1, step_mode, *inputs)
         states = self.neuron.init_states(num_states - 1, step_mode, *inputs)
-        return [s, *(states if self._widening is None else map(widened, states))]
+        return [s, *self._in_state_dtype(states)]
 
     def _look_at_ranges(self) -> None:
         super()._look_at_ranges()
