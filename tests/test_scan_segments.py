@@ -47,9 +47,7 @@ def run(
         given = [r for r, flows in zip(results, flow, strict=True) if flows]
         drawn = (weights or random_weights)(given)
         chosen = [(r, w) for r, w in zip(given, drawn, strict=True) if w is not None]
-        gradients = torch.autograd.grad(
-            [r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True
-        )
+        gradients = torch.autograd.grad([r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True)
     assert isinstance(step, Specialization)
     return [r.detach() for r in results], list(gradients), step
 
@@ -69,9 +67,7 @@ def ran(step: Specialization, what: str) -> bool:
 
 
 def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    return all(
-        torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True)
-    )
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True))
 
 
 def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:

@@ -247,9 +247,7 @@ class BackwardTemplate:
     def _gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
-    def _call(
-        self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING
-    ) -> None:
+    def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
         """Computes a step or its VJP; `instead`: by argument, what stands for it."""
         arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])

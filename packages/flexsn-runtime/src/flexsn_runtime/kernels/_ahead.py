@@ -51,9 +51,7 @@ def compiling_backward(
         # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
-        backward = BackwardScan(
-            step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments
-        )
+        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
         return partial(backward.compile, (*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

@@ -58,4 +58,3 @@ def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -
     carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
     few = 0 < carried <= _MOST_STATES and choice.number >= carried + choice.rule.fewest - 1
     return few and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))
-

@@ -249,7 +249,7 @@ class Specialization(CoreSpecialization):
                 self._vjps[key] = (vjp, self._emit_vjp(vjp, role))
             return self._vjps[key]
 
-    def _emit_vjp(self, vjp: StepGraph, role: str) -> CoreSource | None:
+    def _emit_vjp(self, vjp: StepGraph, role: str = "vjp") -> CoreSource | None:
         if not vjp.results:
             return None
         return self._emit_graph(vjp, role, fast_division=True, takes_numbers=self._takes_numbers, once=True)
