@@ -44,6 +44,7 @@ class SegmentedBackward:
         segments: int,
     ) -> None:
         self._serial = serial
+        step.combined[sizes["T"]] = segments
         core, name = step.core(), f"{step.name}_backward"
         dtypes = [kept_dtype(step.state_dtypes[i]) for i in _carried(spec)]
         count = map_size(spec)

@@ -67,6 +67,7 @@ class Specialization(CoreSpecialization):
         self.forward_scans: Recent[dict[Hashable, Any]] = Recent()
         self.backward_scans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
+        self.combined: Recent[int] = Recent()  # segments of backward scans, by their numbers of steps
 
     def _begin(self, trace: CoreTrace) -> None:
         if trace.step_shape != self.trace.step_shape:
@@ -75,7 +76,7 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.forward_scans, self.backward_scans = Recent(), Recent()
         self._plans = {}  # those on disk may be others now
-        self.speculations = Recent()  # of other numbers
+        self.speculations, self.combined = Recent(), Recent()  # of other numbers
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
@@ -275,6 +276,15 @@ class Specialization(CoreSpecialization):
         return self._kernel(
             (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
         )
+
+    def segments_in_words(self) -> list[str]:
+        """Segments of time that its scans have walked side by side, a line for each kind."""
+        with self._lock:
+            forward = [f"forward: {speculation.in_words()}" for speculation in self.speculations.values()]
+            return forward + [
+                f"backward over {steps} steps: {number} segments side by side, whose maps of gradients are combined"
+                for steps, number in self.combined.items()
+            ]
 
     def close(self) -> None:
         """Drops the compiled kernels, and what is prepared with them."""
