@@ -21,7 +21,7 @@ FEW = ["lif_hard", "alif"]
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
-@pytest.fixture(params=["triton"])
+@pytest.fixture(params=["triton", "cpp"])
 def language(request: pytest.FixtureRequest) -> TargetName:
     """The language of kernels on the CPU."""
     request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")

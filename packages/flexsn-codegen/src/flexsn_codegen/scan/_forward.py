@@ -70,6 +70,10 @@ class ForwardTemplate:
             self._move(1)
 
     def _declare(self) -> None:
+        self._declare_read()
+        self._declare_written()
+
+    def _declare_read(self) -> None:
         w, spec = self._writer, self._spec
         self._numbers = w.add_numbers(self._core)
         self._inputs = w.add_inputs(spec.inputs, self._used)
@@ -83,6 +87,9 @@ class ForwardTemplate:
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         self._numbers += w.add_once(self._core, self._numbers)
+
+    def _declare_written(self) -> None:
+        w, spec = self._writer, self._spec
         self._outputs = w.add_present(Role.OUTPUT, spec.outputs)
         self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)

@@ -17,7 +17,7 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.operands._operands import Arguments, Operands, picker
 from flexsn_runtime.plans._buckets import LaunchPlan
-from flexsn_runtime.segments._choice import Choice, speculation
+from flexsn_runtime.segments._choice import Choice, speculates, speculation
 from flexsn_runtime.segments._forward import SegmentedForward
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -136,7 +136,7 @@ class ForwardScan:
         self._moves = operands.moves
         integers = operands.sizes | step.core(residuals).integers
         self._launch = launch(kernel, integers, config, arguments.device)
-        if segments is not None:
+        if segments is not None and speculates(step):
             self._launch = SegmentedForward(
                 self._launch,
                 kernel.params,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._targets import TargetName
@@ -23,6 +26,7 @@ class SegmentRule:
         largest: elements of a step; larger ones fill it by themselves.
         steps: of a segment, at the least.
         fewest: segments; fewer are not worth the second pass.
+        most: segments.
         warm_up: steps before a segment, at first.
         longest: warm-up in steps; where more would be needed, the forward is serial.
         kept: True if learned warm-ups are kept on disk.
@@ -32,6 +36,7 @@ class SegmentRule:
     largest: int
     steps: int = 128
     fewest: int = 4
+    most: int = 2**31
     warm_up: int = 64
     longest: int = 2048
     kept: bool = False
@@ -45,13 +50,27 @@ class SegmentRule:
         """
         if ncl > self.largest:
             return 1
-        number = min(self.elements // ncl, num_steps // max(self.steps, warm_up), _MOST // num_steps)
+        most = min(self.most, _MOST // num_steps)
+        number = min(self.elements // ncl, num_steps // max(self.steps, warm_up), most)
         return number if number >= self.fewest else 1
 
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py: a serial kernel of 8192 elements takes 2 to 6 times as
 # long as copying what it moves, and one of 2**17 about as long.
-_RULES: dict[TargetName, SegmentRule] = {"triton": SegmentRule(elements=2**16, largest=2**13, kept=True)}
+_ON_GPU = SegmentRule(elements=2**16, largest=2**13, kept=True)
+
+# Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
+_PROGRAM, _STEPS = 256, 2**15
+
+
+@functools.cache
+def _for_threads(threads: int) -> SegmentRule | None:
+    """Segments for threads that a step has too few elements for."""
+    if threads < 2:
+        return None
+    largest = _PROGRAM * (threads // 2)
+    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, kept=True)
+
 
 _instead: list[SegmentRule | None] = []
 
@@ -60,9 +79,9 @@ def segment_rule(target: TargetName) -> SegmentRule | None:
     """The rule for kernels in a language; `None`: they walk one segment."""
     if _instead:
         return _instead[-1]
-    if target == "triton" and triton_interpreted():
-        return None  # programs run one after the other
-    return _RULES.get(target)
+    if target == "cpp":
+        return _for_threads(torch.get_num_threads())
+    return None if triton_interpreted() else _ON_GPU  # programs run one after the other there
 
 
 @contextmanager

@@ -14,6 +14,9 @@ from flexsn_runtime.step._pointwise_step import Specialization
 # Of a segment's map, S * S + S numbers are kept in registers, and each step has S + 1 evaluations.
 _MOST_STATES = 4
 
+# A backward of segments computes a step twice, and its VJP S + 2 times.
+_MORE_SEGMENTS = 3
+
 
 class Choice(NamedTuple):
     """Segments of one scan.
@@ -37,6 +40,11 @@ def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None
     return Choice(rule, number) if number > 1 and step.trace.states else None
 
 
+def speculates(step: Specialization) -> bool:
+    """True if all kernels of a step compute the same bits; approximate functions depend on what is around them."""
+    return not step.numerics.fast_math
+
+
 def speculation(step: Specialization, choice: Choice) -> Speculation:
     """What the step's forwards have learned of their warm-up."""
     found = step.speculations.get(choice.rule)
@@ -56,5 +64,5 @@ def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -
         vjp: the step's. A user's own backward formula may be no linear function of its cotangents.
     """
     carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
-    few = 0 < carried <= _MOST_STATES and choice.number >= carried + choice.rule.fewest - 1
+    few = 0 < carried <= _MOST_STATES and choice.number >= carried + _MORE_SEGMENTS
     return few and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))

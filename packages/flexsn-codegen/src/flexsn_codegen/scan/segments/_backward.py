@@ -184,6 +184,8 @@ class _Carried(_Segments):
             w.assign(f"came_state_{flag.state}", w.flag(True), flag=True)
         w.integer("chunks", f"T // {spec.chunk}")
         w.assign("beyond", w.zeros(torch.int32))
+        for i in self._carrying:
+            w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
         self._load_last()
         self._store("SEGMENTS", 2)
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):

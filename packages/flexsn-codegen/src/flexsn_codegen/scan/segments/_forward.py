@@ -63,10 +63,10 @@ class _Speculation(_Segments):
         self._declare_seams()
         w.integer("chunks", f"T // {chunk}")
         bounds(w, "segment")
-        w.integer("begin", "(first - WARM) * (first > WARM)")
+        w.integer("from_chunk", "(first - WARM) * (first > WARM)")
         for param in self._inputs.values():
-            w.point(param, "begin", chunk)
-        with w.loop("c", "begin", "first", self._spec.stages):
+            w.point(param, "from_chunk", chunk)
+        with w.loop("c", "from_chunk", "first", self._spec.stages):
             self._load_inputs(chunk)
             for k in range(chunk):
                 self._compute(k)
@@ -91,8 +91,9 @@ class _Repair(_Segments):
         w, chunk = self._writer, self._spec.chunk
         w.begin()
         w.add_segments()
-        self._declare()
+        self._declare_read()
         self._declare_seams()
+        self._declare_written()
         (repairs,) = w.add_present(Role.SEGMENT_REPAIRS, [True], [True]).values()
         w.integer("chunks", f"T // {chunk}")
         w.assign("repaired", w.zeros(torch.int32))
@@ -128,6 +129,7 @@ class _Repair(_Segments):
         w, chunk = self._writer, self._spec.chunk
         for i, param in enumerate(self._ends_of):
             w.load(f"state_{i}", param)
+            w.assign(f"end_{i}", w.zeros(self._spec.state_dtypes[i]))
         with w.loop("segment", "1", "SEGMENTS"):
             w.assign("wrong", w.zeros(torch.int32))
             for i, dtype in enumerate(self._spec.state_dtypes):
