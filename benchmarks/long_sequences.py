@@ -147,9 +147,7 @@ def measure(case: Case, rules: list[SegmentRule], device: torch.device) -> list[
             synchronize(device)
         infer, train = time_of(work.infer, device), time_of(work.train, device)
         differ = int((work.infer() != spikes).sum())
-        off = max(
-            float((a - b).abs().max() / b.abs().max()) for a, b in zip(work.train(), gradients, strict=True)
-        )
+        off = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(work.train(), gradients, strict=True))
         segments, again = work.told()
         rows.append(
             [

@@ -1,4 +1,4 @@
-"""Scans whose segments of time run side by side: forward to the last bit, gradients to rounding, as the serial kernels."""
+"""Scans whose segments of time run side by side: results to the last bit, gradients to rounding, as serial kernels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare
 from flexsn_runtime.plans._segments import SegmentRule, using_segments
 
 # Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
-STEPS, STEP = 187, (3, 200)
-RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=32, longest=64)
-FEW = ["lif_hard", "alif"]
+STEPS, STEP = 75, (3, 200)
+RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
 cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -78,7 +77,7 @@ def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | No
             torch.testing.assert_close(one, other, rtol=0.0, atol=rtol * scale)
 
 
-@pytest.mark.long(all_but=[f"*{name}" for name in FEW])
+@pytest.mark.long(all_but=["triton-lif_hard", "cpp-alif"])
 @cases
 def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -93,22 +92,26 @@ def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, lan
     assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
 
 
-@pytest.mark.long(all_but=["*two_in_two_out"])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "state sequences": {"state_seqs": True},
+    "saved": {"residuals": "save"},
+    "gradients of outputs alone": {"weights": first_alone},
+}
+
+
+@pytest.mark.long(all_but=["triton-gradients of outputs alone-lif_hard", "cpp-saved-plif_channel"])
+@pytest.mark.parametrize("option", OPTIONS)
 @cases
-def test_state_sequences_saved_values_and_gradients_of_outputs_alone(case: Case, language: TargetName) -> None:
+def test_options(case: Case, option: str, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
-    for options in (
-        {"state_seqs": True},
-        {"residuals": "save"},
-        {"weights": first_alone},
-    ):
-        wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **options)  # type: ignore[arg-type]
-        found, gradients, step = run(p, RULE, on_cpu=language, **options)  # type: ignore[arg-type]
-        assert ran(step, "_backward_maps")
-        assert same_bits(found, wanted)
-        check_gradients(gradients, wanted_gradients, 1e-13)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
+    found, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-13)
 
 
+@pytest.mark.long(all_but=["cpp-float32"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "plif_channel"]
@@ -119,32 +122,47 @@ def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
     check_gradients(gradients, wanted_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize(("name", "longest"), [("lif_hard", 64), ("if", 16)])
-def test_repairs_and_what_is_learned_of_them(name: str, longest: int, language: TargetName) -> None:
+def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.0625 * v + x
+    s = (h >= 1.0).to(x.dtype)
+    return s, h * (1.0 - s)
+
+
+def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + x
+    s = (h >= 1.0).to(x.dtype)
+    return s, h - s
+
+
+@pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
+@pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
+def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
     """A warm-up of 4 steps is too short for every segment; a longer one is enough, or there is none."""
-    (case,) = [case for case in CASES if case.name == name]
-    p = problem(case, STEPS, STEP)
-    wanted, _, _ = run(p, None, on_cpu=language)
-    rule = replace(RULE, warm_up=4, longest=longest)
-    program = PointwiseProgram(p.core, *p.counts, on_cpu=language)
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
+    program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
+    with using_segments(None), torch.no_grad():
+        wanted = scan(*prepare(program, (x, v)), state_seqs=False)
+    rule = replace(RULE, warm_up=4)
     told = []
     with using_segments(rule), torch.no_grad():
-        for _ in range(6):
-            step, arguments = prepare(program, (*p.inputs, *p.states))
+        for _ in range(4):
+            step, arguments = prepare(program, (x, v))
             assert same_bits(scan(step, arguments, state_seqs=False), wanted)
             (speculation,) = step.speculations.values()  # type: ignore[union-attr]
             told.append((speculation.last, speculation.meets))
     first = told[0][0]
     assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
-    if name == "lif_hard":
+    if core is forgetting:
         assert told[-1][1]
         assert told[-1][0].elements == 0
-        assert "64" in speculation.in_words()
+        assert f"a warm-up of {told[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
     else:
         assert not told[-1][1]
         assert "do not meet" in speculation.in_words()
 
 
+@pytest.mark.long(all_but=["cpp"])
 def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.where(x < 0.0, torch.zeros_like(v), v) + x
@@ -161,6 +179,7 @@ def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None
     assert 0 < speculation.last.elements < speculation.last.total
 
 
+@pytest.mark.long(all_but=["cpp"])
 def test_derivatives_that_overflow(language: TargetName) -> None:
     """The product of a segment's derivatives is infinite, and what comes to its end is zero."""
 
@@ -198,6 +217,7 @@ class Clipped(torch.autograd.Function):
         return grads[0].clamp(-0.1, 0.1)
 
 
+@pytest.mark.long(all_but=["cpp"])
 def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
     def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         h = 0.5 * Clipped.apply(v) + x  # type: ignore[operator]
@@ -213,6 +233,7 @@ def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName
     assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
 
 
+@pytest.mark.long(all_but=["triton"])
 def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
     (case,) = [case for case in CASES if case.name == "lif_hard"]

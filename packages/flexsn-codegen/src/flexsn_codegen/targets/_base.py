@@ -439,8 +439,10 @@ class KernelWriter(ABC):
         raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
 
     def segment(self, first: int = 0) -> None:
-        """Names the program's segment of time `segment`, from `first` on; the kernel takes the integers ``"SEGMENTS"``, and
-        ``"BESIDE"``, the segments that run side by side: there are programs for each of them.
+        """Names the program's segment of time `segment`, from `first` on.
+
+        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``, of which the latter counts the segments that run
+        side by side; each has programs of its own.
 
         Raises:
             UnsupportedOpError: the language has no way to do it.

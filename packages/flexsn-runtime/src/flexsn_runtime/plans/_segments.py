@@ -12,7 +12,6 @@ import torch
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._targets import TargetName
 
-
 # Products of a segment's number and steps, which kernels compute in 32 bits, are below it.
 _MOST = 2**31
 

@@ -1,9 +1,10 @@
 """Scan kernels that walk segments of time side by side, for long sequences of few elements.
 
-Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangent that comes to its end.
-`maps_source` writes these maps, `carried_source` combines them, `gradient_source` walks all segments with what comes to
-each. Forward: `speculation_source` begins each segment with a guess of its state, the state after a warm-up, and
-`repair_source` compares each guess, bit by bit, with the end of the segment before it and computes again what differs.
+Backward: a step's VJP is linear in its cotangents, so a segment is an affine map of the cotangent at its end.
+`maps_source` writes these maps, `carried_source` combines them, `gradient_source` walks all segments with the cotangent
+at the end of each. Forward: `speculation_source` begins each segment with a guess of its state, the state after a
+warm-up, and `repair_source` compares each guess, bit by bit, with the end of the segment before it and computes again
+what differs.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class _Repair(_Segments):
         return w.finish(name, [self._core], doc)
 
     def _compare_all(self) -> None:
-        """Counts guesses that differ in `wrong`: if there is none, each segment began with the end of the one before."""
+        """Counts guesses that differ in `wrong`; 0: each segment began with the end of the one before it."""
         w = self._writer
         w.assign("wrong", w.zeros(torch.int32))
         with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 2}) // {TOGETHER}"):
