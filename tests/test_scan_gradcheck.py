@@ -123,7 +123,7 @@ def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) ->
 SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
 
 
-@pytest.mark.long(all_but=["plif_channel"])
+@pytest.mark.long
 @cases
 def test_every_entry_in_segments(case: Case, compiler: None, small_launches: None) -> None:
     assert gradcheck(case, "cpu", 21, (2, 3), fast=False, state_seqs=False, on_cpu="cpp", rule=SEGMENTS)

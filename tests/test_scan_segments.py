@@ -77,7 +77,7 @@ def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | No
             torch.testing.assert_close(one, other, rtol=0.0, atol=rtol * scale)
 
 
-@pytest.mark.long(all_but=["triton-lif_hard", "cpp-alif"])
+@pytest.mark.long(all_but=["triton-lif_hard", "cpp-lif_hard"])
 @cases
 def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
     p = problem(case, STEPS, STEP, dtype=torch.float64)
@@ -99,7 +99,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long(all_but=["triton-gradients of outputs alone-lif_hard", "cpp-saved-plif_channel"])
+@pytest.mark.long(all_but=["triton-lif_hard-gradients of outputs alone", "cpp-plif_scalar-saved"])
 @pytest.mark.parametrize("option", OPTIONS)
 @cases
 def test_options(case: Case, option: str, language: TargetName) -> None:
@@ -111,10 +111,10 @@ def test_options(case: Case, option: str, language: TargetName) -> None:
     check_gradients(gradients, wanted_gradients, 1e-13)
 
 
-@pytest.mark.long(all_but=["cpp-float32"])
+@pytest.mark.long(all_but=["triton-bfloat16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
-    (case,) = [case for case in CASES if case.name == "plif_channel"]
+    (case,) = [case for case in CASES if case.name == "lif_soft"]
     p = problem(case, STEPS, STEP, dtype=dtype)
     wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
     found, gradients, _ = run(p, RULE, on_cpu=language)

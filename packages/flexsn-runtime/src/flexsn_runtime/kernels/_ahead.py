@@ -39,7 +39,7 @@ def compiling_backward(
         wanted: for each of `[*inputs, *states, *lifted]`, whether it requires grad.
         state_seqs, residuals: as for `scan`.
     """
-    if scan.is_compiled or step.backward_scans:
+    if scan.plan.is_compiled or step.has_backward:
         return _NOTHING
 
     def prepare() -> Callable[[], None]:
@@ -52,6 +52,6 @@ def compiling_backward(
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
         segments = choose_segments(step, arguments)
         backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
-        return partial(backward.compile, (*arguments.all, *to_come, *cotangents.states))
+        return partial(backward.plan.compile, (*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

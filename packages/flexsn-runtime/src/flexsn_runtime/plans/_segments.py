@@ -7,11 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
-
-from flexsn_runtime._availability import triton_interpreted
-from flexsn_runtime._targets import TargetName
-
 # Products of a segment's number and steps, which kernels compute in 32 bits, are below it.
 _MOST = 2**31
 
@@ -56,14 +51,14 @@ class SegmentRule:
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py: a serial kernel of 8192 elements takes 2 to 6 times as
 # long as copying what it moves, and one of 2**17 about as long.
-_ON_GPU = SegmentRule(elements=2**16, largest=2**13, kept=True)
+ON_GPU = SegmentRule(elements=2**16, largest=2**13, kept=True)
 
 # Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
 _PROGRAM, _STEPS = 256, 2**15
 
 
 @functools.cache
-def _for_threads(threads: int) -> SegmentRule | None:
+def for_threads(threads: int) -> SegmentRule | None:
     """Segments for threads that a step has too few elements for."""
     if threads < 2:
         return None
@@ -74,13 +69,9 @@ def _for_threads(threads: int) -> SegmentRule | None:
 _instead: list[SegmentRule | None] = []
 
 
-def segment_rule(target: TargetName) -> SegmentRule | None:
-    """The rule for kernels in a language; `None`: they walk one segment."""
-    if _instead:
-        return _instead[-1]
-    if target == "cpp":
-        return _for_threads(torch.get_num_threads())
-    return None if triton_interpreted() else _ON_GPU  # programs run one after the other there
+def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
+    """The rule of `using_segments`, or else the usual one."""
+    return _instead[-1] if _instead else usual
 
 
 @contextmanager

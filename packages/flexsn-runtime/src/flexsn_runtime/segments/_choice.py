@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from flexsn_graph import Role, StepGraph, is_linear
 from flexsn_runtime.operands._operands import Arguments
-from flexsn_runtime.plans._segments import SegmentRule, segment_rule
+from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
 
@@ -32,7 +32,7 @@ class Choice(NamedTuple):
 
 def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
     """The segments of a scan over arguments of this layout; `None`: it is serial."""
-    rule = segment_rule(step.target_name)
+    rule = rule_in_place_of(step.backend.segments())
     num_steps, ncl = arguments.num_steps, math.prod(step.trace.step_shape)
     if rule is None or not step.walks_segments or type(num_steps) is not int or type(ncl) is not int or ncl == 0:
         return None

@@ -12,12 +12,12 @@ from flexsn_codegen import CoreSource, ForwardSpec
 from flexsn_codegen.scan.segments import repair_source, speculation_source
 from flexsn_graph import Port, Role
 from flexsn_runtime.launches._entry import Entry
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.plans._buckets import LaunchConfig
 from flexsn_runtime.segments._kernels import SegmentKernel, kept_dtype, rows
 from flexsn_runtime.segments._speculation import Speculation
 from flexsn_runtime.step._pointwise_step import Specialization
-from flexsn_runtime.step._specialization import CompiledKernel
 
 _REPAIRS = Port(Role.SEGMENT_REPAIRS, 0)
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from flexsn_graph import Port, Role
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch, launch
 from flexsn_runtime.plans._buckets import LaunchConfig
-from flexsn_runtime.step._specialization import CompiledKernel
 
 # As the device holds them in registers.
 _KEPT = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
