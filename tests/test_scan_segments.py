@@ -233,6 +233,52 @@ def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName
     assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
 
 
+def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A rotation by 0.1 that keeps 0.999 of the length, and 1 more for each step."""
+    new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
+    return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
+
+
+def gated(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    z = torch.sigmoid(x)
+    h = (1.0 - z) * v + z * x
+    return h, h
+
+
+AFFINE = {"resonator": (resonator, 2), "gated": (gated, 1)}
+
+
+@pytest.mark.long(all_but=["cpp-resonator", "triton-gated"])
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
+    core, num_states = AFFINE[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
+    states = [torch.randn(STEP, generator=generator, dtype=torch.float64) for _ in range(num_states)]
+    results = []
+    for rule in (None, RULE):
+        program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)
+        with using_segments(rule):
+            step, arguments = prepare(program, (x, *states))
+            found = scan(step, arguments, state_seqs=False)
+            results.append([*found, *torch.autograd.grad(found[0].square().sum(), x)])
+    assert ran(step, "_forward_starts")  # type: ignore[arg-type]
+    assert any("maps of states are combined" in line for line in step.segments_in_words())  # type: ignore[union-attr]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP)
+    program = PointwiseProgram(p.core, *p.counts, fast_math=True, on_cpu=language)
+    with using_segments(RULE), torch.no_grad():
+        step, arguments = prepare(program, (*p.inputs, *p.states))
+        scan(step, arguments, state_seqs=False)
+    assert [name for name in step.kernel_names if "guess" in name or "starts" in name] == []
+    assert step.kernel_names
+
+
 @pytest.mark.long(all_but=["triton"])
 def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from graph_eval import evaluate
 from torch import Tensor
 
-from flexsn_graph import Role, is_linear, trace_step
+from flexsn_graph import Role, is_linear, linear_part, trace_step
 
 COTANGENTS = (Role.GRAD_OUTPUT, Role.GRAD_STATE)
 
@@ -66,3 +67,49 @@ def test_a_step_is_linear_in_its_state_or_not() -> None:
     with_input = trace_step(lambda x, v: (0.5 * v + x, 0.5 * v + x), 1, 1, 1, given)
     assert is_linear(leaky.forward, (Role.STATE,))
     assert not is_linear(with_input.forward, (Role.STATE,))  # affine
+
+
+AFFINE = {
+    "leaky": lambda x, v, w: (0.5 * v + x - 1.0, v * x - w),
+    "selected": lambda x, v, w: (torch.where(x > 0.5, 0.25 * v, x), 1.0 - w * x),
+    "mixed": lambda x, v, w: (x * v - torch.exp(x) * w, x - (w - v) / 3.0),
+    "of the input alone": lambda x, v, w: (x * x, v + w),
+}
+NOT_AFFINE = {
+    "multiplied": lambda x, v, w: (v * w, w),
+    "compared": lambda x, v, w: (torch.where(v > 0.5, x, v), w),
+    "a function": lambda x, v, w: (torch.tanh(v) + x, w),
+    "divided by": lambda x, v, w: (x / v, w),
+}
+
+
+@pytest.mark.parametrize("step", AFFINE)
+def test_linear_part(step: str) -> None:
+    def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (torch.tanh(v) * x, *AFFINE[step](x, v, w))
+
+    x, v, w = torch.rand(3, 5, dtype=torch.float64)
+    trace = trace_step(core, 1, 2, 1, (x, v, w))
+    part = linear_part(trace.forward)
+    assert part is not None
+    zeros = torch.zeros_like(v)
+    wanted = [a - b for a, b in zip(AFFINE[step](x, v, w), AFFINE[step](x, zeros, zeros), strict=True)]
+    found = dict(zip(part.results, evaluate(part.graph, (x, v, w), x.shape), strict=True))
+    for i, value in enumerate(wanted):
+        torch.testing.assert_close(found.get((Role.STATE, i), zeros), value)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("step", NOT_AFFINE)
+def test_a_step_that_is_not_affine_has_no_linear_part(step: str) -> None:
+    def core(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return (v, *NOT_AFFINE[step](x, v, w))
+
+    assert linear_part(trace_step(core, 1, 2, 1, (torch.rand(5),) * 3).forward) is None
+
+
+def test_the_linear_part_is_that_of_the_step_and_not_of_its_gradient() -> None:
+    passed = own(lambda v, g: 0.1 * g)
+    v = torch.rand(3)
+    part = linear_part(trace_step(lambda x, v: (v, 0.5 * passed(v) + x), 1, 1, 1, (v, v)).forward)
+    assert part is not None
+    torch.testing.assert_close(evaluate(part.graph, (v, v), v.shape)[0], 0.5 * v)

@@ -17,8 +17,8 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.plans._buckets import LaunchPlan
-from flexsn_runtime.segments._choice import Choice, speculates, speculation
-from flexsn_runtime.segments._forward import SegmentedForward
+from flexsn_runtime.segments._choice import Choice
+from flexsn_runtime.segments._in_segments import in_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -138,8 +138,8 @@ class ForwardScan:
         places = [*operands.params, *(param for param, *_ in self._written)]
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
-        if segments is not None and speculates(step):
-            launched = SegmentedForward(
+        if segments is not None:
+            launched = in_segments(
                 launched,
                 kernel.params,
                 step,
@@ -148,7 +148,7 @@ class ForwardScan:
                 integers,
                 config,
                 arguments.device,
-                speculation(step, segments),
+                segments,
             )
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)

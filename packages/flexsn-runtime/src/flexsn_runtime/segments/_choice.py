@@ -40,11 +40,6 @@ def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None
     return Choice(rule, number) if number > 1 and step.trace.states else None
 
 
-def speculates(step: Specialization) -> bool:
-    """True if all kernels of a step compute the same bits; approximate functions depend on what is around them."""
-    return not step.numerics.fast_math
-
-
 def speculation(step: Specialization, choice: Choice) -> Speculation:
     """What the step's forwards have learned of their warm-up."""
     found = step.speculations.get(choice.rule)
@@ -57,6 +52,11 @@ def speculation(step: Specialization, choice: Choice) -> Speculation:
     return found
 
 
+def has_enough(num_states: int, choice: Choice) -> bool:
+    """True if there are enough segments for maps of so many states."""
+    return num_states <= _MOST_STATES and choice.number >= num_states + _MORE_SEGMENTS
+
+
 def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -> bool:
     """True if a backward can combine segments, and has enough of them.
 
@@ -64,5 +64,4 @@ def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -
         vjp: the step's. A user's own backward formula may be no linear function of its cotangents.
     """
     carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
-    few = 0 < carried <= _MOST_STATES and choice.number >= carried + _MORE_SEGMENTS
-    return few and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))
+    return carried > 0 and has_enough(carried, choice) and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))

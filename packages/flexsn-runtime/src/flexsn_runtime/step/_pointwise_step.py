@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
 from flexsn_codegen.scan.segments import Columns
-from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
+from flexsn_graph import (
+    CoreTrace,
+    Port,
+    Presence,
+    Residuals,
+    Role,
+    StepGraph,
+    StepTrace,
+    linear_part,
+    ports,
+    without_cotangents,
+)
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.backend import TargetName
@@ -68,6 +79,8 @@ class Specialization(CoreSpecialization):
         self.plans: Recent[Any] = Recent()
         self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
         self.combined: Recent[int] = Recent()  # segments of backward scans, by their numbers of steps
+        self.affine_segments: Recent[int] = Recent()  # and of forward scans of affine steps
+        self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # not looked for
         self.has_backward = False  # one was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
@@ -77,12 +90,14 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # those on disk may be others now
-        self.speculations, self.combined = Recent(), Recent()  # of other numbers
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # of other numbers
+        self._linear = False
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
-        self.speculations, self.combined = Recent(), Recent()
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()
+        self._linear = False
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
@@ -232,6 +247,14 @@ class Specialization(CoreSpecialization):
         graph, source = self._with_source(key, make, role="columns")
         return Columns(source, graph.gradients[first:behind])
 
+    def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
+        """The linear part of an affine step, and its source if states depend on states; `None`: it is not affine."""
+        with self._lock:
+            if self._linear is False:
+                graph = linear_part(self.trace.forward)
+                self._linear = None if graph is None else (graph, self._emit_vjp(graph, "linear"))
+            return self._linear or None
+
     def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
         """The VJP that takes a presence's flags, and its source.
 
@@ -281,7 +304,12 @@ class Specialization(CoreSpecialization):
         """Segments of time that its scans have walked side by side, a line for each kind."""
         with self._lock:
             forward = [f"forward: {speculation.in_words()}" for speculation in self.speculations.values()]
-            return forward + [
+            affine = [
+                f"forward over {steps} steps: {number} segments side by side, whose maps of states are combined, since "
+                "the step is affine in its states and fast math allows other roundings"
+                for steps, number in self.affine_segments.items()
+            ]
+            return [*forward, *affine] + [
                 f"backward over {steps} steps: {number} segments side by side, whose maps of gradients are combined"
                 for steps, number in self.combined.items()
             ]

@@ -38,7 +38,9 @@ def repair_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSourc
     return _Repair(core, spec).write(name)
 
 
-class _Segments(ForwardTemplate):
+class SegmentsTemplate(ForwardTemplate):
+    """What kernels that walk a segment have in common."""
+
     def _declare_seams(self) -> None:
         w, count = self._writer, len(self._spec.states)
         self._starts = [w.add(Role.SEGMENT_START, i) for i in range(count)]
@@ -53,7 +55,7 @@ class _Segments(ForwardTemplate):
                 self._rest(chunk)
 
 
-class _Speculation(_Segments):
+class _Speculation(SegmentsTemplate):
     def write(self, name: str) -> KernelSource:
         w, chunk = self._writer, self._spec.chunk
         w.begin()
@@ -86,7 +88,7 @@ class _Speculation(_Segments):
             self._writer.store(param, f"state_{i}", self._writer.row(param, "segment"))
 
 
-class _Repair(_Segments):
+class _Repair(SegmentsTemplate):
     def write(self, name: str) -> KernelSource:
         w, chunk = self._writer, self._spec.chunk
         w.begin()
