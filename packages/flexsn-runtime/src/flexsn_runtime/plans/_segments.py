@@ -50,8 +50,9 @@ class SegmentRule:
 
 
 # Measured on an H100 with LIF, see benchmarks/long_sequences.py: a serial kernel of 8192 elements takes 2 to 6 times as
-# long as copying what it moves, and one of 2**17 about as long.
-ON_GPU = SegmentRule(elements=2**16, largest=2**13, kept=True)
+# long as copying what it moves, and one of 2**17 about as long. One program looks at all segments of its elements, so
+# that more segments take longer again.
+ON_GPU = SegmentRule(elements=2**16, largest=2**13, most=2**10, kept=True)
 
 # Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
 _PROGRAM, _STEPS = 256, 2**15
