@@ -11,6 +11,7 @@ import torch
 from scan_cores import CASES, Case, Problem, problem
 from torch import Tensor
 
+from flexsn_nn.neuron import LIF
 from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
 from flexsn_runtime.plans._segments import SegmentRule, using_segments
 
@@ -268,6 +269,7 @@ def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
+@pytest.mark.long(all_but=["cpp"])
 def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
     (case,) = [case for case in CASES if case.name == "lif_hard"]
     p = problem(case, STEPS, STEP)
@@ -289,6 +291,18 @@ def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pyt
     _, _, step = run(p, rule, on_cpu=language)
     (speculation,) = step.speculations.values()
     assert speculation.last.warm_up == 8
+
+
+@pytest.mark.long(all_but=["triton"])
+def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None:
+    neuron = LIF(backend=language)
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with using_segments(RULE):
+        neuron(x).sum().backward()
+        told = neuron.explain()
+    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
+    assert "of 3000 were computed again" in told
+    assert "backward over 75 steps: 5 segments side by side" in told
 
 
 def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
