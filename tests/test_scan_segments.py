@@ -297,7 +297,7 @@ def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pyt
 def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None:
     neuron = LIF(backend=language)
     x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    with using_segments(RULE):
+    with using_segments(replace(RULE, longest=64)):
         neuron(x).sum().backward()
         told = neuron.explain()
     assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
