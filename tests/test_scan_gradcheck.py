@@ -12,6 +12,7 @@ from scan_cores import CASES, Case, Spike, problem, soft_spike
 from torch import Tensor
 
 from flexsn_runtime import LaunchConfig, ScanProgram, Specialization, TargetName, prepare, scan
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
 
 
 def _exponential(spike: Spike, parameters: list[Tensor]) -> Callable[..., Any]:
@@ -71,20 +72,23 @@ def gradcheck(
     fast: bool,
     state_seqs: bool,
     on_cpu: TargetName = "triton",
+    rule: SegmentRule | None = None,
 ) -> bool:
     p = problem(case, steps, step, dtype=torch.float64, device=device, spike=soft_spike)
     program = ScanProgram(p.core, *p.counts, on_cpu=on_cpu)
 
     def function(*leaves: Tensor) -> tuple[Tensor, ...]:
-        return scan(*prepare(program, leaves), state_seqs=state_seqs)
+        with using_segments(rule):
+            return scan(*prepare(program, leaves), state_seqs=state_seqs)
 
     # As arguments, captured tensors come in the order in which the core reads them.
     function(*p.inputs, *p.states)
     lifted = program.lifted()
     assert {id(t) for t in lifted} == {id(t) for t in p.parameters}
-    return torch.autograd.gradcheck(
-        function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
-    )
+    with using_segments(rule):  # the backward has its own
+        return torch.autograd.gradcheck(
+            function, (*p.inputs, *p.states, *lifted), fast_mode=fast, check_undefined_grad=False
+        )
 
 
 @pytest.fixture
@@ -113,6 +117,23 @@ def test_every_entry_in_the_interpreter(case: Case, interpreted: None, small_lau
 @cases
 def test_every_entry_in_cpp(case: Case, compiler: None, small_launches: None) -> None:
     assert gradcheck(case, "cpu", 3, (2, 3), fast=False, state_seqs=False, on_cpu="cpp")
+
+
+# Of 2 chunks each, and one with a step more.
+SEGMENTS = SegmentRule(elements=6 * 5, largest=6, steps=4, fewest=2, warm_up=2)
+
+
+@pytest.mark.long
+@cases
+def test_every_entry_in_segments(case: Case, compiler: None, small_launches: None) -> None:
+    assert gradcheck(case, "cpu", 21, (2, 3), fast=False, state_seqs=False, on_cpu="cpp", rule=SEGMENTS)
+
+
+@cases
+@pytest.mark.gpu
+def test_every_entry_in_segments_on_the_gpu(case: Case) -> None:
+    rule = SegmentRule(elements=33 * 5, largest=33, steps=8, fewest=2, warm_up=8)
+    assert gradcheck(case, "cuda", 42, (3, 11), fast=False, state_seqs=True, rule=rule)
 
 
 @cases

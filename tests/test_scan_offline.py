@@ -18,6 +18,8 @@ from flexsn_runtime.kernels import _backward, _forward
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, launch_plan
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
+from flexsn_runtime.segments import _kernels
 from flexsn_runtime.step._pointwise_step import Specialization
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
@@ -29,8 +31,18 @@ SMALL_CASE = ("lif_hard", "sm_90")
 SHARED_BYTES = 64 * 1024
 
 
-def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
-    """The forward with checkpoints and the backward, as the runtime makes and launches them on a GPU."""
+def recorded(
+    case: Case,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: SegmentRule | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, OfflineJob]:
+    """The forward with checkpoints and the backward, as the runtime makes and launches them on a GPU.
+
+    Args:
+        rule: adds the kernels of segments, by what their names say they do.
+    """
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -47,6 +59,10 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
             kernel: KernelSource = self._kernel.function.source
             dtypes = [t.dtype for t in tensors]
             job = OfflineJob(kernel, TARGETS[0], dtypes, self._config.block, self._config.num_warps)
+            for what in ("forward_guess", "forward_repair", "backward_maps", "backward_carried", "backward_segments"):
+                if what in kernel.name:
+                    jobs[what] = job
+                    return
             jobs["backward" if "_backward_" in kernel.name else "forward"] = job
 
     def plan(step: Specialization, ncl: int) -> LaunchPlan:
@@ -56,12 +72,35 @@ def recorded(case: Case, size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str
     monkeypatch.setattr(TRITON, "compile", lambda kernel: SimpleNamespace(__name__=kernel.name, source=kernel))
     monkeypatch.setattr(_forward, "launch", Recorder)
     monkeypatch.setattr(_backward, "launch", Recorder)
-    p = problem(case, 3, (8, 16))
-    step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
-    results = scan(step, arguments, state_seqs=False)
-    torch.autograd.grad(results, p.leaves, [torch.ones_like(r) for r in results])
-    assert sorted(jobs) == ["backward", "forward"]
+    monkeypatch.setattr(_kernels, "launch", Recorder)
+    p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
+    with using_segments(rule):
+        step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
+        results = scan(step, arguments, state_seqs=False)
+        torch.autograd.grad(results, p.leaves, [torch.ones_like(r) for r in results])
+    if rule is None:
+        assert sorted(jobs) == ["backward", "forward"]
     return jobs
+
+
+SEGMENTS = ("backward_carried", "backward_maps", "backward_segments", "forward_guess", "forward_repair")
+
+
+@pytest.mark.long(all_but=["lif_hard-float32"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_segments_compile_without_spills(
+    case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, interpreted: None
+) -> None:
+    rule = SegmentRule(elements=8 * 128, largest=128, steps=16, warm_up=16)
+    jobs = recorded(case, SMALL, monkeypatch, rule, dtype)
+    assert sorted(jobs) == list(SEGMENTS)
+    targets = [replace(jobs[name], target="sm_90") for name in SEGMENTS]
+    for name, use in zip(SEGMENTS, compile_offline(targets), strict=True):
+        print(f"{case.name}, {dtype}, {name}: {use}")  # pytest -s shows them
+        assert use.spilled_bytes == use.local_bytes == 0, name
+        assert use.registers <= 255, name
+        assert use.shared_bytes <= SHARED_BYTES, name
 
 
 def compiled(jobs: Sequence[OfflineJob]) -> list[ResourceUse]:

@@ -33,6 +33,7 @@ from flexsn_graph.ir._ops import OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph.ir._ports import Port, Role, ports
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
+from flexsn_graph.passes._linearity import is_linear, linear_part
 from flexsn_graph.passes._presence import Flag, Presence
 from flexsn_graph.passes._zero_one import not_zero_one
 from flexsn_graph.staging import absent_at_first, is_of_any_batch, resized
@@ -116,9 +117,11 @@ __all__ = [
     "generate_forward_and_backward_graph",
     "generate_inference_graph",
     "gradient_of",
+    "is_linear",
     "is_of_any_batch",
     "keep_residuals",
     "known_ops",
+    "linear_part",
     "location_of",
     "not_zero_one",
     "pointwise_effects",

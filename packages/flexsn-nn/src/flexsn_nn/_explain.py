@@ -38,6 +38,16 @@ def launchers(program: ScanProgram) -> list[str]:
     return [f"steps of training that repeat are launched by: {launcher_in_words(device)}" for device in devices]
 
 
+def segments(program: ScanProgram) -> list[str]:
+    """Segments of time side by side: how many, their warm-up, what was computed again."""
+    return [
+        f"few neurons over many steps: {line}"
+        for step in program.specializations
+        if isinstance(step, Specialization)
+        for line in step.segments_in_words()
+    ]
+
+
 _PHASES = {
     Phase.BEFORE: "one product for all steps, before the loop: it depends on inputs alone",
     Phase.LOOP: "at every step",

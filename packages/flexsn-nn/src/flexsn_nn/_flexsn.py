@@ -14,7 +14,7 @@ from flexsn_nn._backends import Choice, check_backend, check_step_mode
 from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
-from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
+from flexsn_nn._explain import constants, kernels, launchers, products, segments, traffic, without_hash
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -346,7 +346,7 @@ class FlexSN(Runs):
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
         program = self._program(transforms).scan
-        lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
+        lines += [*kernels(program), *segments(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
             counts = any(transform.num_states for transform in transforms)

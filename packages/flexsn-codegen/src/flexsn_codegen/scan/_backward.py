@@ -7,13 +7,16 @@ last steps are masked: the gradients pass them unchanged. Saving: the VJP takes 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import torch
 
 from flexsn_codegen.scan._spec import BackwardSpec
 from flexsn_codegen.source._source import CoreSource, KernelSource
 from flexsn_graph import Port, Role
+
+_NOTHING: Mapping[Port, str] = MappingProxyType({})
 
 
 def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
@@ -26,10 +29,12 @@ def backward_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: B
         vjp: `[inputs, states, lifted, *saved, *cotangents] -> [*gradients]`.
         spec: what is read and written, and how.
     """
-    return _BackwardKernel(core, vjp, spec).write(name)
+    return BackwardTemplate(core, vjp, spec).write(name)
 
 
-class _BackwardKernel:
+class BackwardTemplate:
+    """The lines of a backward kernel; those of segments of time write some of them in another way."""
+
     def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
         self._vjp = vjp
         self._spec = spec
@@ -54,41 +59,54 @@ class _BackwardKernel:
             with w.rows():
                 self._declare_inputs()
                 self._declare_others()
-                self._walk()
+                self._whole()
         else:
             self._declare_inputs()
             self._declare_lifted()
             self._declare_others()
             self._declare_grad_lifted()
-            self._walk()
+            self._whole()
         for i, param in self._grad_lifted.items():
             w.store(param, f"grad_lifted_{i}")
         elements = "BLOCK elements of each row" if spec.rows else "BLOCK elements"
         doc = f"Backward scan, {spec.chunk} steps a chunk. One program: {elements}, all T."
         return w.finish(name, self._cores, doc)
 
-    def _walk(self) -> None:
+    # The walk's last chunk is the one in front of chunk `_behind`; `_count` chunks are walked.
+    _behind = "chunks"
+    _count = "chunks"
+
+    def _where_rest(self, condition: str) -> str:
+        """The condition under which what is left of T is walked, where `condition` holds of its length."""
+        return condition
+
+    def _whole(self) -> None:
         """From the last step to the first."""
+        w = self._writer
+        w.integer("chunks", f"T // {self._spec.chunk}")
+        self._walk()
+        for i, param in self._grad_states.items():
+            w.store(param, f"grad_state_{i}")
+
+    def _walk(self) -> None:
+        """From the last step to the first of those that are walked."""
         w, chunk = self._writer, self._spec.chunk
-        w.integer("chunks", f"T // {chunk}")
         for param in self._moving():
-            w.point(param, "chunks", chunk)
+            w.point(param, self._behind, chunk)
         if self._spec.rest and chunk > 1:
             w.integer("left", f"T % {chunk}")
             if w.branches:
                 for left in range(1, chunk):
-                    with w.when(f"left == {left}"):
+                    with w.when(self._where_rest(f"left == {left}")):
                         self._chunk("chunks", left)
             else:
-                with w.when("left > 0"):
+                with w.when(self._where_rest("left > 0")):
                     self._chunk("chunks", chunk, partial=True)
-        with w.loop("i", "0", "chunks", self._spec.stages):
+        with w.loop("i", "0", self._count, self._spec.stages):
             for param in self._moving():
                 w.move(param, -chunk)
-            w.integer("c", "chunks - 1 - i")
+            w.integer("c", f"{self._behind} - 1 - i")
             self._chunk("c", chunk)
-        for i, param in self._grad_states.items():
-            w.store(param, f"grad_state_{i}")
 
     def _declare_inputs(self) -> None:
         self._inputs = self._writer.add_inputs(self._spec.inputs, self._used)
@@ -109,6 +127,14 @@ class _BackwardKernel:
             w.assign(f"grad_lifted_{i}", w.zeros(spec.lifted_dtypes[i]))
 
     def _declare_others(self) -> None:
+        self._declare_read()
+        self._declare_carried()
+        w, spec = self._writer, self._spec
+        self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
+        self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
+
+    def _declare_read(self) -> None:
+        """What the steps read besides their inputs and captured tensors."""
         w, spec = self._writer, self._spec
         # The states before a segment: only those that something in it is computed from.
         self._needed_states = [i for i in range(self._num_states) if Port(Role.STATE, i) in self._used]
@@ -121,6 +147,10 @@ class _BackwardKernel:
         self._saved = {i: w.add(Role.SAVED, i) for i in range(spec.saved) if Port(Role.SAVED, i) in self._used}
         self._grad_outputs = w.add_present(Role.GRAD_OUTPUT, spec.grad_outputs)
         self._grad_state_seqs = w.add_present(Role.GRAD_STATE_SEQ, spec.grad_state_seqs)
+
+    def _declare_carried(self) -> None:
+        """What passes from step to step, as it comes to the last one."""
+        w, spec = self._writer, self._spec
         grad_finals = w.add_present(Role.GRAD_FINAL_STATE, spec.grad_final_states)
         for i, dtype in enumerate(spec.state_dtypes):
             if i in grad_finals:
@@ -129,8 +159,6 @@ class _BackwardKernel:
                 w.assign(f"grad_state_{i}", w.zeros(dtype))
         for flag in spec.flags:
             w.assign(f"came_state_{flag.state}", w.flag(flag.given), flag=True)
-        self._grad_inputs = w.add_present(Role.GRAD_INPUT, spec.grad_inputs, spec.summed_inputs)
-        self._grad_states = w.add_present(Role.GRAD_STATE, spec.grad_states)
 
     def _moving(self) -> list[Port]:
         return [
@@ -219,8 +247,9 @@ class _BackwardKernel:
     def _gradient(self, position: int | None, dtype: torch.dtype = torch.float32) -> str:
         return self._writer.zeros(dtype) if position is None else f"result_{position}"
 
-    def _call(self, results: Sequence[str], core: CoreSource, k: int) -> None:
-        arguments = [self._argument(port, k) for port in core.arguments]
+    def _call(self, results: Sequence[str], core: CoreSource, k: int, instead: Mapping[Port, str] = _NOTHING) -> None:
+        """Computes a step or its VJP; `instead`: by argument, what stands for it."""
+        arguments = [instead.get(port) or self._argument(port, k) for port in core.arguments]
         self._writer.call(results, core, [*arguments, *self._numbers[core.name]])
 
     def _argument(self, port: Port, k: int) -> str:

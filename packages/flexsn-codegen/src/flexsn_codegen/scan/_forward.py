@@ -23,10 +23,12 @@ def forward_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSour
             may be absent.
         spec: what is read and written, and how.
     """
-    return _Forward(core, spec).write(name)
+    return ForwardTemplate(core, spec).write(name)
 
 
-class _Forward:
+class ForwardTemplate:
+    """The lines of a forward kernel; those of segments of time write some of them in another way."""
+
     def __init__(self, core: CoreSource, spec: ForwardSpec) -> None:
         self._core = core
         self._spec = spec
@@ -47,9 +49,9 @@ class _Forward:
             w.store(param, f"state_{i}")
         return w.finish(name, [self._core], f"Forward scan, {chunk} steps a chunk. One program: BLOCK elements, all T.")
 
-    def _whole_chunks(self, chunk: int) -> None:
+    def _whole_chunks(self, chunk: int, first: str = "0", behind: str = "chunks") -> None:
         segment = self._spec.segment
-        with self._writer.loop("c", "0", "chunks", self._spec.stages):
+        with self._writer.loop("c", first, behind, self._spec.stages):
             self._load_inputs(chunk)
             for k in range(chunk):
                 if self._checkpoints and k % segment == 0:
@@ -68,6 +70,10 @@ class _Forward:
             self._move(1)
 
     def _declare(self) -> None:
+        self._declare_read()
+        self._declare_written()
+
+    def _declare_read(self) -> None:
         w, spec = self._writer, self._spec
         self._numbers = w.add_numbers(self._core)
         self._inputs = w.add_inputs(spec.inputs, self._used)
@@ -81,6 +87,9 @@ class _Forward:
         for i, param in lifted.items():
             w.load(f"lifted_{i}", param)
         self._numbers += w.add_once(self._core, self._numbers)
+
+    def _declare_written(self) -> None:
+        w, spec = self._writer, self._spec
         self._outputs = w.add_present(Role.OUTPUT, spec.outputs)
         self._state_seqs = w.add_present(Role.STATE_SEQ, spec.state_seqs)
         self._saved = w.add_present(Role.SAVED, [True] * spec.saved)
@@ -111,11 +120,15 @@ class _Forward:
         for i, param in enumerate(self._checkpoints):
             w.store(param, f"state_{i}", w.row(param, row), begins)
 
-    def _step(self, k: int) -> None:
-        w = self._writer
+    def _compute(self, k: int) -> None:
+        """One step, of which nothing is written."""
         results = [port.name for port in self._core.results]
         arguments = [f"{a.name}_{k}" if a.role is Role.INPUT else a.name for a in self._core.arguments]
-        w.call(results, self._core, [*arguments, *self._numbers])
+        self._writer.call(results, self._core, [*arguments, *self._numbers])
+
+    def _step(self, k: int) -> None:
+        w = self._writer
+        self._compute(k)
         for i, param in self._outputs.items():
             w.store(param, f"output_{i}", w.at(param, k))
         for i, param in self._state_seqs.items():

@@ -124,6 +124,7 @@ class Target(ABC):
         once: whether what is the same in each step has to be computed before the loop over time, because a compiler
             would not move it there.
         rows: whether programs can walk rows of a step.
+        segments: True if programs can walk segments of time side by side.
         rules: how each op is written.
     """
 
@@ -132,6 +133,7 @@ class Target(ABC):
     header: str = ""
     once: bool = False
     rows: bool = False
+    segments: bool = False
 
     def __init__(self) -> None:
         self.rules: dict[Op, Rule] = {}
@@ -467,6 +469,37 @@ class KernelWriter(ABC):
             UnsupportedOpError: the language has no way to do it.
         """
         raise UnsupportedOpError(f"kernels in {self.target.name} walk no rows.", "rows")
+
+    def segment(self, first: int = 0) -> None:
+        """Names the program's segment of time `segment`, from `first` on.
+
+        The kernel takes the integers ``"SEGMENTS"`` and ``"BESIDE"``, of which the latter counts the segments that run
+        side by side; each has programs of its own.
+
+        Raises:
+            UnsupportedOpError: the language has no way to do it.
+        """
+        raise UnsupportedOpError(f"kernels in {self.target.name} walk no segments.", "segments")
+
+    def add_segments(self) -> None:
+        """Declares the integer ``"SEGMENTS"`` of a kernel that walks all segments one after the other."""
+        self._sizes.append("SEGMENTS")
+
+    def add_size(self, name: str) -> None:
+        """Declares an integer argument."""
+        self._sizes.append(name)
+
+    def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
+        """Names a value of int32: 1 where two values of a dtype differ in any bit, else 0."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+
+    def not_finite(self, name: str, value: str) -> None:
+        """Names a value of int32: 1 where a floating-point value is infinite or NaN, else 0."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} compare no bits.", "segments")
+
+    def any(self, name: str, value: str) -> None:
+        """Names a scalar whole number: above 0 if a value of int32 is, at any element."""
+        raise UnsupportedOpError(f"kernels in {self.target.name} reduce no values.", "segments")
 
     @abstractmethod
     def when(self, condition: str) -> AbstractContextManager[None]:

@@ -36,6 +36,12 @@ class Role(StrEnum):
     PRODUCT = "product"  # a product with a matrix
     MATRIX = "matrix"  # made of captured tensors alone, before the loop
     COUNTER = "counter"  # how many programs that wait for each other have arrived; whether any gave up
+    # Of scans in segments of time, `[segments, *step]`:
+    SEGMENT_START = "segment_start"  # the state that a segment began with, a guess
+    SEGMENT_END = "segment_end"  # the state that it ended with
+    SEGMENT_MAP = "segment_map"  # an entry of the affine map of cotangents, from the segment's end to its beginning
+    SEGMENT_CARRIED = "segment_carried"  # the cotangent that comes to a segment's end from the one behind it
+    SEGMENT_REPAIRS = "segment_repairs"  # [programs], written: elements times segments that were computed again
 
     __hash__ = str.__hash__  # an Enum's own is a function of Python's, and ports are keys everywhere
 

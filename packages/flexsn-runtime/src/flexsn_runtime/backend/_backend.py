@@ -11,6 +11,7 @@ from flexsn_codegen import Target
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost
+from flexsn_runtime.plans._segments import SegmentRule
 
 
 class Backend(ABC):
@@ -60,6 +61,10 @@ class Backend(ABC):
         Args:
             carried: bytes per element of the states.
         """
+
+    def segments(self) -> SegmentRule | None:
+        """When kernels walk segments of time side by side; `None`: never."""
+        return None
 
     @abstractmethod
     def launch(

@@ -13,6 +13,7 @@ from flexsn_runtime.launches._cpp_op import RecordedCppLaunch
 from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost
 from flexsn_runtime.plans._cpu_plan import cpu_plan, cpu_size_class
+from flexsn_runtime.plans._segments import SegmentRule, for_threads
 
 
 class CppBackend(Backend):
@@ -30,6 +31,9 @@ class CppBackend(Backend):
 
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:
         return cpu_plan(cpu_size_class(ncl), carried, cost.num_ops, cost.backward_ops)
+
+    def segments(self) -> SegmentRule | None:
+        return for_threads(torch.get_num_threads())
 
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device

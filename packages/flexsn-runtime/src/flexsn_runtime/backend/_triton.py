@@ -16,6 +16,7 @@ from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import Launch as TritonLaunch
 from flexsn_runtime.launches._launches import Launch
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, StepCost, launch_plan, size_class
+from flexsn_runtime.plans._segments import ON_GPU, SegmentRule
 
 
 class TritonBackend(Backend):
@@ -41,6 +42,9 @@ class TritonBackend(Backend):
 
     def plan(self, ncl: int, cost: StepCost, carried: int) -> LaunchPlan:
         return launch_plan(ncl, cost, interpreted=self.interpreted)
+
+    def segments(self) -> SegmentRule | None:
+        return None if self.interpreted else ON_GPU  # programs run one after the other there
 
     def launch(
         self, kernel: CompiledKernel, sizes: Mapping[str, int], config: LaunchConfig, device: torch.device

@@ -15,6 +15,7 @@ from flexsn_runtime.kernels._backward import BackwardScan, Cotangents
 from flexsn_runtime.kernels._forward import ForwardScan
 from flexsn_runtime.launches._beside import compiling
 from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -49,7 +50,8 @@ def compiling_backward(
         cotangents = Cotangents(tuple(outputs), (None,) * trace.num_states, state_seqs)
         # Kernels are compiled for dtypes and alignment: tensors without elements stand in for those to come.
         to_come = [like.new_empty(0, dtype=t.dtype) for t in (*kept, *outputs)]
-        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
+        segments = choose_segments(step, arguments)
+        backward = BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)
         return partial(backward.plan.compile, (*arguments.all, *to_come, *cotangents.states))
 
     return compiling(prepare)

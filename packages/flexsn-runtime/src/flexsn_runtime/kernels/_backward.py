@@ -22,6 +22,8 @@ from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.operands._order import strides_like
 from flexsn_runtime.plans._buckets import LaunchPlan
+from flexsn_runtime.segments._backward import SegmentedBackward
+from flexsn_runtime.segments._choice import Choice, composes
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -59,6 +61,7 @@ class BackwardScan:
         wanted: for each of `[*inputs, *states, *lifted]`, whether its gradient is asked for.
         residuals: what the forward kept; `None`: checkpoints.
         plan: as for `ForwardScan`.
+        segments: walked side by side, where the step's gradient allows it; `None`: none.
 
     Attributes:
         plan: what a call does, of `[*inputs, *states, *lifted, *checkpoints or *residuals, *grad_outputs,
@@ -77,6 +80,7 @@ class BackwardScan:
         *,
         residuals: Residuals | None = None,
         plan: LaunchPlan | None = None,
+        segments: Choice | None = None,
     ) -> None:
         trace = step.trace
         self._device = arguments.device
@@ -102,6 +106,10 @@ class BackwardScan:
             nothing = [None] * len(self._wanted)
             self.plan = Plan.of(self._device, nothing, [self._zero_gradients], allocator)
             return
+        if segments is not None and not (
+            composes(vjp, num_inputs, num_states, segments) and all(flag.always for flag in self._presence.flags)
+        ):
+            segments = None
         if self._presence.flags:
             vjp, source = step.flagged(self._presence, (residuals, present, self._wanted))
             assert source is not None, "it has as many gradients as without flags"
@@ -113,6 +121,8 @@ class BackwardScan:
         absent = (False,) * num_states
         config = (step.plan(math.prod(trace.step_shape)) if plan is None else plan).backward
         config, rest = step.chunks(config, arguments.num_steps, step.cost.backward_ops)
+        if segments is not None and arguments.num_steps < 2 * config.chunk:
+            segments = None
         # What is one number for the whole step is summed by the kernel, up to the programs. (An input whose layout
         # alone says so is a view of one; its gradient is as large as the view.)
         summed_inputs = tuple(
@@ -127,7 +137,7 @@ class BackwardScan:
         cut = None
         by_element = any(want and not summed for want, summed in zip(wanted_lifted, summed_lifted, strict=True))
         by_step = any(want and summed for want, summed in zip(wanted_inputs, summed_inputs, strict=True))
-        if source.target.rows and by_element and not by_step:
+        if segments is None and source.target.rows and by_element and not by_step:
             narrow = replace(config, block=fewer_elements(config.block, config.num_warps))
             cut = rows(counted, list(read_by.values()), narrow.block)
             config = config if cut is None else narrow
@@ -201,6 +211,21 @@ class BackwardScan:
         kernel = step.backward_kernel(spec, source)
         integers = operands.sizes | step.core().integers | source.integers | ({} if cut is None else cut.integers)
         launched = launch(kernel, integers, config, arguments.device)
+        if segments is not None:
+            columns = step.columns(residuals, present)
+            integers |= {} if columns.vjp is None else columns.vjp.integers
+            launched = SegmentedBackward(
+                launched,
+                kernel.params,
+                step,
+                spec,
+                source,
+                columns,
+                integers,
+                config,
+                arguments.device,
+                min(segments.number, arguments.num_steps // config.chunk),
+            )
         places = [
             *operands.params,
             *kept_params,

@@ -17,6 +17,8 @@ from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.launches._launches import launch
 from flexsn_runtime.operands._operands import Arguments, Operands
 from flexsn_runtime.plans._buckets import LaunchPlan
+from flexsn_runtime.segments._choice import Choice
+from flexsn_runtime.segments._in_segments import in_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -51,6 +53,7 @@ class ForwardScan:
         padding: give the checkpoints one dimension, rows of contiguous steps, and so many elements beyond those that
             are written.
         plan: how it is launched; `None`: as the step has it.
+        segments: walked side by side; `None`: none.
 
     Attributes:
         plan: what a call does.
@@ -68,6 +71,7 @@ class ForwardScan:
         spare_rows: int = 0,
         padding: int | None = None,
         plan: LaunchPlan | None = None,
+        segments: Choice | None = None,
     ) -> None:
         trace, num_steps = step.trace, arguments.num_steps
         shape = trace.step_shape
@@ -134,6 +138,18 @@ class ForwardScan:
         places = [*operands.params, *(param for param, *_ in self._written)]
         integers = operands.sizes | step.core(residuals).integers
         launched = launch(kernel, integers, config, arguments.device)
+        if segments is not None:
+            launched = in_segments(
+                launched,
+                kernel.params,
+                step,
+                spec,
+                step.core(residuals),
+                integers,
+                config,
+                arguments.device,
+                segments,
+            )
         taken = [places.index(param) for param in kernel.params]
         self._make(launching(operands, launched, taken, len(places)), launched.allocator)
 

@@ -11,6 +11,7 @@ from flexsn_runtime.kernels._backward import BackwardScan, Cotangents, split_cot
 from flexsn_runtime.kernels._forward import ForwardResult, ForwardScan
 from flexsn_runtime.kernels._refused import check_readable
 from flexsn_runtime.operands._operands import Arguments, layout_key
+from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 
@@ -36,11 +37,18 @@ def forward_scan(
         state_seqs: write the states after every step; otherwise the final ones alone.
         training, residuals, padding: as for `ForwardScan`.
     """
-    key = ("forward", state_seqs, training, residuals, padding, arguments.key)
+    segments = choose_segments(step, arguments)
+    key = ("forward", state_seqs, training, residuals, padding, segments, arguments.key)
     scan: ForwardScan | None = step.plans.get(key)
     if scan is None:
         scan = step.plans[key] = ForwardScan(
-            step, arguments, state_seqs=state_seqs, training=training, residuals=residuals, padding=padding
+            step,
+            arguments,
+            state_seqs=state_seqs,
+            training=training,
+            residuals=residuals,
+            padding=padding,
+            segments=segments,
         )
     return scan
 
@@ -67,7 +75,7 @@ def run_backward(
     """
     tensors = (*arguments.all, *checkpoints, *cotangents.all)
     check_readable(step.trace, tensors)
-    key = ("backward", tuple(wanted), cotangents.state_seqs, layout_key(tensors))
+    key = ("backward", tuple(wanted), cotangents.state_seqs, choose_segments(step, arguments), layout_key(tensors))
     scan: BackwardScan | None = step.plans.get(key)
     if scan is None:
         scan = step.plans[key] = backward_of(step, tensors, tuple(wanted), state_seqs=cotangents.state_seqs)
@@ -97,4 +105,5 @@ def backward_of(
     first_grad = first_kept + len(step.kept(residuals))
     kept = [t for t in tensors[first_kept:first_grad] if t is not None]
     cotangents = split_cotangents(tensors[first_grad:], trace.num_outputs, state_seqs=state_seqs)
-    return BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals)
+    segments = choose_segments(step, arguments)
+    return BackwardScan(step, arguments, kept, cotangents, wanted, residuals=residuals, segments=segments)

@@ -16,6 +16,7 @@ from flexsn_runtime.kernels._refused import check_readable, refuse_double_backwa
 from flexsn_runtime.kernels._scan import backward_of, forward_scan
 from flexsn_runtime.native import LastLaunch, NativeScan, compiled_launcher
 from flexsn_runtime.operands._operands import Arguments, layout_key, same_layout
+from flexsn_runtime.segments._choice import choose_segments
 from flexsn_runtime.step._pointwise_step import Specialization
 
 # Layouts of a backward that take turns; as many as the compiled launcher knows at a time.
@@ -214,7 +215,7 @@ def trained_scan(
     step: Specialization, arguments: Arguments, wanted: tuple[bool, ...], *, state_seqs: bool
 ) -> TrainedScan:
     """The one for arguments of this layout."""
-    key = "trained", wanted, state_seqs, arguments.key
+    key = "trained", wanted, state_seqs, choose_segments(step, arguments), arguments.key
     found: TrainedScan | None = step.plans.get(key)
     if found is None:
         found = step.plans[key] = TrainedScan(step, arguments, wanted, state_seqs=state_seqs)

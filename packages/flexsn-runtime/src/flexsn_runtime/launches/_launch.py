@@ -25,7 +25,8 @@ def allocator(
 class Launch:
     """Runs a kernel over `sizes["NCL"]` elements and `sizes["T"]` steps, as often as it is called.
 
-    Of a kernel that walks rows, there are programs for `sizes["ROW"]` elements.
+    Of a kernel that walks rows, there are programs for `sizes["ROW"]` elements; of one that walks segments, for each of
+    `sizes["BESIDE"]`.
 
     Args:
         sizes: at least the kernel's integer arguments.
@@ -44,7 +45,7 @@ class Launch:
         self._function = kernel.function
         self._numbers = tuple(sizes[name] for name in kernel.sizes)
         self.programs = -(-sizes["ROW" if "ROW" in kernel.sizes else "NCL"] // config.block)
-        self._grid = (self.programs, 1, 1)
+        self._grid = (self.programs, sizes["BESIDE"] if "BESIDE" in kernel.sizes else 1, 1)
         self._block = config.block
         self._options = {"num_warps": config.num_warps, **kernel.options}
         self._device = device

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from flexsn_codegen import BackwardSpec, CoreSource, ForwardSpec, Numerics, backward_source, forward_source
-from flexsn_graph import CoreTrace, Port, Presence, Residuals, Role, StepGraph, StepTrace, ports, without_cotangents
+from flexsn_codegen.scan.segments import Columns
+from flexsn_graph import (
+    CoreTrace,
+    Port,
+    Presence,
+    Residuals,
+    Role,
+    StepGraph,
+    StepTrace,
+    linear_part,
+    ports,
+    without_cotangents,
+)
 from flexsn_runtime._recent import Recent
 from flexsn_runtime._torch_private import as_outside
 from flexsn_runtime.backend import TargetName
@@ -65,6 +77,10 @@ class Specialization(CoreSpecialization):
         self._plans: dict[int, LaunchPlan] = {}  # by size class
         # Plans by kind and layout: see `kernels/_scan.py`.
         self.plans: Recent[Any] = Recent()
+        self.speculations: Recent[Any] = Recent()  # `Speculation`s, by their rules
+        self.combined: Recent[int] = Recent()  # segments of backward scans, by their numbers of steps
+        self.affine_segments: Recent[int] = Recent()  # and of forward scans of affine steps
+        self._linear: tuple[StepGraph, CoreSource | None] | Literal[False] | None = False  # not looked for
         self.has_backward = False  # one was prepared
 
     def _begin(self, trace: CoreTrace) -> None:
@@ -74,10 +90,14 @@ class Specialization(CoreSpecialization):
         super()._begin(trace)
         self.plans, self.has_backward = Recent(), False
         self._plans = {}  # those on disk may be others now
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()  # of other numbers
+        self._linear = False
         self._kernel_names = {}  # they are noted when scans are prepared
 
     def _forget_sources(self) -> None:
         self._cores, self._vjps, self._residuals, self._plans = {}, {}, {}, {}
+        self.speculations, self.combined, self.affine_segments = Recent(), Recent(), Recent()
+        self._linear = False
         self.plans, self.has_backward = Recent(), False
 
     def check(self, *, training: bool) -> None:
@@ -95,7 +115,7 @@ class Specialization(CoreSpecialization):
         if plan is None:
             carried = sum(dtype.itemsize for dtype in self.state_dtypes)
             usual = self.backend.plan(limit, self.cost, carried)
-            plan = self._plans[limit] = tuned.load(self._plan_key(limit), usual) or usual
+            plan = self._plans[limit] = tuned.load(self.plan_key(limit), usual) or usual
         return plan
 
     def chunks(self, config: LaunchConfig, num_steps: int, ops_per_step: int) -> tuple[LaunchConfig, bool]:
@@ -122,15 +142,17 @@ class Specialization(CoreSpecialization):
     def keep_plan(self, ncl: int, plan: LaunchPlan) -> None:
         """Keeps a plan on disk, for steps of the size class of `ncl`."""
         limit = self.backend.size_class(ncl)
-        tuned.save(self._plan_key(limit), plan)
+        tuned.save(self.plan_key(limit), plan)
 
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""
         with self._lock:
             self._plans.clear()
+            self.speculations.clear()
             self.plans.clear()
 
-    def _plan_key(self, limit: int) -> dict[str, str | int]:
+    def plan_key(self, limit: int = 0) -> dict[str, str | int]:
+        """What is kept on disk of this step is kept under it; `limit`: of a size class, or 0."""
         values = (*self.trace.inputs, *self.trace.states, *self.trace.lifted_values)
         key = tuned.step_key(self.core().name, tuple(v.dtype for v in values), self.device, limit)
         return {**key, "language": self.backend.target.name}
@@ -197,6 +219,42 @@ class Specialization(CoreSpecialization):
         }
         return self._with_source((residuals, present), lambda: without_cotangents(residuals.vjp, absent))
 
+    def columns(self, residuals: Residuals | None, present: tuple[bool, ...]) -> Columns:
+        """The VJP of states alone, to which no gradients of outputs come.
+
+        Args:
+            residuals: as for `vjp_of`; `None`: the VJP computes from states.
+            present: for each output, whether its gradient comes in the whole VJP.
+        """
+        trace = self.trace
+        states = trace.differentiable[trace.num_outputs :]
+        first, behind = trace.num_inputs, trace.num_inputs + trace.num_states
+        if residuals is None:
+            carried = tuple(value.dtype.is_floating_point for value in trace.states)
+            wanted = ((False,) * first) + carried + (False,) * len(trace.lifted_values)
+            key: Hashable = ("columns", states, wanted)
+
+            def make() -> StepGraph:
+                return self._trace_vjp(((False,) * trace.num_outputs) + states, wanted)
+        else:
+            vjp, _ = self.vjp_of(residuals, present)
+            outputs = {port for port in vjp.arguments if port.role is Role.GRAD_OUTPUT}
+            key = ("columns", residuals, present)
+
+            def make() -> StepGraph:
+                return without_cotangents(vjp, outputs)
+
+        graph, source = self._with_source(key, make, role="columns")
+        return Columns(source, graph.gradients[first:behind])
+
+    def linear(self) -> tuple[StepGraph, CoreSource | None] | None:
+        """The linear part of an affine step, and its source if states depend on states; `None`: it is not affine."""
+        with self._lock:
+            if self._linear is False:
+                graph = linear_part(self.trace.forward)
+                self._linear = None if graph is None else (graph, self._emit_vjp(graph, "linear"))
+            return self._linear or None
+
     def flagged(self, presence: Presence, key: Hashable) -> tuple[StepGraph, CoreSource | None]:
         """The VJP that takes a presence's flags, and its source.
 
@@ -205,18 +263,20 @@ class Specialization(CoreSpecialization):
         """
         return self._with_source((key, presence.flags), presence.with_flags)
 
-    def _with_source(self, key: Hashable, make: Callable[[], StepGraph]) -> tuple[StepGraph, CoreSource | None]:
-        """The VJP that `make` makes, once, and its source."""
+    def _with_source(
+        self, key: Hashable, make: Callable[[], StepGraph], role: str = "vjp"
+    ) -> tuple[StepGraph, CoreSource | None]:
+        """The VJP that `make` makes, once, and its source, whose name has the role."""
         with self._lock:
             if key not in self._vjps:
                 vjp = make()
-                self._vjps[key] = (vjp, self._emit_vjp(vjp))
+                self._vjps[key] = (vjp, self._emit_vjp(vjp, role))
             return self._vjps[key]
 
-    def _emit_vjp(self, vjp: StepGraph) -> CoreSource | None:
+    def _emit_vjp(self, vjp: StepGraph, role: str = "vjp") -> CoreSource | None:
         if not vjp.results:
             return None
-        return self._emit_graph(vjp, "vjp", fast_division=True, takes_numbers=self._takes_numbers, once=True)
+        return self._emit_graph(vjp, role, fast_division=True, takes_numbers=self._takes_numbers, once=True)
 
     def _renew_trace(self) -> None:
         """Traces the core again if it captures other tensors now."""
@@ -239,6 +299,20 @@ class Specialization(CoreSpecialization):
         return self._kernel(
             (spec, vjp.name, core.name), lambda: backward_source(f"{self.name}_backward", core, vjp, spec)
         )
+
+    def segments_in_words(self) -> list[str]:
+        """Segments of time that its scans have walked side by side, a line for each kind."""
+        with self._lock:
+            forward = [f"forward: {speculation.in_words()}" for speculation in self.speculations.values()]
+            affine = [
+                f"forward over {steps} steps: {number} segments side by side, whose maps of states are combined, since "
+                "the step is affine in its states and fast math allows other roundings"
+                for steps, number in self.affine_segments.items()
+            ]
+            return [*forward, *affine] + [
+                f"backward over {steps} steps: {number} segments side by side, whose maps of gradients are combined"
+                for steps, number in self.combined.items()
+            ]
 
     def close(self) -> None:
         """Drops the compiled kernels, and what is prepared with them."""

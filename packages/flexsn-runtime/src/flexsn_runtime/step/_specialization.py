@@ -93,6 +93,15 @@ class CoreSpecialization:
     def forget_plans(self) -> None:
         """Looks for plans on disk again, and prepares launches again."""
 
+    @property
+    def walks_segments(self) -> bool:
+        """True if kernels can walk segments of time side by side."""
+        return self.backend.target.segments
+
+    def segment_kernel(self, key: Hashable, write: Callable[[], KernelSource]) -> CompiledKernel:
+        """A kernel of a scan in segments; `key` is equal for those that `write` writes alike."""
+        return self._kernel(("segments", key), write)
+
     def check(self, *, training: bool) -> None:
         """Raises what the makers of its kernels raise, and compiles nothing.
 

@@ -34,6 +34,7 @@ class Cpp(Target):
 
     name = "C++"
     reserved = frozenset(_KEYWORDS.split())
+    segments = True
     once = True  # a loop over time is around those over lanes
     header = '#include "device.h"\n#include "device/lanes.h"\n'
 

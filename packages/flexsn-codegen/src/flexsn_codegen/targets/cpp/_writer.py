@@ -81,6 +81,7 @@ class CppWriter(KernelWriter):
         self._flagged: list[str] = []  # values of which bits are written
         self._flags: dict[str, int] = {}  # how often each was assigned
         self._calls = 0
+        self._first_segment: int | None = None  # where programs walk one of several
 
     # -- lines and lanes -----------------------------------------------------------------------------------
 
@@ -256,6 +257,23 @@ class CppWriter(KernelWriter):
     def when(self, condition: str) -> AbstractContextManager[None]:
         return self._block(f"if ({_scalar(condition)})")
 
+    def segment(self, first: int = 0) -> None:
+        self._sizes += ["SEGMENTS", "BESIDE"]
+        self._first_segment = first
+
+    def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
+        self._lane(name, f"dev::differ({value}, {other})")
+
+    def not_finite(self, name: str, value: str) -> None:
+        self._lane(name, f"int32_t({value} - {value} != 0)")
+
+    def any(self, name: str, value: str) -> None:
+        flags = f"{name}_flags"
+        self._flagged.append(flags)
+        self._first[flags] = "int32_t(0)"
+        self._lane(flags, value)
+        self.line(f"const int64_t {name} = dev::any({_array(flags)}, lanes);")
+
     @contextmanager
     def _block(self, header: str) -> Iterator[None]:
         self.line(f"{header} {{")
@@ -330,14 +348,21 @@ class CppWriter(KernelWriter):
         if "condition_t" in body:
             names = ", ".join(f"{port.name}_t" for port in self._params)
             conditions = f"    using condition_t = dev::condition_t<{names}>;\n"
+        count, program = "programs", "program"
+        places = ""
+        if self._first_segment is not None:
+            count, program, work = "programs * BESIDE", "place", f"({work})"
+            places = f"""
+        const int64_t program = place % programs;
+        const int64_t segment = place / programs + {self._first_segment};"""
         return f"""// {doc}
 template <int64_t BLOCK, {types}>
 {wide}static void {name}(
     {signature}) {{
 {conditions}    const int64_t programs = ({elements} + BLOCK - 1) / BLOCK;
-    const int64_t team = dev::team(threads, programs, {work});
+    const int64_t team = dev::team(threads, {count}, {work});
     #pragma omp parallel for schedule(static) num_threads(team) if (team > 1)
-    for (int64_t program = 0; program < programs; ++program) {{
+    for (int64_t {program} = 0; {program} < {count}; ++{program}) {{{places}
         const int64_t begin = program * BLOCK;
         const int64_t lanes = begin + BLOCK < {elements} ? BLOCK : {elements} - begin;
 {body}

@@ -25,6 +25,7 @@ class Triton(Target):
 
     name = "Triton"
     rows = True
+    segments = True
     reserved = frozenset({"dev", "float", "tl", "triton"})
     header = """import triton
 import triton.language as tl

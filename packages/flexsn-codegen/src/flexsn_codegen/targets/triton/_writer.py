@@ -141,6 +141,33 @@ class TritonWriter(KernelWriter):
     def when(self, condition: str) -> AbstractContextManager[None]:
         return self._block(f"if {condition}:")
 
+    def segment(self, first: int = 0) -> None:
+        self._sizes += ["SEGMENTS", "BESIDE"]
+        self._unspecialised += ["SEGMENTS", "BESIDE"]
+        # int64: its products with numbers of steps pass 2**31.
+        self.line("segment = tl.program_id(1).to(tl.int64)" + (f" + {first}" if first else ""))
+
+    def add_segments(self) -> None:
+        super().add_segments()
+        self._unspecialised.append("SEGMENTS")
+
+    def add_size(self, name: str) -> None:
+        super().add_size(name)
+        self._unspecialised.append(name)
+
+    def differ(self, name: str, value: str, other: str, dtype: torch.dtype) -> None:
+        kept = register_dtype(dtype)
+        if kept.is_floating_point:
+            bits = f"tl.int{8 * kept.itemsize}"
+            value, other = f"{value}.to({bits}, bitcast=True)", f"{other}.to({bits}, bitcast=True)"
+        self.line(f"{name} = (({value} != {other}) & mask).to(tl.int32)")
+
+    def not_finite(self, name: str, value: str) -> None:
+        self.line(f"{name} = (({value} - {value} != 0) & mask).to(tl.int32)")
+
+    def any(self, name: str, value: str) -> None:
+        self.line(f"{name} = tl.max({value}, axis=0)")
+
     @contextmanager
     def rows(self) -> Iterator[None]:
         self._sizes += ["ROWS", "ROW"]

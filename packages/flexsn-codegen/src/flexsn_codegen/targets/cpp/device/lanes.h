@@ -227,6 +227,26 @@ static inline T sum(T* values, int64_t count) {
     return count == 1 ? values[0] : T(0);
 }
 
+// 1 where two values differ in any bit.
+template <typename T>
+static inline int32_t differ(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+        return a != b;
+    } else {
+        std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t> x, y;
+        static_assert(sizeof(T) == sizeof(x));
+        __builtin_memcpy(&x, &a, sizeof(T));
+        __builtin_memcpy(&y, &b, sizeof(T));
+        return x != y;
+    }
+}
+
+static inline int64_t any(const int32_t* flags, int64_t lanes) {
+    int32_t found = 0;
+    for (int64_t lane = 0; lane < lanes; ++lane) found |= flags[lane];
+    return found != 0;
+}
+
 // A block's flags, which are 0 or 1, 8 in a byte; those that are missing in the last word of 32 count as 0.
 static inline void store_bits(uint8_t* bytes, const uint8_t* flags, int64_t lanes) {
     for (int64_t first = 0; first < lanes; first += 8) {

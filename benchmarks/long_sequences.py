@@ -1,0 +1,218 @@
+"""Long sequences of few neurons: segments of time side by side, beside the serial kernels, on a GPU.
+
+    python benchmarks/long_sequences.py [--output FILE] [--cases lif alif ...] [--sweep]
+
+Inference is compared with copying as many bytes as the input and the output have, training with copying five such
+streams, all in CUDA graphs and in one run. Spikes of both kinds of kernels have to be equal to the last bit; those of
+affine steps with fast math are equal to rounding. With
+`--sweep`, other numbers of segments are measured, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from measure import copy_floor, graphed, in_processes, milliseconds, publish, synchronize, table, where
+from torch import Tensor
+
+from flexsn_nn import FlexSN
+from flexsn_nn.neuron import ALIF, CUBALIF, LI, LIF, Izhikevich, ParametricLIF
+from flexsn_runtime import PointwiseProgram, prepare, scan
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
+
+HEADER = [
+    *("neuron", "T x neurons", "dtype", "segments, warm-up"),
+    *("inference / copy", "serial", "times", "training / copy", "serial", "times"),
+    *("computed again", "spikes that differ", "gradients differ by", "at most"),
+]
+RULE = SegmentRule(elements=2**16, largest=2**13)
+SWEEP = [replace(RULE, elements=elements, steps=steps) for elements in (2**15, 2**16, 2**17) for steps in (64, 128)]
+CALLS = 10  # in which a warm-up is learned
+
+
+def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """One eigenvalue of a linear recurrent unit, as a pair: a rotation by 0.1 that keeps 0.999 of the length."""
+    new = 0.99401 * v - 0.09973 * w + x
+    return new, new, 0.09973 * v + 0.99401 * w
+
+
+def lru() -> PointwiseProgram:
+    return PointwiseProgram(resonator, 1, 2, 1, fast_math=True)
+
+
+def plif() -> FlexSN:
+    return ParametricLIF(init_tau=torch.linspace(1.5, 4.0, 128))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A neuron over a sequence.
+
+    Attributes:
+        scale: of normally distributed inputs, whose mean is 0.5.
+        limit: of training, in copies.
+    """
+
+    name: str
+    make: Callable[[], FlexSN | PointwiseProgram]
+    steps: int
+    neurons: int
+    dtype: torch.dtype = torch.float32
+    scale: float = 0.85
+    limit: float | None = None
+
+
+CASES = [
+    Case("LIF, tau 2", LIF, 1024, 8192, limit=1.8),
+    Case("LIF, tau 2", LIF, 1024, 8192, torch.bfloat16, limit=3.0),
+    Case("LIF, tau 2", LIF, 4096, 2048, limit=2.4),
+    Case("LIF, tau 2", LIF, 16384, 1024, limit=2.4),
+    Case("LIF, tau 2", LIF, 65536, 256, limit=3.5),
+    Case("LIF, tau 10", lambda: LIF(tau=10.0), 16384, 1024, scale=1.9, limit=3.3),
+    Case("LIF, tau 20", lambda: LIF(tau=20.0), 16384, 1024, scale=2.7, limit=5.0),
+    Case("PLIF per channel", plif, 16384, 1024),
+    Case("ALIF, tau_a 20", lambda: ALIF(tau_a=20.0), 16384, 1024),
+    Case("ALIF, tau_a 200", ALIF, 16384, 1024),
+    Case("Izhikevich", lambda: Izhikevich(a=0.2, b=0.3), 16384, 1024),
+    Case("CUBA", CUBALIF, 16384, 1024, scale=0.3),
+    Case("LI", LI, 65536, 256, limit=2.5),
+    Case("LRU, as a pair, fast math", lru, 65536, 256, limit=2.5),
+]
+
+
+class Work:
+    """One kind of kernels on the data of a case."""
+
+    def __init__(self, case: Case, rule: SegmentRule | None, device: torch.device) -> None:
+        shape = (case.steps, max(case.neurons // 128, 1), min(case.neurons, 128))
+        generator = torch.Generator(device).manual_seed(0)
+
+        def random(scale: float, shift: float) -> Tensor:
+            return (torch.randn(shape, device=device, generator=generator) * scale + shift).to(case.dtype)
+
+        self.neuron = case.make()
+        parameters: list[Tensor] = []
+        if isinstance(self.neuron, FlexSN):
+            self.neuron.to(device)
+            self.neuron.backend = "triton"
+            parameters = [*self.neuron.parameters()]
+        self._rule = rule
+        self.x = random(case.scale, 0.5).requires_grad_()
+        self._grad = random(1.0, 0.0)
+        self._wanted = [self.x, *parameters]
+
+    @contextmanager
+    def _rules(self) -> Iterator[None]:
+        with using_segments(self._rule):
+            yield
+
+    def forward(self) -> Tensor:
+        if isinstance(self.neuron, PointwiseProgram):
+            return scan(*prepare(self.neuron, (self.x,)), state_seqs=False)[0]
+        self.neuron.reset()
+        result: Tensor = self.neuron(self.x)
+        return result
+
+    def infer(self) -> Tensor:
+        with self._rules(), torch.no_grad():
+            return self.forward()
+
+    def train(self) -> tuple[Tensor, ...]:
+        with self._rules():
+            return torch.autograd.grad(self.forward(), self._wanted, self._grad)
+
+    def told(self) -> tuple[str, str]:
+        """Segments and warm-up; what was computed again."""
+        program = self.neuron if isinstance(self.neuron, PointwiseProgram) else self.neuron._get_program()
+        affine = [number for step in program.specializations for number in step.affine_segments.values()]
+        if affine:
+            return f"{affine[-1]}, affine", ""
+        found = [s for step in program.specializations for s in step.speculations.values()]
+        for speculation in found:
+            if not speculation.meets:
+                return "do not meet", ""
+            if speculation.last is not None:
+                last = speculation.last
+                return f"{last.segments}, {last.warm_up}", f"{last.elements} of {last.total}"
+        return "serial", ""
+
+
+def compile_one(case: Case) -> None:
+    """In a process of its own: leaves the kernels in Triton's cache."""
+    for rule in (None, RULE):
+        work = Work(replace(case, steps=min(case.steps, 4096)), rule, torch.device("cuda"))
+        work.infer()
+        work.train()
+
+
+def time_of(function: Callable[[], object], device: torch.device) -> float:
+    timed = graphed(function) if device.type == "cuda" else function
+    return milliseconds(timed, device, warmup=5, rep=25)
+
+
+def measure(case: Case, rules: list[SegmentRule], device: torch.device) -> list[list[str]]:
+    elements = case.steps * case.neurons
+    copies = {n: copy_floor(elements, n, device, case.dtype) for n in (2, 5)}
+    serial = Work(case, None, device)
+    spikes, gradients = serial.infer(), serial.train()
+    before = time_of(serial.infer, device), time_of(serial.train, device)
+    rows = []
+    for rule in rules:
+        work = Work(case, rule, device)
+        for _ in range(CALLS):
+            work.infer()
+            synchronize(device)
+        infer, train = time_of(work.infer, device), time_of(work.train, device)
+        found = work.infer()
+        exact = isinstance(work.neuron, FlexSN)
+        differ = str(int((found != spikes).sum())) if exact else f"by {float((found - spikes).abs().max()):.1e}"
+        off = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(work.train(), gradients, strict=True))
+        segments, again = work.told()
+        rows.append(
+            [
+                *(case.name, f"{case.steps} x {case.neurons}", str(case.dtype).removeprefix("torch."), segments),
+                *(f"{infer / copies[2]:.2f}", f"{before[0] / copies[2]:.2f}", f"{before[0] / infer:.2f}"),
+                *(f"{train / copies[5]:.2f}", f"{before[1] / copies[5]:.2f}", f"{before[1] / train:.2f}"),
+                *(again, differ, f"{off:.1e}", "" if case.limit is None else str(case.limit)),
+            ]
+        )
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "long_sequences.md")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names; by default, all")
+    parser.add_argument("--sweep", action="store_true", help="measure other numbers of segments, too")
+    parser.add_argument("--device", default="cuda", help="cpu: short sequences in Triton's interpreter")
+    chosen = parser.parse_args()
+    device = torch.device(chosen.device)
+    names = [name.lower() for name in chosen.cases or [""]]
+    every = [case for case in CASES if any(case.name.lower().startswith(name) for name in names)]
+    rules = SWEEP if chosen.sweep else [RULE]
+    if device.type == "cuda":
+        in_processes(compile_one, every)
+    else:
+        every = [replace(case, steps=64, neurons=128) for case in every]
+        rules = [SegmentRule(elements=512, largest=512, steps=8, fewest=2, warm_up=16)]
+    rows = [row for case in every for row in measure(case, rules, device)]
+    lines = [
+        "# Long sequences of few neurons",
+        "",
+        "`python benchmarks/long_sequences.py`: multiples of copying the same streams (two in inference, five in",
+        "training), in CUDA graphs, in one run; `serial` are the kernels that walk all steps one after the other.",
+        where(device),
+        "",
+        *table(HEADER, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""The forward scan of affine steps by composition: each segment of time is an affine map of the state before it.
+
+Sums are in another order than step by step, so results are those of the serial kernel to rounding.
+"""
+
+from __future__ import annotations
+
+from flexsn_codegen.scan._forward import ForwardTemplate
+from flexsn_codegen.scan._spec import ForwardSpec
+from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.scan.segments._forward import SegmentsTemplate
+from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_graph import Port, Role
+
+
+def state_maps_source(name: str, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> KernelSource:
+    """Writes the kernel of the maps of all segments but the last.
+
+    Of states `i` and `j`, `SEGMENT_MAP` `i * S + j` is the derivative of `i` after the segment by `j` before it, and
+    `S * S + i` the state after it from zeros, of the first segment from the initial state.
+
+    Args:
+        name: start of the kernel's name.
+        core, spec: as for `forward_source`.
+        linear: the linear part of the step, `[inputs, states, lifted] -> [*new_states]`, without those that depend on
+            no state; `None`: there are no others.
+    """
+    return _StateMaps(core, linear, spec).write(name)
+
+
+def starts_source(name: str, core: CoreSource, num_states: int) -> KernelSource:
+    """Writes the kernel that combines the maps to the states before all segments but the first.
+
+    Args:
+        name: start of the kernel's name.
+        core: of a step in the language of the kernel.
+    """
+    w = core.target.writer(())
+    w.begin()
+    w.add_segments()
+    maps = [w.add(Role.SEGMENT_MAP, i) for i in range(num_states * num_states + num_states)]
+    starts = [w.add(Role.SEGMENT_START, i) for i in range(num_states)]
+    for i in range(num_states):
+        w.load(f"state_{i}", maps[num_states * num_states + i])
+        w.store(starts[i], f"state_{i}", w.row(starts[i], "1"))
+    with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
+        inner = [f"n * {TOGETHER} + {u + 2} < SEGMENTS" for u in range(TOGETHER)]
+        for u in range(TOGETHER):
+            for i, param in enumerate(maps):
+                w.load(f"map_{i}_{u}", param, w.row(param, f"n * {TOGETHER} + {u + 1}"), inner[u])
+        for u in range(TOGETHER):
+            for i in range(num_states):
+                terms = [f"map_{i * num_states + j}_{u} * state_{j}" for j in range(num_states)]
+                w.assign(f"next_{i}", " + ".join([*terms, f"map_{num_states * num_states + i}_{u}"]))
+            for i, param in enumerate(starts):
+                w.select(f"state_{i}", inner[u], f"next_{i}", f"state_{i}")
+                w.store(param, f"state_{i}", w.row(param, f"n * {TOGETHER} + {u + 2}"), inner[u])
+    return w.finish(name, [], "States before segments. One program: BLOCK elements, all segments.")
+
+
+def from_starts_source(name: str, core: CoreSource, spec: ForwardSpec) -> KernelSource:
+    """Writes the kernel that walks all segments side by side, each from the state before it.
+
+    Args:
+        name: start of the kernel's name.
+        core, spec: as for `forward_source`.
+    """
+    return _FromStarts(core, spec).write(name)
+
+
+class _StateMaps(ForwardTemplate):
+    def __init__(self, core: CoreSource, linear: CoreSource | None, spec: ForwardSpec) -> None:
+        super().__init__(core, spec)
+        self._linear = linear
+        if linear is not None:
+            self._used |= frozenset(linear.arguments)
+
+    def write(self, name: str) -> KernelSource:
+        w, spec, linear, chunk = self._writer, self._spec, self._linear, self._spec.chunk
+        w.begin()
+        w.segment()
+        of_linear = [] if linear is None else w.add_numbers(linear)
+        self._declare_read()
+        self._linear_numbers = [] if linear is None else [*of_linear, *w.add_once(linear, of_linear)]
+        count = len(spec.states)
+        maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
+        w.integer("chunks", f"T // {chunk}")
+        bounds(w, "segment")
+        for i, dtype in enumerate(spec.state_dtypes):
+            w.select(f"state_{i}", "segment == 0", f"state_{i}", w.zeros(dtype))
+            for j in range(count):
+                w.assign(f"column_{j}_{i}", f"{w.zeros(dtype)} + 1" if i == j else w.zeros(dtype))
+        for param in self._inputs.values():
+            w.point(param, "first", chunk)
+        with w.loop("c", "first", "behind", spec.stages):
+            self._load_inputs(chunk)
+            for k in range(chunk):
+                self._columns(k)
+                self._compute(k)
+            for param in self._inputs.values():
+                w.move(param, chunk)
+        for i in range(count):
+            for j in range(count):
+                self._store(maps[i * count + j], f"column_{j}_{i}")
+            self._store(maps[count * count + i], f"state_{i}")
+        doc = f"Maps of the states of segments, {chunk} steps a chunk. One program: BLOCK elements, one segment."
+        return w.finish(name, [self._core, *([] if linear is None else [linear])], doc)
+
+    def _store(self, param: Port, value: str) -> None:
+        self._writer.store(param, value, self._writer.row(param, "segment"))
+
+    def _columns(self, k: int) -> None:
+        w, linear, dtypes = self._writer, self._linear, self._spec.state_dtypes
+        for j in range(len(dtypes)):
+            if linear is not None:
+                arguments = [self._argument(port, j, k) for port in linear.arguments]
+                results = [f"linear_{port.index}" for port in linear.results]
+                w.call(results, linear, [*arguments, *self._linear_numbers])
+            for i, dtype in enumerate(dtypes):
+                there = linear is not None and Port(Role.STATE, i) in linear.results
+                w.assign(f"column_{j}_{i}", f"linear_{i}" if there else w.zeros(dtype))
+
+    @staticmethod
+    def _argument(port: Port, column: int, k: int) -> str:
+        if port.role is Role.STATE:
+            return f"column_{column}_{port.index}"
+        return f"{port.name}_{k}" if port.role is Role.INPUT else port.name
+
+
+class _FromStarts(SegmentsTemplate):
+    def write(self, name: str) -> KernelSource:
+        w, chunk = self._writer, self._spec.chunk
+        w.begin()
+        w.segment()
+        self._declare_read()
+        starts = [w.add(Role.SEGMENT_START, i) for i in range(len(self._spec.states))]
+        self._declare_written()
+        w.integer("chunks", f"T // {chunk}")
+        bounds(w, "segment")
+        for i, param in enumerate(starts):
+            w.load(f"start_{i}", param, w.row(param, "segment"), "segment > 0")
+            w.select(f"state_{i}", "segment > 0", f"start_{i}", f"state_{i}")
+        for param in self._moving():
+            w.point(param, "first", chunk)
+        self._walk()
+        for i, param in self._finals.items():
+            w.store(param, f"state_{i}", exists="behind == chunks")
+        doc = f"Forward scan of segments, {chunk} steps a chunk. One program: BLOCK elements, one segment."
+        return w.finish(name, [self._core], doc)

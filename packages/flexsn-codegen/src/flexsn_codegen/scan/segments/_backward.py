@@ -1,0 +1,289 @@
+"""The backward scan by composition: each segment of time is an affine map of the cotangents that come to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from flexsn_codegen.scan._backward import BackwardTemplate
+from flexsn_codegen.scan._spec import BackwardSpec
+from flexsn_codegen.scan.segments._bounds import TOGETHER, bounds
+from flexsn_codegen.source._source import CoreSource, KernelSource
+from flexsn_graph import Port, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The VJP of a step to which no gradients of outputs come.
+
+    Attributes:
+        vjp: `[inputs, states, lifted, *saved, *states' cotangents] -> [*states' gradients]`; `None`: all are zero.
+        gradients: for each state, the position of its gradient among the results, or `None`: it is zero.
+    """
+
+    vjp: CoreSource | None
+    gradients: tuple[int | None, ...]
+
+
+def maps_source(
+    name: str, core: CoreSource | None, vjp: CoreSource, columns: Columns, spec: BackwardSpec
+) -> KernelSource:
+    """Writes the kernel of the maps of all segments but the first.
+
+    Of states `i` and `j` among those whose gradients are carried, `SEGMENT_MAP` `i * S + j` is the derivative of the
+    cotangent of `i` before the segment by that of `j` after it, and `S * S + i` the rest, of which the last segment's
+    holds what comes from final states.
+
+    Args:
+        name: start of the kernel's name.
+        core, vjp, spec: as for `backward_source`; of `spec.flags`, all are `always`.
+        columns: the part of the VJP that is linear in the cotangents of states.
+    """
+    return _Maps(core, vjp, spec, columns).write(name)
+
+
+def carried_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
+    """Writes the kernel that combines the maps to the cotangents that come to each segment but the last.
+
+    Where that gives infinities or NaN, as the product of a derivative that overflows and of zero, the segment is walked
+    as the serial kernel does.
+
+    Args:
+        name: start of the kernel's name.
+        core, vjp, spec: as for `maps_source`.
+    """
+    return _Carried(core, vjp, spec).write(name)
+
+
+def gradient_source(name: str, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> KernelSource:
+    """Writes the kernel of the gradients, of all segments side by side.
+
+    Gradients of lifted tensors are `[segments, ...]`, to be summed.
+
+    Args:
+        name: start of the kernel's name.
+        core, vjp, spec: as for `maps_source`.
+    """
+    return _Gradient(core, vjp, spec).write(name)
+
+
+def map_size(spec: BackwardSpec) -> int:
+    """The number of states whose gradients are carried from step to step."""
+    return len(_carrying(spec))
+
+
+def _carrying(spec: BackwardSpec) -> list[int]:
+    first = len(spec.inputs)
+    gradients = spec.gradients[first : first + len(spec.states)]
+    return [i for i, position in enumerate(gradients) if position is not None]
+
+
+class _Segments(BackwardTemplate):
+    _behind = "behind"
+    _count = "behind - first"
+
+    def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec) -> None:
+        super().__init__(core, vjp, spec)
+        self._carrying = _carrying(spec)
+
+    def _where_rest(self, condition: str) -> str:
+        return f"({condition}) & (behind == chunks)"
+
+    def _begin(self) -> None:
+        w = self._writer
+        self._numbers = {core.name: w.add_numbers(core) for core in self._cores}
+        self._declare_inputs()
+        self._declare_lifted()
+
+    def _declare_flags(self) -> None:
+        """But at the last step, all gradients that have a flag come."""
+        w = self._writer
+        for flag in self._spec.flags:
+            came = f"came_state_{flag.state}"
+            w.select(came, "behind == chunks", w.flag(flag.given), w.flag(True), flag=True)
+
+    def _declare_no_results(self) -> None:
+        self._grad_inputs: dict[int, Port] = {}
+        self._grad_states: dict[int, Port] = {}
+        self._grad_lifted: dict[int, Port] = {}
+
+
+class _Maps(_Segments):
+    def __init__(self, core: CoreSource | None, vjp: CoreSource, spec: BackwardSpec, columns: Columns) -> None:
+        super().__init__(core, vjp, spec)
+        self._columns = columns
+        if columns.vjp is not None and columns.vjp.name != vjp.name:
+            self._cores = [*self._cores, columns.vjp]
+            self._used |= frozenset(columns.vjp.arguments)
+
+    def write(self, name: str) -> KernelSource:
+        w, spec, count = self._writer, self._spec, len(self._carrying)
+        w.begin()
+        w.segment(1)
+        self._begin()
+        self._declare_read()
+        w.integer("chunks", f"T // {spec.chunk}")
+        bounds(w, "segment")
+        self._declare_carried()
+        self._declare_no_results()
+        maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
+        for j in self._carrying:
+            for i in self._carrying:
+                zeros = w.zeros(spec.state_dtypes[i])
+                w.assign(f"column_{j}_{i}", f"{zeros} + 1" if i == j else zeros)
+        self._walk()
+        for a, i in enumerate(self._carrying):
+            for b, j in enumerate(self._carrying):
+                self._store(maps[a * count + b], f"column_{j}_{i}")
+            self._store(maps[count * count + a], f"grad_state_{i}")
+        doc = f"Backward maps of segments, {spec.chunk} steps a chunk. One program: BLOCK elements, one segment."
+        return w.finish(name, self._cores, doc)
+
+    def _declare_carried(self) -> None:
+        super()._declare_carried()
+        self._declare_flags()
+        for i, dtype in enumerate(self._spec.state_dtypes):
+            if self._spec.grad_final_states[i]:
+                self._writer.select(f"grad_state_{i}", "behind == chunks", f"grad_state_{i}", self._writer.zeros(dtype))
+
+    def _store(self, param: Port, value: str) -> None:
+        self._writer.store(param, value, self._writer.row(param, "segment"))
+
+    def _walk_back(self, k: int, partial: bool) -> None:
+        super()._walk_back(k, partial)
+        w, spec, vjp = self._writer, self._spec, self._columns.vjp
+        for j in self._carrying:
+            results = [f"column_result_{i}" for i in range(0 if vjp is None else len(vjp.results))]
+            if vjp is not None:
+                given = {
+                    Port(Role.GRAD_STATE, i): f"column_{j}_{i}" if i in self._carrying else w.zeros(dtype)
+                    for i, dtype in enumerate(spec.state_dtypes)
+                }
+                self._call(results, vjp, k, given)
+            for i in self._carrying:
+                position = self._columns.gradients[i]
+                before = w.zeros(spec.state_dtypes[i]) if position is None else results[position]
+                self._update(f"column_{j}_{i}", before, self._exists(k, partial))
+
+
+class _Carried(_Segments):
+    def write(self, name: str) -> KernelSource:
+        w, spec, count = self._writer, self._spec, len(self._carrying)
+        w.begin()
+        w.add_segments()
+        self._begin()
+        self._declare_read()
+        self._declare_no_results()
+        self._maps = [w.add(Role.SEGMENT_MAP, i) for i in range(count * count + count)]
+        self._carried = [w.add(Role.SEGMENT_CARRIED, a) for a in range(count)]
+        for i, dtype in enumerate(spec.state_dtypes):
+            if i not in self._carrying:
+                w.assign(f"grad_state_{i}", w.zeros(dtype))
+        for flag in spec.flags:
+            w.assign(f"came_state_{flag.state}", w.flag(True), flag=True)
+        w.integer("chunks", f"T // {spec.chunk}")
+        w.assign("beyond", w.zeros(torch.int32))
+        for i in self._carrying:
+            w.assign(f"next_{i}", w.zeros(spec.state_dtypes[i]))
+        self._load_last()
+        self._store("SEGMENTS", 2)
+        with w.loop("n", "0", f"(SEGMENTS + {TOGETHER - 3}) // {TOGETHER}"):
+            self._combine_together()
+        w.any("beyond_anywhere", "beyond")
+        with w.when("beyond_anywhere > 0"):
+            self._load_last()
+            self._one_by_one()
+        doc = f"Cotangents that come to segments, {spec.chunk} steps a chunk. One program: BLOCK elements, all T."
+        return w.finish(name, self._cores, doc)
+
+    def _load_last(self) -> None:
+        """What comes to the end of the last segment but one."""
+        count = len(self._carrying)
+        for a, i in enumerate(self._carrying):
+            param = self._maps[count * count + a]
+            self._writer.load(f"grad_state_{i}", param, self._writer.row(param, "SEGMENTS", -1))
+
+    def _store(self, number: str, shift: int, exists: str | None = None) -> None:
+        w = self._writer
+        for a, i in enumerate(self._carrying):
+            param = self._carried[a]
+            w.store(param, f"grad_state_{i}", w.row(param, number, -shift), exists)
+
+    def _load_maps(self, u: int, row: str, shift: int, exists: str | None = None) -> None:
+        for n, param in enumerate(self._maps):
+            self._writer.load(f"map_{n}_{u}", param, self._writer.row(param, row, -shift), exists)
+
+    def _combine(self, u: int) -> None:
+        """What comes to the segment before, in `next_<state>`: sums in the order of the states."""
+        count = len(self._carrying)
+        for a, i in enumerate(self._carrying):
+            terms = [f"map_{a * count + b}_{u} * grad_state_{j}" for b, j in enumerate(self._carrying)]
+            self._writer.assign(f"next_{i}", " + ".join([*terms, f"map_{count * count + a}_{u}"]))
+
+    def _combine_together(self) -> None:
+        w = self._writer
+        for u in range(TOGETHER):
+            self._load_maps(u, f"SEGMENTS - n * {TOGETHER}", u + 2, self._is_inner(u))
+        for u in range(TOGETHER):
+            self._combine(u)
+            for i in self._carrying:
+                w.select(f"grad_state_{i}", self._is_inner(u), f"next_{i}", f"grad_state_{i}")
+                w.not_finite("is_beyond", f"grad_state_{i}")
+                w.assign("beyond", "beyond + is_beyond")
+            self._store(f"SEGMENTS - n * {TOGETHER}", u + 3, self._is_inner(u))
+
+    @staticmethod
+    def _is_inner(u: int) -> str:
+        """True if map `u` of a round is that of a segment between the first and the last."""
+        return f"n * {TOGETHER} + {u + 2} < SEGMENTS"
+
+    def _one_by_one(self) -> None:
+        w = self._writer
+        with w.loop("n", "2", "SEGMENTS"):
+            w.integer("segment", "SEGMENTS - n")
+            self._load_maps(0, "segment", 0)
+            self._combine(0)
+            w.assign("beyond", w.zeros(torch.int32))
+            for i in self._carrying:
+                w.not_finite("is_beyond", f"next_{i}")
+                w.assign("beyond", "beyond + is_beyond")
+            w.any("beyond_here", "beyond")
+            with w.when("beyond_here > 0"):
+                bounds(w, "segment")
+                self._walk()
+                for i in self._carrying:
+                    w.assign(f"next_{i}", f"grad_state_{i}")
+            for i in self._carrying:
+                w.assign(f"grad_state_{i}", f"next_{i}")
+            self._store("segment", 1)
+
+
+class _Gradient(_Segments):
+    def write(self, name: str) -> KernelSource:
+        w, spec = self._writer, self._spec
+        w.begin()
+        w.segment()
+        self._begin()
+        w.integer("chunks", f"T // {spec.chunk}")
+        bounds(w, "segment")
+        carried = [w.add(Role.SEGMENT_CARRIED, a) for a in range(len(self._carrying))]
+        for a, i in enumerate(self._carrying):
+            w.load(f"carried_{i}", carried[a], w.row(carried[a], "segment"), "behind < chunks")
+        self._declare_others()
+        self._declare_grad_lifted()
+        self._walk()
+        for i, param in self._grad_states.items():
+            w.store(param, f"grad_state_{i}", exists="segment == 0")
+        for i, param in self._grad_lifted.items():
+            w.store(param, f"grad_lifted_{i}", w.row(param, "segment"))
+        doc = f"Backward scan of segments, {spec.chunk} steps a chunk. One program: BLOCK elements, one segment."
+        return w.finish(name, self._cores, doc)
+
+    def _declare_carried(self) -> None:
+        super()._declare_carried()
+        self._declare_flags()
+        w = self._writer
+        for i, dtype in enumerate(self._spec.state_dtypes):
+            came = f"carried_{i}" if i in self._carrying else w.zeros(dtype)
+            w.select(f"grad_state_{i}", "behind == chunks", f"grad_state_{i}", came)

@@ -1,0 +1,111 @@
+"""Linearity of a step's results in some of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_graph.ir._ops import facts_of, is_zero
+from flexsn_graph.ir._ports import Role
+from flexsn_graph.ir._step_graph import StepGraph
+
+_prims = torch.ops.prims
+
+
+def is_linear(step: StepGraph, roles: Collection[Role]) -> bool:
+    """True if all results are linear in the arguments of these roles together, up to rounding.
+
+    A backward formula is linear in its cotangents, unless a user's own does something else with them, such as clipping.
+
+    Args:
+        step: forward, or a VJP.
+        roles: of the arguments; the others count as fixed.
+    """
+    nodes = step.placeholders
+    dependent = {node for port, node in nodes.items() if port.role in roles}
+    for node in step.graph.nodes:
+        if node.op == "call_function" and not dependent.isdisjoint(node.all_input_nodes):
+            if not _keeps_linearity(node, dependent, affine=False):
+                return False
+            dependent.add(node)
+    return all(entry in dependent or _vanishes(entry) for entry in step.entries)
+
+
+def linear_part(step: StepGraph) -> StepGraph | None:
+    """The new states of a step as a linear function of its states, without what is added to it.
+
+    Returns:
+        `[inputs, states, lifted] -> [*new_states]`, with the new states that depend on states; `None`: these are no
+        affine functions of the states. Told from what the step computes, not from its gradient, which may be another
+        function's.
+    """
+    nodes = step.placeholders
+    dependent = {node for port, node in nodes.items() if port.role is Role.STATE}
+    kept = {port: entry for port, entry in zip(step.results, step.entries, strict=True) if port.role is Role.STATE}
+    needed = _ancestors(entry for entry in kept.values() if isinstance(entry, fx.Node))
+    graph, new = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in step.graph.nodes:
+        if node.op == "placeholder":
+            new[node] = graph.node_copy(node)
+        elif node.op == "call_function" and node in needed:
+            if dependent.isdisjoint(node.all_input_nodes):
+                new[node] = graph.node_copy(node, new.__getitem__)
+            elif not _keeps_linearity(node, dependent, affine=True):
+                return None
+            else:
+                new[node] = _without_addend(graph, node, new, dependent)
+                dependent.add(node)
+    found = {port: new[entry] for port, entry in kept.items() if entry in dependent}
+    graph.output(tuple(found.values()))
+    graph.eliminate_dead_code()
+    return StepGraph(graph, step.arguments, tuple(found), step.layouts)
+
+
+def _ancestors(nodes: Any) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    sought = list(nodes)
+    while sought:
+        node = sought.pop()
+        if node not in found:
+            found.add(node)
+            sought += node.all_input_nodes
+    return found
+
+
+def _without_addend(
+    graph: fx.Graph, node: fx.Node, new: dict[fx.Node, fx.Node], dependent: Collection[fx.Node]
+) -> fx.Node:
+    """An affine operation of dependent values, with zeros for what it adds to them."""
+    target: Any = node.target
+    free = [argument not in dependent for argument in node.args]
+    if target in (_prims.add.default, _prims.sub.default) and any(free):
+        (kept,) = [new[a] for a, is_free in zip(node.args, free, strict=True) if not is_free]  # type: ignore[index]
+        if target is _prims.add.default or free[1]:
+            return kept
+        negative = graph.call_function(_prims.neg.default, (kept,))
+        negative.meta = dict(node.meta)
+        return negative
+    copy = graph.node_copy(node, new.__getitem__)
+    if target is _prims.where.default:
+        copy.args = (copy.args[0], *(0.0 if is_free else a for a, is_free in zip(copy.args[1:], free[1:], strict=True)))
+    return copy
+
+
+def _keeps_linearity(node: fx.Node, dependent: Collection[fx.Node], *, affine: bool) -> bool:
+    value, facts = node.meta.get("val"), facts_of(node.target)
+    if facts is None or not isinstance(value, Tensor) or not value.is_floating_point():
+        return False
+    places = {i for i, argument in enumerate(node.args) if argument in dependent}
+    if len(places) < sum(argument in dependent for argument in node.all_input_nodes):
+        return False  # given by keyword
+    return any(
+        places <= together and (affine or all(_vanishes(node.args[i]) for i in together - places))
+        for together in facts.linear
+    )
+
+
+def _vanishes(value: object) -> bool:
+    return is_zero(value) if isinstance(value, fx.Node) else isinstance(value, int | float) and value == 0

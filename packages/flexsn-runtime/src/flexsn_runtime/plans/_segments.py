@@ -1,0 +1,85 @@
+"""How many segments of time are walked side by side, by the size of a step and the number of steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# Products of a segment's number and steps, which kernels compute in 32 bits, are below it.
+_MOST = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRule:
+    """When segments pay, and how many.
+
+    Attributes:
+        elements: of a step, times segments: as many fill the device.
+        largest: elements of a step; larger ones fill it by themselves.
+        steps: of a segment, at the least.
+        fewest: segments; fewer are not worth the second pass.
+        most: segments.
+        warm_up: steps before a segment, at first.
+        longest: warm-up in steps; where more would be needed, the forward is serial.
+        kept: True if learned warm-ups are kept on disk.
+    """
+
+    elements: int
+    largest: int
+    steps: int = 128
+    fewest: int = 4
+    most: int = 2**31
+    warm_up: int = 64
+    longest: int = 2048
+    kept: bool = False
+
+    def count(self, ncl: int, num_steps: int, warm_up: int = 0) -> int:
+        """The number of segments; 1: none.
+
+        Args:
+            ncl: elements of a step.
+            warm_up: steps that each segment begins earlier; segments are no shorter than that.
+        """
+        if ncl > self.largest:
+            return 1
+        most = min(self.most, _MOST // num_steps)
+        number = min(self.elements // ncl, num_steps // max(self.steps, warm_up), most)
+        return number if number >= self.fewest else 1
+
+
+# Measured on an H100 with LIF, see benchmarks/long_sequences.py: a serial kernel of 8192 elements takes 2 to 6 times as
+# long as copying what it moves, and one of 2**17 about as long. One program looks at all segments of its elements, so
+# that more segments take longer again.
+ON_GPU = SegmentRule(elements=2**16, largest=2**13, most=2**10, kept=True)
+
+# Elements of the smallest program on the CPU. Steps of a segment take some ms, so that compiling for them pays.
+_PROGRAM, _STEPS = 256, 2**15
+
+
+@functools.cache
+def for_threads(threads: int) -> SegmentRule | None:
+    """Segments for threads that a step has too few elements for."""
+    if threads < 2:
+        return None
+    largest = _PROGRAM * (threads // 2)
+    return SegmentRule(elements=2**63, largest=largest, steps=_STEPS, fewest=2, most=threads, kept=True)
+
+
+_instead: list[SegmentRule | None] = []
+
+
+def rule_in_place_of(usual: SegmentRule | None) -> SegmentRule | None:
+    """The rule of `using_segments`, or else the usual one."""
+    return _instead[-1] if _instead else usual
+
+
+@contextmanager
+def using_segments(rule: SegmentRule | None) -> Iterator[None]:
+    """Replaces the rule for calls in the block; `None`: none have segments. For tests and measurements."""
+    _instead.append(rule)
+    try:
+        yield
+    finally:
+        _instead.pop()

@@ -1,0 +1,36 @@
+"""Warm-ups that were learned, on disk: a file for each step and GPU, in the cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from flexsn_codegen import cache_folder, write_private
+
+Key = Mapping[str, object]
+
+# In the place of a length: the step's trajectories do not meet.
+NEVER = 0
+
+
+def load_warm_up(key: Key) -> int | None:
+    """The warm-up that was learned, in steps, or `NEVER`; `None`: none was."""
+    try:
+        kept = json.loads(_path(key).read_text(encoding="utf-8"))
+        steps = kept["warm_up"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    known = kept.get("key") == dict(key) and type(steps) is int and steps >= 0
+    return steps if known else None
+
+
+def save_warm_up(key: Key, steps: int) -> None:
+    """Keeps a warm-up."""
+    write_private(_path(key), json.dumps({"key": dict(key), "warm_up": steps}, indent=2) + "\n")
+
+
+def _path(key: Key) -> Path:
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder() / f"warm_up_{digest}.json"

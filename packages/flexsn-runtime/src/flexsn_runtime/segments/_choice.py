@@ -1,0 +1,67 @@
+"""Which scans walk segments of time side by side."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from flexsn_graph import Role, StepGraph, is_linear
+from flexsn_runtime.operands._operands import Arguments
+from flexsn_runtime.plans._segments import SegmentRule, rule_in_place_of
+from flexsn_runtime.segments._speculation import Speculation
+from flexsn_runtime.step._pointwise_step import Specialization
+
+# Of a segment's map, S * S + S numbers are kept in registers, and each step has S + 1 evaluations.
+_MOST_STATES = 4
+
+# A backward of segments computes a step twice, and its VJP S + 2 times.
+_MORE_SEGMENTS = 3
+
+
+class Choice(NamedTuple):
+    """Segments of one scan.
+
+    Attributes:
+        rule: that they follow.
+        number: of segments; of a forward, with its first warm-up.
+    """
+
+    rule: SegmentRule
+    number: int
+
+
+def choose_segments(step: Specialization, arguments: Arguments) -> Choice | None:
+    """The segments of a scan over arguments of this layout; `None`: it is serial."""
+    rule = rule_in_place_of(step.backend.segments())
+    num_steps, ncl = arguments.num_steps, math.prod(step.trace.step_shape)
+    if rule is None or not step.walks_segments or type(num_steps) is not int or type(ncl) is not int or ncl == 0:
+        return None
+    number = rule.count(ncl, max(num_steps, 1))
+    return Choice(rule, number) if number > 1 and step.trace.states else None
+
+
+def speculation(step: Specialization, choice: Choice) -> Speculation:
+    """What the step's forwards have learned of their warm-up."""
+    found = step.speculations.get(choice.rule)
+    if found is None:
+        key = None
+        if choice.rule.kept:
+            core = step.core()
+            key = {**step.plan_key(), "numbers": core.integers, "first": choice.rule.warm_up}
+        found = step.speculations[choice.rule] = Speculation(choice.rule, key)
+    return found
+
+
+def has_enough(num_states: int, choice: Choice) -> bool:
+    """True if there are enough segments for maps of so many states."""
+    return num_states <= _MOST_STATES and choice.number >= num_states + _MORE_SEGMENTS
+
+
+def composes(vjp: StepGraph, num_inputs: int, num_states: int, choice: Choice) -> bool:
+    """True if a backward can combine segments, and has enough of them.
+
+    Args:
+        vjp: the step's. A user's own backward formula may be no linear function of its cotangents.
+    """
+    carried = sum(position is not None for position in vjp.gradients[num_inputs : num_inputs + num_states])
+    return carried > 0 and has_enough(carried, choice) and is_linear(vjp, (Role.GRAD_OUTPUT, Role.GRAD_STATE))

@@ -1,0 +1,117 @@
+"""How far before a segment its warm-up begins, learned from what the check of guesses finds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime.plans._segments import SegmentRule
+from flexsn_runtime.plans._warm_ups import NEVER, Key, load_warm_up, save_warm_up
+
+# Counts of the first calls are read, and then those of every so many.
+_READ_FIRST, _READ_EVERY = 8, 64
+
+
+class Repairs(NamedTuple):
+    """What one call computed again.
+
+    Attributes:
+        segments: that were walked side by side.
+        warm_up: steps that each began earlier.
+        elements: elements times segments that were computed again.
+        total: elements times segments.
+    """
+
+    segments: int
+    warm_up: int
+    elements: int
+    total: int
+
+
+class Speculation:
+    """The warm-up of a step's forward, in steps: twice as long after each call that had something to repair.
+
+    Counts are read when the device has written them, without waiting: some calls later. Results do not depend on it.
+
+    Args:
+        rule: with the first warm-up, and the longest.
+        key: of the file that keeps it; `None`: it is not kept.
+
+    Attributes:
+        last: what the last call whose count was read has repaired.
+    """
+
+    def __init__(self, rule: SegmentRule, key: Key | None) -> None:
+        self._rule, self._key = rule, key
+        kept = None if key is None else load_warm_up(key)
+        self._warm_up = rule.warm_up if kept is None else kept
+        self.last: Repairs | None = None
+        self._calls = 0
+        self._pending: tuple[torch.cuda.Event, Tensor, Repairs] | None = None
+
+    @property
+    def meets(self) -> bool:
+        """False once it is known that trajectories from different states do not meet in time."""
+        return self._warm_up != NEVER
+
+    @property
+    def warm_up(self) -> int:
+        return self._warm_up
+
+    def count(self, ncl: int, num_steps: int) -> int:
+        """The number of segments; 1: serial."""
+        return self._rule.count(ncl, num_steps, self._warm_up) if self.meets else 1
+
+    def observe(self, repairs: Tensor, segments: int, total: int) -> None:
+        """Notes a call.
+
+        Args:
+            repairs: as its kernel wrote them, elements times segments of each program.
+            segments, total: as in `Repairs`.
+        """
+        if self._pending is not None:
+            self._read()
+        self._calls += 1
+        if self._calls > _READ_FIRST and self._calls % _READ_EVERY:
+            return
+        told = Repairs(segments, self._warm_up, 0, total)
+        if repairs.device.type != "cuda":
+            self._learn(told._replace(elements=int(repairs.sum())))
+        elif self._pending is None and not torch.cuda.is_current_stream_capturing():
+            copy = torch.empty(repairs.shape, dtype=repairs.dtype, pin_memory=True)
+            copy.copy_(repairs, non_blocking=True)
+            event = torch.cuda.Event()
+            event.record()
+            self._pending = event, copy, told
+
+    def _read(self) -> None:
+        assert self._pending is not None
+        event, copy, told = self._pending
+        if not torch.cuda.is_current_stream_capturing() and event.query():
+            self._pending = None
+            self._learn(told._replace(elements=int(copy.sum())))
+
+    def _learn(self, told: Repairs) -> None:
+        self.last = told
+        if told.elements == 0 or told.warm_up != self._warm_up:
+            return
+        longer = 2 * self._warm_up
+        self._warm_up = longer if longer <= self._rule.longest else NEVER
+        if self._key is not None:
+            save_warm_up(self._key, self._warm_up)
+
+    def in_words(self) -> str:
+        """For people."""
+        if not self.meets:
+            longest = self._rule.longest
+            return f"serial, since trajectories from different states do not meet within {longest} steps"
+        if self.last is None:
+            return f"segments side by side, each after a warm-up of {self._warm_up} steps"
+        last = self.last
+        return (
+            f"{last.segments} segments side by side, each after a warm-up of {last.warm_up} steps; "
+            f"{last.elements} of {last.total} were computed again in the last call that was looked at"
+            + ("" if last.warm_up == self._warm_up else f"; the warm-up is {self._warm_up} steps since")
+        )

@@ -1,0 +1,347 @@
+"""Scans whose segments of time run side by side: results to the last bit, gradients to rounding, as serial kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scan_cores import CASES, Case, Problem, problem
+from torch import Tensor
+
+from flexsn_nn.neuron import LIF
+from flexsn_runtime import PointwiseProgram, Specialization, TargetName, prepare, scan
+from flexsn_runtime.plans._segments import SegmentRule, using_segments
+
+# Two blocks in the interpreter, the last one in part; segments of different lengths, and a chunk in part.
+STEPS, STEP = 75, (3, 200)
+RULE = SegmentRule(elements=5 * 600, largest=600, steps=8, fewest=2, warm_up=12, longest=16)
+cases = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+@pytest.fixture(params=["triton", "cpp"])
+def language(request: pytest.FixtureRequest) -> TargetName:
+    """The language of kernels on the CPU."""
+    request.getfixturevalue("interpreted" if request.param == "triton" else "compiler")
+    found: TargetName = request.param
+    return found
+
+
+def run(
+    p: Problem,
+    rule: SegmentRule | None,
+    *,
+    on_cpu: TargetName = "triton",
+    weights: Callable[[Sequence[Tensor]], list[Tensor | None]] | None = None,
+    state_seqs: bool = False,
+    residuals: str = "recompute",
+) -> tuple[list[Tensor], list[Tensor | None], Specialization]:
+    """Results of a scan, their gradients, and its step."""
+    program = PointwiseProgram(p.core, *p.counts, residuals=residuals, on_cpu=on_cpu)
+    with using_segments(rule):
+        step, arguments = prepare(program, (*p.inputs, *p.states))
+        results = scan(step, arguments, state_seqs=state_seqs)
+        flow = [r.requires_grad for r in results]
+        given = [r for r, flows in zip(results, flow, strict=True) if flows]
+        drawn = (weights or random_weights)(given)
+        chosen = [(r, w) for r, w in zip(given, drawn, strict=True) if w is not None]
+        gradients = torch.autograd.grad([r for r, _ in chosen], p.leaves, [w for _, w in chosen], allow_unused=True)
+    assert isinstance(step, Specialization)
+    return [r.detach() for r in results], list(gradients), step
+
+
+def random_weights(results: Sequence[Tensor]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(r.shape, generator=generator, dtype=torch.float64).to(r) for r in results]
+
+
+def first_alone(results: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of spikes, and none of final states."""
+    return [random_weights(results[:1])[0], *[None] * (len(results) - 1)]
+
+
+def ran(step: Specialization, what: str) -> bool:
+    return any(what in name for name in step.kernel_names)
+
+
+def same_bits(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(found, wanted, strict=True))
+
+
+def check_gradients(found: Sequence[Tensor | None], wanted: Sequence[Tensor | None], rtol: float) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one, other, rtol=0.0, atol=rtol * scale)
+
+
+@pytest.mark.long(all_but=["triton-lif_hard", "cpp-lif_hard"])
+@cases
+def test_results_equal_the_serial_ones_and_gradients_to_rounding(case: Case, language: TargetName) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, step = run(p, RULE, on_cpu=language)
+    assert ran(step, "_forward_guess")
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-13)
+    again, gradients_again, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(again, found)
+    assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "state sequences": {"state_seqs": True},
+    "saved": {"residuals": "save"},
+    "gradients of outputs alone": {"weights": first_alone},
+}
+
+
+@pytest.mark.long(all_but=["triton-lif_hard-gradients of outputs alone", "cpp-plif_scalar-saved"])
+@pytest.mark.parametrize("option", OPTIONS)
+@cases
+def test_options(case: Case, option: str, language: TargetName) -> None:
+    p = problem(case, STEPS, STEP, dtype=torch.float64)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, **OPTIONS[option])
+    found, gradients, step = run(p, RULE, on_cpu=language, **OPTIONS[option])
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-13)
+
+
+@pytest.mark.long(all_but=["triton-bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_narrow_dtypes(dtype: torch.dtype, language: TargetName) -> None:
+    (case,) = [case for case in CASES if case.name == "lif_soft"]
+    p = problem(case, STEPS, STEP, dtype=dtype)
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, _ = run(p, RULE, on_cpu=language)
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 2e-6 if dtype == torch.float32 else 2e-2)
+
+
+def forgetting(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = 0.0625 * v + x
+    s = (h >= 1.0).to(x.dtype)
+    return s, h * (1.0 - s)
+
+
+def remembering(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    h = v + x
+    s = (h >= 1.0).to(x.dtype)
+    return s, h - s
+
+
+@pytest.mark.long(all_but=["triton-forgetting", "cpp-remembering"])
+@pytest.mark.parametrize("core", [forgetting, remembering], ids=lambda core: core.__name__)
+def test_repairs_and_what_is_learned_of_them(core: Callable[..., Any], language: TargetName) -> None:
+    """A warm-up of 4 steps is too short for every segment; a longer one is enough, or there is none."""
+    generator = torch.Generator().manual_seed(0)
+    x, v = torch.randn(STEPS, *STEP, generator=generator), torch.randn(STEP, generator=generator)
+    program = PointwiseProgram(core, 1, 1, 1, on_cpu=language)
+    with using_segments(None), torch.no_grad():
+        wanted = scan(*prepare(program, (x, v)), state_seqs=False)
+    rule = replace(RULE, warm_up=4)
+    told = []
+    with using_segments(rule), torch.no_grad():
+        for _ in range(4):
+            step, arguments = prepare(program, (x, v))
+            assert same_bits(scan(step, arguments, state_seqs=False), wanted)
+            (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+            told.append((speculation.last, speculation.meets))
+    first = told[0][0]
+    assert first.elements == (first.segments - 1) * 600  # every segment of both blocks
+    if core is forgetting:
+        assert told[-1][1]
+        assert told[-1][0].elements == 0
+        assert f"a warm-up of {told[-1][0].warm_up} steps; 0 of 2400" in speculation.in_words()
+    else:
+        assert not told[-1][1]
+        assert "do not meet" in speculation.in_words()
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_some_segments_are_repaired_and_others_not(language: TargetName) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.where(x < 0.0, torch.zeros_like(v), v) + x
+        return h, h
+
+    x = torch.rand(STEPS, *STEP)
+    x[20:24] = -1.0  # forgets what was before, so that the guess of the segment behind it is right
+    x[STEPS // 2 - 8 :, 0, :7] = -1.0
+    p = Problem(core, (1, 1, 1), [x.requires_grad_()], [torch.rand(STEP).requires_grad_()], [])
+    wanted, _, _ = run(p, None, on_cpu=language)
+    found, _, step = run(p, replace(RULE, warm_up=4), on_cpu=language)
+    assert same_bits(found, wanted)
+    (speculation,) = step.speculations.values()
+    assert 0 < speculation.last.elements < speculation.last.total
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_derivatives_that_overflow(language: TargetName) -> None:
+    """The product of a segment's derivatives is infinite, and what comes to its end is zero."""
+
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.where(x > 0.0, v * 1e30, v)
+        return h + x, h * 0.5
+
+    x = torch.zeros(STEPS, *STEP)
+    x[60:64, 1] = 1.0  # of a part of the first block and of the second
+    x.requires_grad_()
+    p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
+
+    def weights(results: Sequence[Tensor]) -> list[Tensor | None]:
+        weight = torch.randn(results[0].shape, generator=torch.Generator().manual_seed(1))
+        weight[30:] = 0.0
+        return [weight, None]
+
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language, weights=weights)
+    assert all(g is not None and bool(g.isfinite().all()) for g in wanted_gradients)
+    found, gradients, step = run(p, RULE, on_cpu=language, weights=weights)
+    assert ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    check_gradients(gradients, wanted_gradients, 1e-6)
+
+
+class Clipped(torch.autograd.Function):
+    """The identity, whose gradient is clipped: no linear function of what comes."""
+
+    @staticmethod
+    def forward(ctx: Any, v: Tensor) -> Tensor:
+        return v.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0].clamp(-0.1, 0.1)
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_a_backward_formula_that_is_not_linear_stays_serial(language: TargetName) -> None:
+    def core(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = 0.5 * Clipped.apply(v) + x  # type: ignore[operator]
+        return h, h
+
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    p = Problem(core, (1, 1, 1), [x], [torch.zeros(STEP).requires_grad_()], [])
+    wanted, wanted_gradients, _ = run(p, None, on_cpu=language)
+    found, gradients, step = run(p, RULE, on_cpu=language)
+    assert ran(step, "_forward_guess")
+    assert not ran(step, "_backward_maps")
+    assert same_bits(found, wanted)
+    assert same_bits(gradients, wanted_gradients)  # type: ignore[arg-type]
+
+
+def resonator(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A rotation by 0.1 that keeps 0.999 of the length, and 1 more for each step."""
+    new = 0.999 * (0.995 * v - 0.0998 * w) + torch.tanh(x)
+    return new + x, new, 0.999 * (0.0998 * v + 0.995 * w) + 1.0
+
+
+def gated(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    z = torch.sigmoid(x)
+    h = (1.0 - z) * v + z * x
+    return h, h
+
+
+AFFINE = {"resonator": (resonator, 2), "gated": (gated, 1)}
+
+
+@pytest.mark.long(all_but=["cpp-resonator", "triton-gated"])
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_steps_with_fast_math(name: str, language: TargetName) -> None:
+    core, num_states = AFFINE[name]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(STEPS, *STEP, generator=generator, dtype=torch.float64).requires_grad_()
+    states = [torch.randn(STEP, generator=generator, dtype=torch.float64) for _ in range(num_states)]
+    results = []
+    for rule in (None, RULE):
+        program = PointwiseProgram(core, 1, num_states, 1, fast_math=True, on_cpu=language)
+        with using_segments(rule):
+            step, arguments = prepare(program, (x, *states))
+            found = scan(step, arguments, state_seqs=False)
+            results.append([*found, *torch.autograd.grad(found[0].square().sum(), x)])
+    assert ran(step, "_forward_starts")  # type: ignore[arg-type]
+    assert any("maps of states are combined" in line for line in step.segments_in_words())  # type: ignore[union-attr]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.long(all_but=["cpp"])
+def test_a_step_that_is_not_affine_is_serial_with_fast_math(language: TargetName) -> None:
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP)
+    program = PointwiseProgram(p.core, *p.counts, fast_math=True, on_cpu=language)
+    with using_segments(RULE), torch.no_grad():
+        step, arguments = prepare(program, (*p.inputs, *p.states))
+        scan(step, arguments, state_seqs=False)
+    assert [name for name in step.kernel_names if "guess" in name or "starts" in name] == []
+    assert step.kernel_names
+
+
+@pytest.mark.long(all_but=["triton"])
+def test_warm_ups_are_kept(language: TargetName, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_CACHE_DIR", str(tmp_path))
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, STEPS, STEP)
+    rule = replace(RULE, warm_up=4, kept=True)
+    run(p, rule, on_cpu=language)
+    _, _, step = run(p, rule, on_cpu=language)
+    (speculation,) = step.speculations.values()
+    assert speculation.last.warm_up == 8
+
+
+@pytest.mark.long(all_but=["triton"])
+def test_explain_says_segments_warm_up_and_repairs(language: TargetName) -> None:
+    neuron = LIF(backend=language)
+    x = torch.randn(STEPS, *STEP, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    with using_segments(replace(RULE, longest=64)):
+        neuron(x).sum().backward()
+        told = neuron.explain()
+    assert "few neurons over many steps: forward: 5 segments side by side, each after a warm-up of 12 steps; " in told
+    assert "of 3000 were computed again" in told
+    assert "backward over 75 steps: 5 segments side by side" in told
+
+
+def test_the_rule_has_segments_for_few_neurons_and_long_sequences_alone() -> None:
+    rule = SegmentRule(elements=2**16, largest=2**13)
+    assert rule.count(1024, 16384) == 64
+    assert rule.count(256, 65536) == 256
+    assert rule.count(8192, 1024) == 8
+    assert rule.count(8193, 2**20) == rule.count(1024, 256) == 1
+    assert rule.count(1024, 16384, warm_up=1024) == 16
+    assert rule.count(1, 2**31 - 1) * (2**31 - 1) <= 2**31
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("residuals", ["recompute", "save"])
+@cases
+def test_on_the_gpu(case: Case, residuals: str) -> None:
+    p = problem(case, 2055, (3, 217), device="cuda")
+    wanted, wanted_gradients, _ = run(p, None, residuals=residuals)
+    for warm_up in (4, 64):
+        rule = SegmentRule(elements=2**16, largest=2**13, warm_up=warm_up)
+        found, gradients, step = run(p, rule, residuals=residuals)
+        assert ran(step, "_backward_maps")
+        assert same_bits(found, wanted)
+        check_gradients(gradients, wanted_gradients, 2e-5)
+        again, gradients_again, _ = run(p, rule, residuals=residuals)
+        assert same_bits(again, found)
+        assert same_bits(gradients_again, gradients)  # type: ignore[arg-type]
+
+
+@pytest.mark.gpu
+def test_warm_ups_are_learned_on_the_gpu_without_waiting() -> None:
+    (case,) = [case for case in CASES if case.name == "lif_hard"]
+    p = problem(case, 4096, (3, 217), device="cuda")
+    program = PointwiseProgram(p.core, *p.counts)
+    with using_segments(SegmentRule(elements=2**16, largest=2**13, warm_up=4)), torch.no_grad():
+        for _ in range(8):
+            step, arguments = prepare(program, (*p.inputs, *p.states))
+            scan(step, arguments, state_seqs=False)
+            torch.cuda.synchronize()
+    (speculation,) = step.speculations.values()  # type: ignore[union-attr]
+    assert speculation.last.warm_up > 4
+    assert speculation.last.elements < speculation.last.total
