@@ -49,6 +49,13 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
 def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
     """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    for name, module in _outside_of_steps(net):
+        if isinstance(module, FlexSN | Stateful):
+            yield name or type(module).__name__, module
+
+
+def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those inside of a neuron."""
     check_module("net", net)
     inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
     for name, module in net.named_modules():
@@ -56,8 +63,7 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
             continue
         if isinstance(module, FlexSN):
             inside = f"{name}." if name else ""
-        if isinstance(module, FlexSN | Stateful):
-            yield name or type(module).__name__, module
+        yield name, module
 
 
 def run(
@@ -102,7 +108,7 @@ def run(
         changes = (*changes, Lengths(lengths))
     found = [neuron for _, neuron in neurons(net)]
     if lengths is not None or resets is not None:
-        for name, module in net.named_modules():
+        for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
                     f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
