@@ -119,6 +119,7 @@ class Loop:
         exchanges: in the order of the products that read them.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
+        shifted: states that are in the memory of another one; a step loads them when it reads them.
     """
 
     width: int
@@ -128,6 +129,7 @@ class Loop:
     exchanges: tuple[Exchange, ...]
     lasting: frozenset[Port]
     absent: frozenset[Port]
+    shifted: frozenset[Port]
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
@@ -171,7 +173,8 @@ class _Analysis:
         exchanges = self._exchanges(parts)
         assert self._rows is not None
         width = max((w for w, _ in carried.values()), default=0) or exchanges[0].width
-        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent)
+        shifted = frozenset(self._staged.shifts)
+        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted)
 
     # -- values --------------------------------------------------------------------------------------------
 

@@ -1,0 +1,87 @@
+"""States that are others some steps later: in the memory of those, in one launch and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from recurrent_cores import Late, Powers
+from test_one_launch import Choose, exchanged, launched  # noqa: F401  # fixtures
+from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+
+from flexsn_graph import Port, Role
+from flexsn_nn import LIF, Recurrent
+from flexsn_nn.layer import Delay
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
+
+
+def test_they_are_found() -> None:
+    core = made(Late, 5, Powers())
+    program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
+    step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
+    assert isinstance(step, RecurrentSpecialization)
+    states = [Port(Role.STATE, i) for i in range(core.num_states)]
+    assert step.trace.forward.shifts == {states[1]: (states[0], 1), states[2]: (states[0], 2), states[4]: (states[0], 3)}
+
+
+def _split(tensors: Any) -> tuple[Any, Any]:
+    return tensors[:1], tensors[1:]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("num_steps", [1, 2, 7])
+@pytest.mark.parametrize("state_seqs", [False, True])
+@pytest.mark.long(all_but=["False-7-*"])
+def test_step_by_step(
+    state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
+    check(num_steps, 3, 5, target, state_seqs=state_seqs)
+
+
+@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("num_steps", [2, 7])
+@pytest.mark.long(all_but=["7-*"])
+def test_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+    exchanged(yes)
+    check(num_steps, 17, 19, "triton")
+    assert launched == ["one launch"] * 3
+
+
+def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_seqs: bool = False) -> None:
+    core = made(Late, size, Powers())
+    tensors = sequences(core, num_steps, batch, size)
+    with torch.no_grad():
+        for ours, theirs in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
+            assert torch.equal(ours, theirs)
+    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
+    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert 0 < float(expected[0].detach().mean()) < 1
+    for a, b in zip(gradients, wanted, strict=True):
+        assert a is not None
+        assert b is not None
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
+@pytest.mark.long(all_but=["linear-True"])
+def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+    exchanged(yes)
+    torch.manual_seed(0)
+    delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
+    layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
+    x = (3 * torch.rand(9, 17, 20)).to(DEVICE)
+    found = []
+    for backend in ("torch", "triton"):
+        layer.backend = backend
+        layer.reset()
+        output = layer(x)
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+    # Sums of products are in another order.
+    assert (found[0][0] != found[1][0]).float().mean() < 0.01
+    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert launched == ["one launch"] * 2
