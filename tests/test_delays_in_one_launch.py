@@ -10,7 +10,7 @@ from recurrent_cores import Late, Powers
 from test_one_launch import Choose, exchanged, launched  # noqa: F401  # fixtures
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 
-from flexsn_graph import Port, Role
+from flexsn_graph import Phase, Port, Role
 from flexsn_nn import LIF, Recurrent
 from flexsn_nn.layer import Delay
 from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
@@ -22,7 +22,8 @@ def test_they_are_found() -> None:
     step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
     assert isinstance(step, RecurrentSpecialization)
     states = [Port(Role.STATE, i) for i in range(core.num_states)]
-    assert step.trace.forward.shifts == {states[1]: (states[0], 1), states[2]: (states[0], 2), states[4]: (states[0], 3)}
+    head, one, two, _, three, _ = states
+    assert step.trace.forward.shifts == {one: (head, 1), two: (head, 2), three: (head, 3)}
 
 
 def _split(tensors: Any) -> tuple[Any, Any]:
@@ -33,9 +34,7 @@ def _split(tensors: Any) -> tuple[Any, Any]:
 @pytest.mark.parametrize("num_steps", [1, 2, 7])
 @pytest.mark.parametrize("state_seqs", [False, True])
 @pytest.mark.long(all_but=["False-7-*"])
-def test_step_by_step(
-    state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_by_step(state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
     check(num_steps, 3, 5, target, state_seqs=state_seqs)
 
@@ -85,3 +84,32 @@ def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list
     for a, b in zip(found[0][1:], found[1][1:], strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
     assert launched == ["one launch"] * 2
+
+
+@pytest.mark.parametrize("interpolation", ["linear", "triangle"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long(all_but=["cpp-linear" if "cpp" in TARGETS else "triton-linear"])
+def test_many_states(target: TargetName, interpolation: str, launched: list[str]) -> None:  # noqa: F811
+    """What is summed over time alone does not make the loop read them; the backward does not fit into registers."""
+    torch.manual_seed(0)
+    width = {} if interpolation == "linear" else {"width": 4.0}
+    delay = Delay(0.3 + 17 * torch.rand(5), max_delay=18, learn=True, interpolation=interpolation, **width)
+    layer = Recurrent(LIF(), 5, delay=delay).to(DEVICE, torch.float64)
+    x = (3 * torch.rand(25, 3, 5)).to(DEVICE, torch.float64)
+    found = []
+    for backend in ("torch", target):
+        layer.backend = backend
+        layer.reset()
+        output = layer(x)
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    (step,) = layer._get_program().specializations
+    assert isinstance(step, RecurrentSpecialization)
+    (vjp,) = [one for one in step._vjps.values() if any(term.lifted for term in one.terms) or one.terms]
+    in_loop = [part for part in vjp.parts if part.phase is Phase.LOOP]
+    read = {view.source for part in in_loop for view in part.reads if view.source.role is Role.STATE}
+    assert len(read) < 8
+    assert any(part.phase is Phase.AFTER for part in vjp.parts)
+    if target == "triton":
+        assert "19 values go from step to step" in "".join(launched)

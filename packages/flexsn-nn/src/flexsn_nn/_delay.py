@@ -190,7 +190,7 @@ class Delay(Stateful):
                 return past[whole]
             return _between(past[whole], past[whole + 1], delay - whole)
         dtype = past[0].dtype
-        delay = self._bounded(delay, dtype)
+        delay = _of_step(self._bounded(delay, dtype), past[0])
         if self._spreads:
             return self._spread(past, delay) if self.training else _chosen(past, delay.detach().round())
         whole_steps = self._whole_steps(delay)
@@ -257,6 +257,15 @@ _NO_WIDTH = "interpolation is 'linear', which has no width: give interpolation='
 
 def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
     return late + fraction * (later - late)
+
+
+def _of_step(delay: Tensor, value: Tensor) -> Tensor:
+    """The delay, as a value of the step.
+
+    A kernel would load what is computed of captured tensors alone, a weight for each step of the past, and sum a
+    gradient of each over time. Of a value of the step, it computes them in registers.
+    """
+    return torch.where(value == value, delay, delay.detach())
 
 
 def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:

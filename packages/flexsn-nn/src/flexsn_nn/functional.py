@@ -12,10 +12,11 @@ from flexsn_nn._backends import check_backend, check_step_mode
 from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
+from flexsn_nn._packed import unpack
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
-from flexsn_nn.errors import StepModeError
+from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.transforms import Lengths, Resets, Transform
 from flexsn_nn.transforms._compose import check_transforms
 
@@ -79,6 +80,10 @@ def run(
     Layers without a state, in `OverTime` say, run over padding, too: what a linear layer with a bias makes of it ends
     at the next neuron, and a norm counts it. Read the network's output by `data.readout(output, lengths)`.
 
+    Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network gets them
+    padded, `[T, B, *step]`, with their lengths, and outputs of that form are returned jagged again. (Waits for the
+    device, for the longest length.)
+
     Args:
         inputs, options: of the network.
         lengths: `[B]`, whole numbers from 0 to T, for all neurons.
@@ -91,6 +96,8 @@ def run(
     Raises:
         StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
             `Stateful` of your own whose class does not say `steps_apart = True`.
+        InputLayoutError: a `PackedSequence`, or a nested tensor of another layout.
+        ParameterError: `lengths` or `resets` beside a jagged input.
         The errors of the neurons.
 
     Example:
@@ -101,6 +108,11 @@ def run(
         [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
     check_transforms(transforms)
+    inputs, packed = unpack(inputs)
+    if packed is not None:
+        if lengths is not None or resets is not None:
+            raise ParameterError("the input is jagged, and has lengths of its own: leave out lengths and resets.")
+        lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
         changes = (*changes, Resets(resets))
@@ -119,7 +131,8 @@ def run(
     try:
         for neuron in found:
             _share(neuron, (*neuron._shared_transforms, *changes))
-        return net(*inputs, **options)
+        output = net(*inputs, **options)
+        return output if packed is None else packed.jagged(output)
     finally:
         for neuron, transforms in zip(found, earlier, strict=True):
             _share(neuron, tuple(transforms))

@@ -138,7 +138,7 @@ class _Staging:
             self._places.store_operands(node)
         for leaf in leaves:
             self._places.store_root(leaf)
-        self._order = Order(self._places, order, to_carried)
+        self._order = Order(self._places, order, to_carried, [self._places.root(leaf)[0] for leaf in leaves])
         self._place_operands(order, live)
         self._place_finals(finals)
         parts = self._parts(order)
