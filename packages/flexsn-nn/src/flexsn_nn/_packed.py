@@ -32,7 +32,7 @@ class Packed(NamedTuple):
     @classmethod
     def of(cls, jagged: Tensor) -> Packed:
         """The sequences of a tensor `[B, lengths, *step]`. Waits for its device."""
-        offsets: Tensor = jagged.offsets()
+        offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
         lengths = offsets.diff()
         numbers = torch.arange(len(lengths), device=offsets.device)
         row = torch.repeat_interleave(numbers, lengths)
@@ -41,7 +41,7 @@ class Packed(NamedTuple):
 
     def padded(self, jagged: Tensor) -> Tensor:
         """`[B, lengths, *step] -> [T, B, *step]`, zeros after the end of a sequence."""
-        values = jagged.values()  # type: ignore[no-untyped-call]
+        values = jagged.values()
         whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
         padded: Tensor = whole.index_put((self.step, self.row), values)
         return padded

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import weakref
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ _FOUND = "flexsn_nn.range"
 _MOST_NODES = 64
 
 
-class Range(NamedTuple):
+class WholeRange(NamedTuple):
     """Whole numbers from `low` to `high`."""
 
     low: int
@@ -36,7 +38,7 @@ _OTHER = Unknown()
 class _Mark(NamedTuple):
     """At the node that made an output: what the output consists of, and when."""
 
-    range: Range
+    range: WholeRange
     version: int
     output: weakref.ref[Tensor]
     bits: Tensor | None
@@ -57,7 +59,7 @@ def mark(spikes: Tensor, low: int, high: int, bits: Tensor | None = None) -> Non
     before: _Mark | None = marks.get(spikes.output_nr)
     if bits is None and before is not None and before.version == spikes._version:
         bits = before.bits
-    marks[spikes.output_nr] = _Mark(Range(low, high), spikes._version, weakref.ref(spikes), bits)
+    marks[spikes.output_nr] = _Mark(WholeRange(low, high), spikes._version, weakref.ref(spikes), bits)
 
 
 def bits_of(tensor: Tensor) -> Tensor | None:
@@ -74,7 +76,7 @@ def bits_of(tensor: Tensor) -> Tensor | None:
     return None
 
 
-def range_of(tensor: Tensor) -> Range | Unknown:
+def range_of(tensor: Tensor) -> WholeRange | Unknown:
     """What a tensor consists of, told from its graph, at the price of a few dictionary entries.
 
     What was changed in place by operations that the graph has is followed. What was changed under `torch.no_grad` is
@@ -84,6 +86,69 @@ def range_of(tensor: Tensor) -> Range | Unknown:
     if node is None:
         return _OTHER
     return _of(node, tensor.output_nr, tensor._version, [_MOST_NODES])
+
+
+class Scaled(NamedTuple):
+    """Whole numbers from `low` to `high`, times `scale` and rounded."""
+
+    range: WholeRange
+    scale: float
+
+
+def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
+    """As `range_of`, also behind one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
+    node: Any = tensor.grad_fn
+    number, version = tensor.output_nr, tensor._version
+    while node is not None and _kind(node.name()) in _VIEWS and _KEY not in node.metadata:
+        node, number = node.next_functions[0]
+    if node is None:
+        return _OTHER
+    found = _of(node, number, version, [_MOST_NODES])
+    if isinstance(found, WholeRange):
+        return Scaled(found, 1.0)
+    scale, times = _scale_of(node, tensor.device.type)
+    source, number = node.next_functions[0] if node.next_functions else (None, 0)
+    if scale is None or source is None:
+        return found
+    inner = _of(source, number, None, [_MOST_NODES])
+    if isinstance(inner, Unknown):
+        return found
+    return Scaled(WholeRange(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
+
+
+def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
+    """The scale that an operation gives its first argument, float32, and how many of its numbers it adds up."""
+    kind = _kind(node.name())
+    if kind == "NativeDropout" and 0 <= node._saved_p < 1:
+        left = 1.0 - node._saved_p
+        # The kernel on a GPU computes it in float32.
+        return (_float32(1.0 / _float32(left)) if device == "cuda" else _float32(1.0 / left)), 1
+    if kind in ("Mul", "Div"):
+        other = node._saved_other
+        if not isinstance(other, Tensor) or other.dim() != 0 or other.device.type != "cpu" or other.requires_grad:
+            return None, 1
+        number = float(other)
+        if kind == "Div":
+            number = 1.0 / number if number in _POWERS else 0.0
+        number = _float32(number)
+        return (number if 2.0**-60 < number < 2.0**60 else None), 1
+    if kind in ("AvgPool2D", "AvgPool3D") and node._saved_divisor_override is None and not node._saved_ceil_mode:
+        size = math.prod(node._saved_kernel_size)
+        whole = node._saved_count_include_pad or not any(node._saved_padding)
+        return (1.0 / size, size) if whole and size in _POWERS else (None, 1)
+    return None, 1
+
+
+_POWERS = frozenset(2.0**i for i in range(16))
+
+
+def _float32(number: float) -> float:
+    """The nearest float32; 0 where there is none that is finite."""
+    try:
+        found: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return 0.0
+    return found
 
 
 # By the operation's node: views of its input, and what has the values of its input in other places.
@@ -147,7 +212,7 @@ _FOLLOWED = _SAME | _SEVERAL
 _LAYERS = frozenset({"Convolution", "Addmm", "Mm", "Bmm", "Baddbmm", "NativeBatchNorm", "CudnnBatchNorm"})
 
 
-def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range | Unknown:
+def _of(node: Any, output: int, version: int | None, left: list[int]) -> WholeRange | Unknown:
     """Of one output of a node.
 
     Args:
@@ -175,7 +240,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
         if node is None:
             return _OTHER
     if kind in _SEVERAL:  # as sums of sums are asked for again and again
-        known: Range | Unknown | None = metadata.get(_FOUND)
+        known: WholeRange | Unknown | None = metadata.get(_FOUND)
         if known is not None:
             return known
     inputs = [
@@ -184,10 +249,10 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
     ]
     unknown = next((one for one in inputs if isinstance(one, Unknown)), None)
     if unknown is not None or not inputs:
-        some = any(isinstance(one, Range) for one in inputs)
+        some = any(isinstance(one, WholeRange) for one in inputs)
         reason = unknown.reason if unknown is not None else ""
         return Unknown(reason or (f"{kind} with something else" if some else ""))
-    found = _combined(kind, node, [one for one in inputs if isinstance(one, Range)])
+    found = _combined(kind, node, [one for one in inputs if isinstance(one, WholeRange)])
     if kind in _SEVERAL:
         metadata[_FOUND] = found
     return found
@@ -196,7 +261,7 @@ def _of(node: Any, output: int, version: int | None, left: list[int]) -> Range |
 def _of_others(kind: str, node: Any, left: list[int]) -> Unknown:
     """Of an operation that is not followed; it is the reason, if all that it took is known."""
     made = [_of(source, number, None, left) for source, number in node.next_functions if source is not None]
-    return Unknown(kind if made and all(isinstance(one, Range) for one in made) else "")
+    return Unknown(kind if made and all(isinstance(one, WholeRange) for one in made) else "")
 
 
 @lru_cache(maxsize=1024)
@@ -205,22 +270,24 @@ def _kind(name: str) -> str:
     return name.rstrip("0123456789").removesuffix("Backward")
 
 
-def _marked(mark: _Mark, version: int | None) -> Range | Unknown:
+def _marked(mark: _Mark, version: int | None) -> WholeRange | Unknown:
     output = mark.output()
     changed = version not in (None, mark.version) or (output is not None and output._version != mark.version)
     return Unknown("a change in place") if changed else mark.range
 
 
-def _combined(kind: str, node: Any, inputs: list[Range]) -> Range | Unknown:
+def _combined(kind: str, node: Any, inputs: list[WholeRange]) -> WholeRange | Unknown:
     if kind == "Relu":
-        return Range(max(inputs[0].low, 0), max(inputs[0].high, 0))
+        return WholeRange(max(inputs[0].low, 0), max(inputs[0].high, 0))
     if kind in ("Add", "Sub"):
         if node._saved_alpha != 1:
             return Unknown(f"{kind} with alpha")
         a, b = inputs
-        return Range(a.low + b.low, a.high + b.high) if kind == "Add" else Range(a.low - b.high, a.high - b.low)
+        return (
+            WholeRange(a.low + b.low, a.high + b.high) if kind == "Add" else WholeRange(a.low - b.high, a.high - b.low)
+        )
     if kind == "Mul":
         a, b = inputs
         products = [x * y for x in a for y in b]
-        return Range(min(products), max(products))
-    return Range(min(one.low for one in inputs), max(one.high for one in inputs))
+        return WholeRange(min(products), max(products))
+    return WholeRange(min(one.low for one in inputs), max(one.high for one in inputs))

@@ -14,15 +14,16 @@ from torch import Tensor
 from flexsn_codegen import Numerics, Precision
 from flexsn_graph import RecurrentTrace, StateMismatchError, StepValue
 from flexsn_runtime._recent import Recent
-from flexsn_runtime._targets import TargetName, target_on
+from flexsn_runtime.backend import TargetName, target_on
 from flexsn_runtime.errors import ShapeError, SpikeBitsError, TensorCountError
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.operands._layout import broadcast_shape
 from flexsn_runtime.program._autocast import autocast_now, under_autocast
 from flexsn_runtime.program._twins import TwinsOf
 from flexsn_runtime.recurrent._staged import RecurrentSpecialization
 from flexsn_runtime.step._pointwise_step import Specialization
 from flexsn_runtime.step._residuals import check_policy
-from flexsn_runtime.step._specialization import CompiledKernel, CoreSpecialization
+from flexsn_runtime.step._specialization import CoreSpecialization
 from flexsn_runtime.step._tracing import Core, trace_values
 
 # So many traces are kept for the same shapes and dtypes: what has changed may be again what it was, as a flag.
@@ -63,10 +64,12 @@ class ScanProgram:
             of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
             `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
             after the other in memory. Empty: of no output.
+        zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
+            no output.
 
     Raises:
         PrecisionError: an unknown precision.
-        TensorCountError: not as many `bits` as outputs.
+        TensorCountError: not as many `bits` or `zero_one` as outputs.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
     """
@@ -86,6 +89,7 @@ class ScanProgram:
         residuals: str = "auto",
         on_cpu: TargetName = "triton",
         bits: Sequence[bool] = (),
+        zero_one: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = (
@@ -108,8 +112,11 @@ class ScanProgram:
                 f"requires_grad has {len(requires_grad)} entries for {num_inputs} inputs and {num_states} "
                 f"states: give {expected}."
             )
-        if len(bits) not in (0, num_outputs):
-            raise TensorCountError(f"bits has {len(bits)} entries for {num_outputs} outputs: give as many, or none.")
+        for name, flags in (("bits", bits), ("zero_one", zero_one)):
+            if len(flags) not in (0, num_outputs):
+                raise TensorCountError(
+                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give as many, or none."
+                )
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
@@ -119,19 +126,16 @@ class ScanProgram:
         self.residuals = check_policy(residuals)
         self.on_cpu: TargetName = on_cpu
         self.bits = tuple(bits)
+        self.zero_one = tuple(zero_one)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
         self._takes_numbers = False  # from the first change of one on
         # By shapes and dtypes, the step whose forward ran last to be differentiated.
         self._differentiated: Recent[CoreSpecialization] = Recent()
-        # By the layout of a call's arguments, what `prepare` found out about them: the step, where the lifted tensors
-        # begin, and the forward scans by the layout of these.
-        self.calls: Recent[tuple[CoreSpecialization, int, Recent[dict[Hashable, Any]]]] = Recent()
-        # By the layout of calls, what runs others like them: see `_repeated.py`.
-        self.repeated: Recent[Any] = Recent()
-        # Of these, the one that came last, by what calls that are alike have in common, tensors aside.
-        self.latest_calls: dict[Hashable, Any] = {}
+        # By kinds of calls, what runs others like them, the last ones first: see `_repeated.py`. And by the layout of
+        # what `prepare` was given, the step, and where the lifted tensors begin.
+        self.plans: Recent[tuple[Any, ...]] = Recent()
         self._latest: CoreSpecialization | None = None
         self._lock = threading.RLock()
 
@@ -146,8 +150,15 @@ class ScanProgram:
             residuals=self.residuals,
             on_cpu=self.on_cpu,
             bits=self.bits,
+            zero_one=self.zero_one,
         )
         return make, arguments
+
+    def masked(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Inputs and states, or inputs alone, detached where `requires_grad` excludes their gradient."""
+        if self.requires_grad is None:
+            return tuple(tensors)
+        return tuple([t if may else t.detach() for t, may in zip(tensors, self.requires_grad, strict=False)])
 
     @property
     def num_lifted(self) -> int | None:
@@ -250,9 +261,7 @@ class ScanProgram:
     def forget_plans(self) -> None:
         """Launches as the plans on disk have it from now on."""
         with self._lock:
-            self.calls.clear()
-            self.repeated.clear()
-            self.latest_calls.clear()
+            self.plans.clear()
             for step in self.specializations:
                 step.forget_plans()
 
@@ -261,9 +270,7 @@ class ScanProgram:
         with self._lock:
             self._specializations.clear()
             self._differentiated.clear()
-            self.calls.clear()
-            self.repeated.clear()
-            self.latest_calls.clear()
+            self.plans.clear()
             if self._latest is not None:
                 self._latest.close()
 
@@ -303,7 +310,8 @@ class ScanProgram:
     def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
-        kind = (device, signature.autocast, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
+        kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
+        kind += (self.on_cpu, self.bits, self.zero_one)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -329,7 +337,7 @@ class ScanProgram:
         name = getattr(self.core, "__name__", type(self.core).__name__)
         target = target_on(device, self.on_cpu)
         if isinstance(trace, RecurrentTrace):
-            if any(self.bits):
+            if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
                     "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
                     "out."
@@ -345,6 +353,7 @@ class ScanProgram:
             self._kernels,
             takes_numbers=self._takes_numbers,
             bits=self.bits,
+            zero_one=self.zero_one,
         )
 
 
