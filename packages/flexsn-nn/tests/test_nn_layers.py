@@ -132,6 +132,25 @@ def test_wide_delays(interpolation: str) -> None:
     assert torch.autograd.gradcheck(run, (x.requires_grad_(), delay.clone().requires_grad_()))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Delay(2),
+        lambda: Delay(1.5),
+        lambda: Delay(torch.tensor([0.5, 1.0, 2.0]), max_delay=3, learn=True),
+        lambda: Delay(torch.tensor([0.5, 1.0, 2.0]), interpolation="gaussian"),
+    ],
+    ids=["whole", "fraction", "learned", "gaussian"],
+)
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # the last inputs, for a call that follows
+def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) -> None:
+    layer, x = make(), draw(12, 2, 3).float()
+    program = torch.export.export(layer, (x[:7],), dynamic_shapes=({0: torch.export.Dim("T", min=2)},)).module()
+    for steps in (3, 7, 12):
+        layer.reset()
+        assert torch.equal(program(x[:steps]), layer(x[:steps]))
+
+
 def test_a_delay_finds_a_target() -> None:
     """Trained on what a delay of 2.4 gives, it gets there."""
     x = torch.sin(torch.linspace(0, 12, 60, dtype=torch.float64)).unsqueeze(1)

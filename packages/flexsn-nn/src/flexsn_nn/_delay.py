@@ -156,8 +156,9 @@ class Delay(Stateful):
             self.look_at_range()
         new = x if self.step_mode == "m" else x.unsqueeze(0)
         seen = torch.cat([self._history(new), new])
-        self.states = [seen[len(new) :]] if self.max_delay else []
-        y = self._delayed(seen, len(new))
+        steps = new.shape[0]  # `len` would make a number of it in torch.export
+        self.states = [seen[steps:]] if self.max_delay else []
+        y = self._delayed(seen, steps)
         return y if self.step_mode == "m" else y.squeeze(0)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -219,7 +220,7 @@ class Delay(Stateful):
 
     def _whole_steps(self, delay: Tensor) -> Tensor:
         """All but a fraction. The last whole step has none after it: max_delay is max_delay - 1, and a whole step."""
-        return delay.detach().floor().clamp(max=max(self.max_delay - 1, 0))
+        return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
 
     def _delayed(self, seen: Tensor, steps: int) -> Tensor:
         delay = self.delay
