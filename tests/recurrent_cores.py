@@ -97,6 +97,17 @@ class OfMembrane(Cell):
         return self.spike(h - 1), h
 
 
+class Late(Cell):
+    """States that are others some steps later: a line of three, with a branch of its own initial values."""
+
+    num_states = 6
+
+    def forward(self, x: Tensor, s: Tensor, s1: Tensor, s2: Tensor, aside: Tensor, s3: Tensor, v: Tensor) -> Any:
+        late = s1 * 0.5 + s3 - aside * 0.25 + s2 * 0.125
+        spike, s_new, v = self.lif(x + F.linear(late, self.v), s, v)
+        return spike, s_new, s, s1, s, s2, v
+
+
 class TwoMatrices(Cell):
     def build(self, size: int, matrix: Matrix) -> None:
         super().build(size, matrix)
@@ -371,6 +382,7 @@ CELLS: tuple[type[Cell], ...] = (
     RLIF,
     Biased,
     OfMembrane,
+    Late,
     TwoMatrices,
     LowRank,
     Masked,

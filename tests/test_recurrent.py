@@ -19,6 +19,7 @@ from recurrent_cores import (
     GatedGRU,
     Heads,
     Hidden,
+    Late,
     LearnedDecay,
     LowRank,
     Masked,
@@ -99,7 +100,7 @@ def differentiated(
 _ROUNDED = (MinimalGRU, GRU, GatedGRU, LSTM, WideInput)
 # A state that is an output, too, and is read twice: autograd adds three terms in another order.
 _GATED = _ROUNDED  # a state's gradient comes through several gates: a sum of as many terms, in any order
-_THREE_TERMS = (Adaptive, Synaptic, Transposed)
+_THREE_TERMS = (Adaptive, Late, Synaptic, Transposed)
 
 
 @pytest.mark.long(all_but=["*LowRank*"])

@@ -101,6 +101,56 @@ def test_learned_delays_stay_in_their_range() -> None:
     assert torch.equal(layer(x), late(x, torch.tensor([0.0, 3.0])))
 
 
+@pytest.mark.parametrize("interpolation", ["triangle", "gaussian"])
+def test_wide_delays(interpolation: str) -> None:
+    """By their formulas; in evaluation, whole steps."""
+    delay = torch.tensor([0.3, 1.6, 3.7], dtype=torch.float64)
+    layer = Delay(delay, max_delay=4, learn=True, interpolation=interpolation, width=1.5)
+    x = draw(9, 2, 3)
+    steps = torch.arange(5, dtype=torch.float64).unsqueeze(1) - delay
+    if interpolation == "triangle":
+        weights = (1.5 - steps.abs()).clamp(min=0) / 1.5**2
+    else:
+        weights = torch.softmax(-(steps**2) / (2 * 1.5**2), 0)
+    padded = torch.cat([x.new_zeros(4, 2, 3), x])
+    wanted = torch.stack([(padded[t : t + 5].flip(0) * weights.unsqueeze(1)).sum(0) for t in range(9)])
+    torch.testing.assert_close(layer(x), wanted)
+    layer.reset()
+    whole = layer(x)
+    layer.reset()
+    assert torch.equal(torch.cat([layer(part) for part in x.split(2)]), whole)
+    layer.reset()
+    assert torch.equal(layer.eval()(x), late(x, delay.round()))
+    layer.train()
+
+    def run(x: Tensor, delay: Tensor) -> Tensor:
+        layer.reset()
+        out = torch.func.functional_call(layer, {"delay": delay}, (x,))
+        assert isinstance(out, Tensor)
+        return out
+
+    assert torch.autograd.gradcheck(run, (x.requires_grad_(), delay.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Delay(2),
+        lambda: Delay(1.5),
+        lambda: Delay(torch.tensor([0.5, 1.0, 2.0]), max_delay=3, learn=True),
+        lambda: Delay(torch.tensor([0.5, 1.0, 2.0]), interpolation="gaussian"),
+    ],
+    ids=["whole", "fraction", "learned", "gaussian"],
+)
+@pytest.mark.filterwarnings("ignore:The tensor attribute:UserWarning")  # the last inputs, for a call that follows
+def test_delays_are_exported_for_any_number_of_steps(make: Callable[[], Delay]) -> None:
+    layer, x = make(), draw(12, 2, 3).float()
+    program = torch.export.export(layer, (x[:7],), dynamic_shapes=({0: torch.export.Dim("T", min=2)},)).module()
+    for steps in (3, 7, 12):
+        layer.reset()
+        assert torch.equal(program(x[:steps]), layer(x[:steps]))
+
+
 def test_a_delay_finds_a_target() -> None:
     """Trained on what a delay of 2.4 gives, it gets there."""
     x = torch.sin(torch.linspace(0, 12, 60, dtype=torch.float64)).unsqueeze(1)

@@ -32,6 +32,7 @@ from flexsn_nn import (
     functional,
     surrogate,
 )
+from flexsn_nn.layer import Delay
 from flexsn_nn.nir_exchange import Scale, from_nir, to_nir
 
 pytestmark = pytest.mark.usefixtures("loops")
@@ -354,3 +355,23 @@ def test_other_loops_are_refused() -> None:
     graph.nodes["w_rec"] = nir.Linear(weight=np.ones((2, 3)))
     with pytest.raises(NirError, match="only square"):
         from_nir(graph, dt=DT)
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [2, 0.5, torch.tensor([0.0, 3.0, 1.25]), Delay(torch.tensor([0.4, 2.6, 1.0]), interpolation="gaussian")],
+    ids=["whole", "fraction", "each", "rounded"],
+)
+def test_delays(delay: Any) -> None:
+    layer = delay if isinstance(delay, Delay) else Delay(delay)
+    x = torch.rand(6, 2, 3)
+    net = nn.Sequential(layer).eval()
+    back = from_nir(to_nir(net, x, dt=1e-3), dt=1e-3)
+    functional.reset_net(net)
+    assert torch.equal(back(x), net(x))
+
+
+def test_delays_of_what_comes_back_are_refused() -> None:
+    layer = Recurrent(LIF(backend="torch"), 3, delay=1)
+    with pytest.raises(NirError, match="has delays in what comes back"):
+        to_nir(layer, torch.rand(2, 1, 3))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.fx import Proxy
+from torch.nn.utils.rnn import PackedSequence
 
 from flexsn_nn._leaf import refuse_proxies
+from flexsn_nn._packed import packed_sequence
 from flexsn_nn._torch_private import MKLDNN
 from flexsn_nn.errors import InputDtypeError, InputLayoutError, InputShapeError
 
@@ -32,8 +34,9 @@ def check_input(name: str, value: object, owner: str, *, has_time: bool) -> None
         raise _no_tensor(name, value, owner)
     if value.is_nested:
         raise InputLayoutError(
-            f"{name} is a nested tensor; all steps of a sequence [T, *step] have one shape. Pad it: "
-            "data.pad_sequences of the sequences, whose lengths data.readout and data.mask_padding take."
+            f"{name} is a nested tensor; all steps of a sequence [T, *step] have one shape. functional.run(net, x) "
+            "takes a jagged one, [B, lengths, *step]; or pad it: data.pad_sequences of the sequences, whose lengths "
+            "data.readout and data.mask_padding take."
         )
     if value.is_quantized:
         raise InputLayoutError(f"{name} is {value.dtype}, quantised; a step computes with numbers: x.dequantize().")
@@ -72,6 +75,8 @@ def check_real(name: str, value: Tensor) -> None:
 def _no_tensor(name: str, value: object, owner: str) -> Exception:
     if isinstance(value, Proxy):
         return refuse_proxies(owner)
+    if isinstance(value, PackedSequence):
+        return packed_sequence(name)
     if isinstance(value, list | tuple) and value and all(isinstance(item, Tensor) for item in value):
         return TypeError(f"{name} is a {type(value).__name__} of tensors; a neuron takes one tensor: torch.stack(x).")
     hint = "" if value is None else ": torch.as_tensor(x)"

@@ -12,11 +12,12 @@ from flexsn_nn._backends import check_backend, check_step_mode
 from flexsn_nn._checks import check_module, check_name
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
+from flexsn_nn._packed import unpack
 from flexsn_nn._shared_states import check_sequences
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
-from flexsn_nn.errors import StepModeError
+from flexsn_nn.errors import ParameterError, StepModeError
 from flexsn_nn.transforms import Lengths, Resets, Transform
 from flexsn_nn.transforms._compose import check_transforms
 
@@ -50,6 +51,13 @@ def neurons(net: nn.Module) -> Iterator[tuple[str, FlexSN]]:
 
 def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
     """`neurons(net)`, and the layers that keep a state, as a `Delay`."""
+    for name, module in _outside_of_steps(net):
+        if isinstance(module, FlexSN | Stateful):
+            yield name or type(module).__name__, module
+
+
+def _outside_of_steps(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules but those inside of a neuron."""
     check_module("net", net)
     inside: str | None = None  # how the names of a neuron's parts begin; they come directly behind it
     for name, module in net.named_modules():
@@ -57,8 +65,7 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
             continue
         if isinstance(module, FlexSN):
             inside = f"{name}." if name else ""
-        if isinstance(module, FlexSN | Stateful):
-            yield name or type(module).__name__, module
+        yield name, module
 
 
 def run(
@@ -74,6 +81,10 @@ def run(
     Layers without a state, in `OverTime` say, run over padding, too: what a linear layer with a bias makes of it ends
     at the next neuron, and a norm counts it. Read the network's output by `data.readout(output, lengths)`.
 
+    Sequences without padding are nested tensors of layout `torch.jagged`, `[B, lengths, *step]`. The network gets them
+    padded, `[T, B, *step]`, with their lengths, and outputs of that form are returned jagged again. (Waits for the
+    device, for the longest length.)
+
     Args:
         inputs, options: of the network.
         lengths: `[B]`, whole numbers from 0 to T, for all neurons.
@@ -86,6 +97,8 @@ def run(
     Raises:
         StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
             `Stateful` of your own whose class does not say `steps_apart = True`.
+        InputLayoutError: a `PackedSequence`, or a nested tensor of another layout.
+        ParameterError: `lengths` or `resets` beside a jagged input.
         The errors of the neurons.
 
     Example:
@@ -96,6 +109,11 @@ def run(
         [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
     """
     check_transforms(transforms)
+    inputs, packed = unpack(inputs)
+    if packed is not None:
+        if lengths is not None or resets is not None:
+            raise ParameterError("the input is jagged, and has lengths of its own: leave out lengths and resets.")
+        lengths = packed.lengths
     changes: tuple[Transform, ...] = tuple(transforms)
     if resets is not None:
         changes = (*changes, Resets(resets))
@@ -103,7 +121,7 @@ def run(
         changes = (*changes, Lengths(lengths))
     found = [neuron for _, neuron in neurons(net)]
     if lengths is not None or resets is not None:
-        for name, module in net.named_modules():
+        for name, module in _outside_of_steps(net):
             if not getattr(type(module), "steps_apart", True):
                 raise StepModeError(
                     f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
@@ -114,7 +132,8 @@ def run(
     try:
         for neuron in found:
             _share(neuron, (*neuron._shared_transforms, *changes))
-        return net(*inputs, **options)
+        output = net(*inputs, **options)
+        return output if packed is None else packed.jagged(output)
     finally:
         for neuron, transforms in zip(found, earlier, strict=True):
             _share(neuron, tuple(transforms))

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_number
+from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.errors import MissingExtraError, NirError
@@ -58,9 +59,9 @@ def to_nir(net: nn.Module, sample: Tensor, *, dt: float = 1e-4, ignore_equality:
 
     Args:
         net: one layer, or layers in `nn.Sequential` and `OverTime`, nested at will: `nn.Linear`, `nn.Conv1d`,
-            `nn.Conv2d`, `nn.Flatten` of all but time and batch, `Scale`, `IF`, `LIF`, `PLIF`, `CUBALIF`, `LI`,
-            `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and `RLeaky`
-            and `RSynaptic` that reset to zero at once.
+            `nn.Conv2d`, `nn.Flatten` of all but time and batch, `Scale`, `layer.Delay`, `IF`, `LIF`, `PLIF`, `CUBALIF`,
+            `LI`, `Leaky` that resets to zero, `Synaptic` that does so at once; `Recurrent` around these, `RLIF`, and
+            `RLeaky` and `RSynaptic` that reset to zero at once.
         sample: an input `[T, B, ...]`; the network runs on it once, for the shapes.
         dt: seconds of one step.
         ignore_equality: NIR fires at `v > v_threshold`. Whether a neuron that fires at `v >= v_threshold` too
@@ -158,9 +159,11 @@ def _to_node(nir: Any, name: str, layer: nn.Module, shape: tuple[int, ...], dt: 
         return nir.Flatten({"input": list(shape)}, start_dim=len(kept), end_dim=len(shape) - 1)
     if isinstance(layer, Scale):
         return nir.Scale(scale=_values(layer.scale, shape, name))
+    if isinstance(layer, Delay):
+        return nir.Delay(delay=_values(layer.in_evaluation(), shape, name) * dt)
     raise NirError(
         f"{name} is a {type(layer).__name__}, which NIR, or this export, does not have. Known: nn.Linear, "
-        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, IF, LIF, PLIF, CUBALIF, LI, Leaky, Synaptic, Recurrent, RLIF, "
+        "nn.Conv1d, nn.Conv2d, nn.Flatten, Scale, Delay, IF, LIF, PLIF, CUBALIF, LI, Leaky, Synaptic, Recurrent, RLIF, "
         "RLeaky, RSynaptic."
     )
 
@@ -178,6 +181,8 @@ def _recurrent_to_node(
 ) -> Any:
     """A graph of the neuron and its weights, as snnTorch writes one; weights of each neuron to itself are a matrix."""
     neuron: FlexSN = layer.neuron if type(layer) is Recurrent else layer
+    if isinstance(layer, Recurrent) and layer.delay is not None:
+        raise NirError(f"{name} has delays in what comes back; this export writes those of layer.Delay alone.")
     if isinstance(layer.recurrent, nn.Linear):
         weights = _linear_to_node(nir, name, layer.recurrent, shape)
     elif isinstance(layer.recurrent, OneToOne) and len(shape) == 1:
@@ -410,6 +415,8 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
         return nn.Flatten(node.start_dim + 2)
     if kind == "Scale":
         return Scale(_tensor(node.scale))
+    if kind == "Delay":
+        return Delay(_compact(_delays(name, node.delay, dt)))
     if kind == "LI":
         tau, gain = _charge(name, node.tau, node.r, dt)
         _same(name, "v_leak", node.v_leak, 0.0, "A leaky integrator leaks to 0.")
@@ -419,9 +426,17 @@ def _from_node(name: str, node: Any, dt: float, backend: str) -> nn.Module:
     if kind in ("IF", "LIF", "CubaLIF"):
         return _spiking_from_node(name, node, dt, backend)
     raise NirError(
-        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, Flatten, Scale, "
+        f"{name} is a {kind}, which cannot be read. Known: Linear, Affine, Conv1d, Conv2d, Flatten, Scale, Delay, "
         "IF, LIF, CubaLIF, LI, and graphs of these."
     )
+
+
+def _delays(name: str, seconds: Any, dt: float) -> Tensor:
+    """Delays in steps; what is a whole number of them but for the rounding of a division is one."""
+    steps = _double(seconds) / dt
+    if not bool((steps >= 0).all()):
+        raise NirError(f"{name} has a delay of {float(steps.min() * dt):g} s; a delay is at least 0.")
+    return torch.where((steps - steps.round()).abs() < 1e-6, steps.round(), steps).float()
 
 
 def _conv_from_node(node: Any, kind: str) -> nn.Module:

@@ -18,6 +18,8 @@ _prims = torch.ops.prims
 # The products with a matrix on the right, and the place of what is added.
 _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
+# More than those are spilled: 32 of them to some kilobytes of a thread.
+_MOST_CARRIED = 16
 # Integers up to here are bfloat16 values.
 _MOST_EXACT = 256
 
@@ -119,6 +121,7 @@ class Loop:
         exchanges: in the order of the products that read them.
         lasting: the values of which each step's is read when the loop is over.
         absent: carried values that begin with zeros.
+        shifted: states that are in the memory of another one; a step loads them when it reads them.
     """
 
     width: int
@@ -128,6 +131,7 @@ class Loop:
     exchanges: tuple[Exchange, ...]
     lasting: frozenset[Port]
     absent: frozenset[Port]
+    shifted: frozenset[Port]
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
@@ -163,6 +167,10 @@ class _Analysis:
         for part in self._parts:
             parts.append(self._call(part) if isinstance(part, Stage) else self._multiply(part))
         carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
+        if len(carried) > _MOST_CARRIED:
+            raise NotOneLaunchError(
+                f"{len(carried)} values go from step to step, and registers hold {_MOST_CARRIED} of them"
+            )
         for part in self._staged.parts:
             if part.phase is not Phase.LOOP:
                 for view in part.writes if isinstance(part, Stage) else (part.result,):
@@ -171,7 +179,8 @@ class _Analysis:
         exchanges = self._exchanges(parts)
         assert self._rows is not None
         width = max((w for w, _ in carried.values()), default=0) or exchanges[0].width
-        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent)
+        shifted = frozenset(self._staged.shifts)
+        return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted)
 
     # -- values --------------------------------------------------------------------------------------------
 

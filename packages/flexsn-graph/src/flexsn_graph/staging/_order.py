@@ -12,6 +12,9 @@ from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
 from flexsn_graph.staging._views import narrows
 
+# States that a stage of the loop may read for sums over time alone.
+_MANY = 8
+
 
 class Order:
     """When values are computed.
@@ -20,6 +23,7 @@ class Order:
         places: where they are.
         order: the nodes that count.
         to_carried: those that what goes from step to step depends on.
+        summed: values whose sum over time is a gradient of a captured tensor.
 
     Attributes:
         phase: of products and operands.
@@ -27,13 +31,30 @@ class Order:
         after: what is computed behind the loop.
     """
 
-    def __init__(self, places: Places, order: Sequence[fx.Node], to_carried: set[fx.Node]) -> None:
+    def __init__(
+        self, places: Places, order: Sequence[fx.Node], to_carried: set[fx.Node], summed: Sequence[fx.Node]
+    ) -> None:
         self._places = places
         self.phase: dict[fx.Node, Phase] = {}
         self.level: dict[fx.Node, int] = {}
-        self.after: set[fx.Node] = set()
+        self.after = {node for node in summed if self._waits(node, to_carried)}
         self._find_phases(order, to_carried)
         self._find_levels(order)
+
+    def _waits(self, node: fx.Node, to_carried: set[fx.Node]) -> bool:
+        """True for what would make the loop read many states that it needs for nothing else, as delays have them."""
+        places = self._places
+        if places.role(node) is not Role.OPERAND or node in to_carried:
+            return False
+        read: set[fx.Node] = set()
+        waiting = [*node.all_input_nodes]
+        while waiting:
+            one = waiting.pop()
+            if one in places.moving and one not in read:
+                read.add(one)
+                waiting += [] if one in places.ports else one.all_input_nodes
+        roles = [places.role(one) for one in read - to_carried]
+        return Role.GRAD_STATE not in {places.role(one) for one in read} and roles.count(Role.STATE) > _MANY
 
     def _find_phases(self, order: Sequence[fx.Node], to_carried: set[fx.Node]) -> None:
         places = self._places

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -127,6 +127,7 @@ class StagedStep:
         matrices: `[*lifted] -> [*matrices]`, before the loop.
         saved: of a VJP: the forward's operands and products that it reads, as `SAVED`.
         terms: of a VJP.
+        shifts: states that are another one some steps later: that one, which a part writes, and the number of steps.
         absent: of a VJP: the gradients of new states that do not come to the step that is walked first, see
             `absent_at_first`.
     """
@@ -141,6 +142,7 @@ class StagedStep:
     saved: tuple[Port, ...] = ()
     terms: tuple[Term, ...] = ()
     absent: frozenset[Port] = frozenset()
+    shifts: Mapping[Port, tuple[Port, int]] = field(default_factory=dict)
 
     @property
     def products(self) -> tuple[Product, ...]:

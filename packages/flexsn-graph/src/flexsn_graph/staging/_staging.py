@@ -38,7 +38,7 @@ from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
 from flexsn_graph.staging._sums import sum_last
 from flexsn_graph.staging._terms import SumsOverTime
-from flexsn_graph.staging._views import narrows, pieces_of, reaches, unsummed_shape, whole_view
+from flexsn_graph.staging._views import differs, narrows, pieces_of, reaches, unsummed_shape, whole_view
 from flexsn_graph.tracing._positions import check_positions
 
 _aten = torch.ops.aten
@@ -125,6 +125,8 @@ class _Staging:
 
     def run(self) -> tuple[StagedStep, dict[int, Port]]:
         finals, leaves = self._split_results()
+        shifts = self._shifts(finals)
+        finals = [(node, port) for node, port in finals if port not in shifts]
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
@@ -136,7 +138,7 @@ class _Staging:
             self._places.store_operands(node)
         for leaf in leaves:
             self._places.store_root(leaf)
-        self._order = Order(self._places, order, to_carried)
+        self._order = Order(self._places, order, to_carried, [self._places.root(leaf)[0] for leaf in leaves])
         self._place_operands(order, live)
         self._place_finals(finals)
         parts = self._parts(order)
@@ -151,6 +153,7 @@ class _Staging:
             len(self._matrices),
             tuple(self._places.saved),
             tuple(self._terms.made()),
+            shifts=shifts,
         )
         computed = (Role.OPERAND, Role.PRODUCT)
         offered = {
@@ -172,6 +175,29 @@ class _Staging:
             else:
                 finals.append((node, port))
         return finals, leaves
+
+    def _shifts(self, finals: Sequence[tuple[fx.Node, Port]]) -> dict[Port, tuple[Port, int]]:
+        """The states whose new value is that which another one had: where memory has it already, no part writes it."""
+        if self._role is not Role.STATE:
+            return {}
+        before = {
+            port: self._places.ports[node]
+            for node, port in finals
+            if port.role is Role.STATE and self._places.role(node) is Role.STATE
+        }
+        nodes = dict(zip(self._arguments, self._placeholders, strict=True))
+        found: dict[Port, tuple[Port, int]] = {}
+        # From the states that parts write: others that change places, or stay what they are, have no first one.
+        latest = [port for port in dict.fromkeys(before.values()) if port not in before]
+        while latest:
+            port = latest.pop()
+            # One alone follows each: two would differ in their initial values.
+            following = next((p for p, source in before.items() if source == port), None)
+            if following is not None and not differs(nodes[following], nodes[port]):
+                source, steps = found.get(port, (port, 0))
+                found[following] = source, steps + 1
+                latest.append(following)
+        return found
 
     def _check_product(self, node: fx.Node) -> None:
         target: Any = node.target

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -83,7 +84,7 @@ class RecurrentTrace(CoreTrace):
             ]
             results = _without_zeros(lowered.graph, results)
             staged, _ = stage(lowered, arguments, results, carried=Role.GRAD_STATE, keys=self._keys, known=known)
-        return staged
+        return replace(staged, shifts=self.forward.shifts)
 
 
 def _without_zeros(vjp: fx.Graph, gradients: Sequence[Port]) -> list[Port]:

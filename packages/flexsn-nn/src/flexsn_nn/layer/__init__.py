@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from flexsn_nn._delay import Delay
 from flexsn_nn._stateful import Stateful
 from flexsn_nn.layer._blocks import MSBlock, SEWBlock
-from flexsn_nn.layer._delay import Delay
 from flexsn_nn.layer._dropout import SharedDropout
 from flexsn_nn.layer._norm import (
     ThresholdDependentBatchNorm1d,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._backends import COMPILED
 from flexsn_nn._checks import check_function
+from flexsn_nn._delay import Delay
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions
@@ -56,6 +57,9 @@ class Feedback(Neuron):
 class Recurrent(Feedback):
     """`s' = neuron(x + V s, v)`: any neuron, whose output of the step before comes back into its input.
 
+    With delays, an earlier output: of neuron `i`, `s[t - 1 - delay[i]]` (axonal delays). Each neuron's own past is
+    filtered first, and one product per step follows, whatever the number of delays.
+
     The matrix product of each step stands inside of the step function, and so inside of the loop over time.
 
     Args:
@@ -71,17 +75,23 @@ class Recurrent(Feedback):
             as `nn.Linear`.
         recurrent: a module of your own in the place of the matrix, `[*step] -> [*step]`: of low rank, with a mask, …
             The arguments above, but for `neuron`, are left out then.
+        delay: steps that pass beside the one that recurrence takes anyway: a number; a tensor that broadcasts to the
+            step, as `[features]`; an `nn.Parameter`; or a `layer.Delay`, which says how delays are learned:
+            `Delay(20 * torch.rand(features), max_delay=20, learn=True, interpolation="gaussian", width=5.0)`. That
+            module is part of this one, and its own state is not used. `None`: no delay.
         options: as in `FlexSN`; where they are absent, the neuron's.
 
     Attributes:
         neuron: as given.
         recurrent: a module, whose parameter is `weight`, or `V` with `all_to_all=False`.
+        delay: a `layer.Delay`, or `None`.
 
     Raises:
         ParameterError: no `FlexSN`, one with several outputs, or arguments that do not go together.
         InputShapeError: at a call: a step with another number of neurons.
 
-    The states are `s`, zeros at first, and those of the neuron.
+    The states are `s`, zeros at first, and those of the neuron; with delays, `s`, then `s_1` to `s_N`, the outputs
+    before it, for a `max_delay` of `N`.
 
     Example:
         >>> from flexsn_nn import LIF
@@ -93,6 +103,7 @@ class Recurrent(Feedback):
     """
 
     neuron: FlexSN
+    delay: Delay | None
 
     def __init__(
         self,
@@ -104,6 +115,7 @@ class Recurrent(Feedback):
         learn_recurrent: bool = True,
         init: Initialize | None = None,
         recurrent: nn.Module | None = None,
+        delay: float | Tensor | Delay | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
         if not isinstance(neuron, FlexSN):
@@ -119,7 +131,10 @@ class Recurrent(Feedback):
         names = (
             neuron.state_names if isinstance(neuron, Neuron) else tuple(f"state {i}" for i in range(neuron.num_states))
         )
-        object.__setattr__(self, "state_names", ("s", *names))  # of this object, not of the class
+        if not isinstance(delay, Delay | None):
+            delay = Delay(delay)
+        past = tuple(f"s_{i}" for i in range(1, 1 + (delay.max_delay if delay else 0)))
+        object.__setattr__(self, "state_names", ("s", *past, *names))  # of this object, not of the class
         theirs: RunOptions = {
             "step_mode": neuron.step_mode,
             "backend": neuron.backend,
@@ -133,6 +148,7 @@ class Recurrent(Feedback):
             allowed = list(neuron.requires_grad)
             self.requires_grad = [*allowed[: self.num_inputs], True, *allowed[self.num_inputs :]]
         self.neuron = neuron
+        self.delay = delay
         if recurrent is None:
             self.recurrent = connection(features, all_to_all, V, bias, learn_recurrent, init)
         else:
@@ -159,10 +175,17 @@ class Recurrent(Feedback):
     def dynamics(self, *args: Tensor) -> tuple[Tensor, ...]:
         """One step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
-        s, *states = args[self.num_inputs :]
+        count = self._num_past
+        past, states = args[self.num_inputs : self.num_inputs + count], args[self.num_inputs + count :]
+        s = past[0] if self.delay is None else self.delay.of_past(past)
         returned = self.neuron.core(self.driven(x, s), *others, *states)
         output, *new_states = (returned,) if isinstance(returned, Tensor) else returned
-        return output, output, *new_states
+        return output, output, *past[:-1], *new_states
+
+    @property
+    def _num_past(self) -> int:
+        """The number of outputs that are kept as states."""
+        return 1 if self.delay is None else 1 + self.delay.max_delay
 
     def driven(self, x: Tensor, s: Tensor) -> Tensor:
         """The neuron's input: what comes from outside, and what comes back."""
@@ -170,20 +193,24 @@ class Recurrent(Feedback):
         return x + fed_back
 
     def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
-        """`s` at 0, the others where the neuron starts."""
-        (s,) = super().init_states(1, step_mode, *inputs)
-        states = self.neuron.init_states(num_states - 1, step_mode, *inputs)
-        return [s, *self._in_state_dtype(states)]
+        """Outputs at 0, the others where the neuron starts."""
+        past = super().init_states(self._num_past, step_mode, *inputs)
+        states = self.neuron.init_states(num_states - self._num_past, step_mode, *inputs)
+        return [*past, *self._in_state_dtype(states)]
 
     def _look_at_ranges(self) -> None:
         super()._look_at_ranges()
         if isinstance(self.neuron, Neuron):
             self.neuron._look_at_ranges()
+        if self.delay is not None:
+            self.delay.look_at_range()
 
     def _strays(self) -> Iterator[str]:
         yield from super()._strays()
         if isinstance(self.neuron, Neuron):
             yield from self.neuron._strays()
+        if self.delay is not None:
+            yield from self.delay.strays()
 
     def _starts_at_zero(self) -> bool:
         return self._starts_by(Recurrent) and self.neuron._starts_at_zero()

@@ -142,7 +142,7 @@ class RecurrentSpecialization(CoreSpecialization):
             for part in staged.parts
         ]
         matrices = str(staged.matrices.graph)
-        return staged.arguments, staged.results, parts, staged.values, staged.assembled, matrices
+        return staged.arguments, staged.results, parts, staged.values, staged.assembled, matrices, staged.shifts
 
     def vjp_of_all_steps(
         self,

@@ -129,16 +129,9 @@ def forward_staged(
     lasting = step.lasting.get((state_seqs, kept))
     if lasting is None:
         returned = frozenset(state_ports if state_seqs else ())
-        lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned
-    states: list[Tensor] = []
-    for port, initial, value in zip(state_ports, arguments.states, trace.states, strict=True):
-        whole = port in lasting
-        memory = torch.empty((num_steps + 1 if whole else 2, *shape), dtype=value.dtype, device=device)
-        if initial is None:
-            memory[0].zero_()
-        else:
-            memory[0].copy_(initial)
-        states.append(memory)
+        followed = {source for source, _ in staged.shifts.values()}
+        lasting = step.lasting[state_seqs, kept] = staged.sequences | kept | returned | followed
+    states = _states(step, arguments, lasting)
     between = _intermediates(staged, num_steps, lasting, device)
     keeping = {port: between[port].memory for port in kept if port in between}
     keeping |= {port: states[port.index] for port in kept if port.role is Role.STATE}
@@ -147,7 +140,9 @@ def forward_staged(
         for port, x in zip(ports(Role.INPUT, trace.num_inputs), arguments.inputs, strict=True):
             reads[port] = Rows(x.detach(), 0, num_steps)
         for port, memory in zip(state_ports, states, strict=True):
-            reads[port], writes[port] = Rows(memory, 0, num_steps), Rows(memory, 1, num_steps)
+            reads[port] = Rows(memory, 0, num_steps)
+            if port not in staged.shifts:
+                writes[port] = Rows(memory, 1, num_steps)
         for port, y in zip(ports(Role.OUTPUT, trace.num_outputs), outputs, strict=True):
             writes[port] = Rows(y, 0, num_steps)
         from_zero = all(initial is None for initial in arguments.states)
@@ -159,6 +154,37 @@ def forward_staged(
     else:
         carried = [_copied(m[num_steps % m.shape[0]], form.step) for m in states]
     return (*outputs, *carried), keeping
+
+
+def _states(step: RecurrentSpecialization, arguments: Arguments, lasting: frozenset[Port]) -> list[Tensor]:
+    """Memory for each state, before each step and after the last, or two rows in turn; the first row is set.
+
+    A state that is another one some steps later is in the memory of that one, which begins as many rows earlier.
+    """
+    num_steps, shape = arguments.num_steps, step.trace.step_shape
+    shifts = step.trace.forward.shifts
+    state_ports = ports(Role.STATE, step.trace.num_states)
+    earlier = {source: 0 for source, _ in shifts.values()}
+    for source, steps in shifts.values():
+        earlier[source] = max(earlier[source], steps)
+    whole: dict[Port, Tensor] = {}
+    for port, value in zip(state_ports, step.trace.states, strict=True):
+        if port not in shifts:
+            rows = num_steps + 1 + earlier.get(port, 0) if port in lasting else 2
+            whole[port] = torch.empty((rows, *shape), dtype=value.dtype, device=arguments.device)
+    found = []
+    for port, initial in zip(state_ports, arguments.states, strict=True):
+        source, steps = shifts.get(port, (port, 0))
+        memory = whole[source]
+        if source in earlier:
+            first = earlier[source] - steps
+            memory = memory[first : first + num_steps + 1]
+        if initial is None:
+            memory[0].zero_()
+        else:
+            memory[0].copy_(initial)
+        found.append(memory)
+    return found
 
 
 def _copied(tensor: Tensor, strides: Sequence[int]) -> Tensor:

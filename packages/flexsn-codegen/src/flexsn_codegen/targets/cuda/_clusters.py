@@ -126,6 +126,8 @@ class _ClusterWriter:
 
     def _check(self) -> None:
         loop = self._loop
+        if loop.shifted:
+            raise NotOneLaunchError("clusters have no memory of earlier steps")
         widths = {width for width, _ in loop.carried.values()}
         for part in loop.parts:
             widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}

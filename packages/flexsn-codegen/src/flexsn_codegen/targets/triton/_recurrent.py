@@ -256,7 +256,7 @@ class _LoopWriter:
             else:
                 self._line("epoch = 0")
         self._line(f"step = {'T - 1' if self._spec.backwards else '0'}")
-        for i in range(len(self._spec.loads)):
+        for i in self._loaded_ahead():
             self._load(f"load_{i}", i, "step", None)
         self._line("for t in range(T):")
         self._depth += 1
@@ -326,15 +326,22 @@ class _LoopWriter:
         self._flush()
         for port, value in self._new.items():
             self._line(f"{self._carried[port]} = {value}")
-        for i in range(len(self._spec.loads)):
+        for i in self._loaded_ahead():
             self._line(f"load_{i} = next_{i}")
+        if self._loop.shifted and not arrives:  # what a thread stores is loaded by others
+            self._line("dev.meet()")
         self._line(f"step {'-' if self._spec.backwards else '+'}= 1")
 
     def _next_loads(self) -> None:
         self._line(f"following = step {'-' if self._spec.backwards else '+'} 1")
         exists = "(following >= 0)" if self._spec.backwards else "(following < T)"
-        for i in range(len(self._spec.loads)):
+        for i in self._loaded_ahead():
             self._load(f"next_{i}", i, "following", exists)
+
+    def _loaded_ahead(self) -> list[int]:
+        """The loads that are under way a step earlier: all but those of what was written some steps ago, many of one
+        value, which would fill the registers."""
+        return [i for i, (load, _) in enumerate(self._spec.loads) if load.view.source not in self._loop.shifted]
 
     def _flush(self) -> None:
         for line in self._later:
@@ -351,6 +358,9 @@ class _LoopWriter:
                 arguments.append(f"lifted_{i}_{port.index}")
                 continue
             read = part.reads[port.index]
+            if isinstance(read, View) and read.source in self._loop.shifted:
+                number = loads.index(Load(read, part.stage.shape))
+                self._load(f"load_{number}", number, "step", None)
             if isinstance(read, View) and read.source.role is Role.CAME_STATE:
                 arguments.append("t > 0")
             elif isinstance(read, View):

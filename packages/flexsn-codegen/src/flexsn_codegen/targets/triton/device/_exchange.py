@@ -50,6 +50,9 @@ if INTERPRETED:
     def arrive(counter: Any) -> None:
         pass
 
+    def meet() -> None:
+        pass
+
     def wait(counter: Any, goal: Any) -> None:
         pass
 
@@ -125,6 +128,11 @@ else:
     def arrive(counter):
         tl.debug_barrier()
         tl.atomic_add(counter, 1, sem="release")
+
+    @triton.jit
+    def meet():
+        """The threads of a program wait for each other, and see what the others have stored."""
+        tl.debug_barrier()
 
     @triton.jit
     def wait(counter, goal):

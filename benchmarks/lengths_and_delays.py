@@ -1,0 +1,183 @@
+"""Lengths, resets and delays beside the same layers without them; recurrent delays beside their published form.
+
+    python benchmarks/lengths_and_delays.py [--output FILE] [--seconds 55] [--check]
+
+A figure is a training step: a forward, and the backward of a random gradient to inputs and parameters. Each pair is
+measured in turns within one run, and the ratio is that of the medians. Lengths are uniform with a mean of half of T,
+the longest first. The published form of recurrent delays adds, in each step, one product for each delay to a buffer of
+currents to come (Queant et al., "DelRec", 2025), here as a loop of two layers without input weights; ours is two
+`Recurrent(LIF(), delay=Delay(interpolation=...))`. `--check`: small shapes, with whatever device there is. What would
+begin after `--seconds` is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from measure import publish, synchronize, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, Recurrent, functional, surrogate
+from flexsn_nn.layer import Delay
+
+RESULTS = Path(__file__).parent / "results" / "lengths_and_delays.md"
+MAX_DELAY = 30
+Run = Callable[[], object]
+
+
+class Published(nn.Module):
+    """A recurrent layer with a buffer of currents to come, and one product for each delay and step."""
+
+    def __init__(self, weight: Tensor, delay: Tensor, width: float) -> None:
+        super().__init__()
+        self.weight, self.delay = nn.Parameter(weight.clone()), nn.Parameter(delay.clone())
+        self.width, self.spike = width, surrogate.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = MAX_DELAY + 1
+        steps = torch.arange(count, device=x.device, dtype=x.dtype)
+        taps = (self.width - (steps - self.delay.unsqueeze(1)).abs()).clamp(min=0) / self.width**2  # [N, L]
+        later = x.new_zeros(*x.shape[1:], count)
+        v, rows = torch.zeros_like(x[0]), []
+        for now in x.unbind(0):
+            h = v + (now + later[..., 0] - v) / 2
+            s = self.spike(h - 1)
+            v = h * (1 - s)
+            later = nn.functional.pad(later[..., 1:], (0, 1)) + self.weight @ (s.unsqueeze(-1) * taps)
+            rows.append(s)
+        return torch.stack(rows)
+
+
+def training(net: Callable[[Tensor], Tensor], x: Tensor, parameters: list[nn.Parameter]) -> Run:
+    leaf = x.clone().requires_grad_()
+    gradient = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=torch.Generator(x.device).manual_seed(1))
+    leaves = [leaf, *parameters]
+    return lambda: torch.autograd.grad(net(leaf), leaves, gradient)
+
+
+def reset(net: nn.Module, call: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        functional.reset_net(net)
+        return call(x)
+
+    return run
+
+
+def in_turns(first: Run, second: Run, device: torch.device, turns: int) -> tuple[float, float]:
+    """Medians in ms."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(turns + 2):
+        for run, found in zip((first, second), times, strict=True):
+            synchronize(device)
+            begun = time.perf_counter()
+            run()
+            synchronize(device)
+            if turn >= 2:  # the first ones compile
+                found.append(1e3 * (time.perf_counter() - begun))
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+def neurons(shape: tuple[int, int, int], device: torch.device) -> list[tuple[str, Run, Run]]:
+    num_steps, batch, features = shape
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(shape, generator=generator) + 0.3).to(device)
+    lengths = torch.randint(0, num_steps + 1, (batch,), generator=generator).sort(descending=True).values
+    full = torch.full((batch,), num_steps)
+    resets = (torch.rand(num_steps, batch, generator=generator) < 0.02).to(device)
+    neuron = LIF()
+    dense = training(reset(neuron, neuron), x, [])
+    late = Delay(15 * torch.rand(features, generator=generator), max_delay=16, learn=True).to(device)
+    net = nn.Sequential(late, neuron)
+    return [
+        ("lengths, half of the data", training(reset(neuron, lambda x: neuron(x, lengths=lengths)), x, []), dense),
+        ("lengths, all of the data", training(reset(neuron, lambda x: neuron(x, lengths=full)), x, []), dense),
+        ("resets", training(reset(neuron, lambda x: neuron(x, resets=resets)), x, []), dense),
+        ("a Delay in front, learned", training(reset(net, net), x, list(net.parameters())), dense),
+    ]
+
+
+def recurrent(
+    shape: tuple[int, int, int], interpolation: str, width: float, device: torch.device, dtype: torch.dtype
+) -> tuple[nn.Module, nn.Module, Tensor]:
+    """Ours, the published form with the same parameters, and an input."""
+    features = shape[-1]
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(shape, generator=generator, dtype=torch.float64) + 0.5).to(device, dtype)
+    ours, published = nn.Sequential(), nn.Sequential()
+    for _ in range(2):
+        delay = 0.25 + (MAX_DELAY - 1) * torch.rand(features, generator=generator)
+        options = {} if interpolation == "linear" else {"interpolation": interpolation, "width": width}
+        late = Delay(delay, max_delay=MAX_DELAY, learn=True, **options)  # type: ignore[arg-type]
+        layer = Recurrent(LIF(), features, delay=late)
+        with torch.no_grad():
+            layer.recurrent.weight.copy_(torch.randn(features, features, generator=generator) / features**0.5 / 2)
+        ours.append(layer)
+        published.append(Published(layer.recurrent.weight.detach(), delay, width))
+    return ours.to(device, dtype), published.to(device, dtype), x
+
+
+def difference(device: torch.device) -> float:
+    """The largest relative difference of a gradient from that of the published form, in float64 on a small shape."""
+    ours, published, x = recurrent((40, 3, 16), "triangle", 3.0, device, torch.float64)
+    functional.set_backend(ours, "torch")
+    found = training(reset(ours, ours), x, list(ours.parameters()))()
+    theirs = dict(published.named_parameters())
+    order = [
+        n.replace("recurrent.weight", "weight").replace("delay.delay", "delay") for n, _ in ours.named_parameters()
+    ]
+    wanted = training(published, x, [theirs[name] for name in order])()
+    pairs = zip(found, wanted, strict=True)  # type: ignore[call-overload]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--seconds", type=float, default=55)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args()
+    begun = time.perf_counter()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    turns = 2 if options.check else 8
+    shapes = [(12, 3, 40)] if options.check else [(250, 256, 512), (1000, 128, 1024), (100, 256, 140)]
+    rows: list[list[str]] = []
+
+    def measured(what: str, shape: tuple[int, int, int], first: Run, second: Run, turns: int) -> None:
+        if time.perf_counter() - begun < options.seconds:
+            with_it, without = in_turns(first, second, device, turns)
+            sizes = " x ".join(map(str, shape))
+            rows.append([what, sizes, f"{with_it:.3f}", f"{without:.3f}", f"{with_it / without:.3f}"])
+
+    for shape in shapes:
+        for what, first, second in neurons(shape, device):
+            measured(what, shape, first, second, turns)
+    notes = [f"Gradients of recurrent delays in float64 differ from the published form's by {difference(device):.1e}."]
+    for shape in [(12, 3, 16)] if options.check else [(100, 256, 256), (100, 128, 512)]:
+        for interpolation, width in (("linear", 1.0), ("triangle", 10.0)):
+            ours, published, x = recurrent(shape, interpolation, width, device, torch.float32)
+            what = f"2 recurrent layers, {interpolation}, beside the published loop"
+            first = training(reset(ours, ours), x, list(ours.parameters()))
+            measured(what, shape, first, training(published, x, list(published.parameters())), 2)
+            last = ours[0]
+            assert isinstance(last, Recurrent)
+            notes += [f"{what}, {shape}: {line.strip()}" for line in last.explain().splitlines() if "the last" in line]
+    head = [
+        "# Lengths, resets and delays",
+        "",
+        where(device),
+        "",
+        "T x batch x neurons, float32, ms of a training step.",
+        "",
+    ]
+    lines = table(["what", "shape", "with", "without, or published", "ratio"], rows)
+    publish([*head, *lines, "", *[f"- {note}" for note in notes]], options.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,281 @@
+"""Signals that arrive later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._checks import Range, check_count, check_device, check_name, check_number, check_tensor
+from flexsn_nn._numbers import fit_checkpoint, learned
+from flexsn_nn._ranges import Ranges
+from flexsn_nn._stateful import Stateful, check_kept
+from flexsn_nn._within import within
+from flexsn_nn.errors import ParameterError
+
+INTERPOLATIONS = ("linear", "triangle", "gaussian")
+
+
+class Delay(Stateful):
+    """`y[t] = x[t - delay]`, zeros before the first step; between two steps, the line through both of them.
+
+        linear     y[t] = (1 - f) x[t - n] + f x[t - n - 1],    n = floor(delay), f = delay - n
+        triangle   y[t] = sum over l of max(0, width - |l - delay|) / width^2 * x[t - l]
+        gaussian   y[t] = sum over l of w[l] x[t - l] / sum over l of w[l],    w[l] = exp(-(l - delay)^2 / (2 width^2))
+
+    Keeps the last inputs from call to call until `reset()`. The gradient of a learned delay is
+    `x[t - n - 1] - x[t - n]` for `"linear"`, which sees two steps; the two others see all steps within their width.
+    Make `width` smaller over training, `layer.width = 0.5`; in evaluation they round the delay to a whole step, so that
+    delayed spikes are spikes.
+
+    Args:
+        delay: in steps, at least 0: a number; or a tensor of delays that broadcasts to the step (`[C, 1, 1]` for one
+            per channel of `[B, C, H, W]`), or an `nn.Parameter` of them.
+        max_delay: the largest delay that is kept, a whole number of steps; learned delays beyond it, or below 0, count
+            as the nearest one within, with its gradient (`RangeWarning`). `None`: the largest of `delay`, rounded up,
+            and twice that, at least 1, if it is learned.
+        learn: whether to make an `nn.Parameter` of `delay`; one number is one of shape `[1]`.
+        step_mode: `"m"`: `[T, *step]`; `"s"`: `[*step]`.
+        interpolation: `"linear"`, `"triangle"`, or `"gaussian"`.
+        width: of the triangle (half its base; at 1 it is `"linear"`) or the Gaussian (its standard deviation), in
+            steps, above 0: a buffer.
+
+    Raises:
+        ParameterError: a delay below 0 or above `max_delay`; a width of 0 or less, or one for `"linear"`.
+        UnknownNameError: another interpolation.
+
+    Sources: Hammouamri et al., "Learning delays in spiking neural networks using dilated convolutions with learnable
+    spacings", ICLR 2024 (Gaussian). Queant et al., "DelRec: learning delays in recurrent spiking neural networks", 2025
+    (triangle).
+
+    Example:
+        >>> Delay(1)(torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+        [0.0, 1.0, 2.0]
+        >>> Delay(0.5)(torch.tensor([[1.0], [2.0], [4.0]])).flatten().tolist()
+        [0.5, 1.5, 3.0]
+    """
+
+    delay: float | Tensor
+    width: Tensor
+
+    def __init__(
+        self,
+        delay: float | Tensor,
+        max_delay: int | None = None,
+        learn: bool = False,
+        step_mode: str = "m",
+        interpolation: str = "linear",
+        width: float | None = None,
+    ) -> None:
+        super().__init__(step_mode)
+        check_name("interpolation", interpolation, INTERPOLATIONS)
+        check_number("delay", delay, at_least=0)
+        is_learned = learn or isinstance(delay, nn.Parameter)
+        largest = float(delay.detach().max()) if isinstance(delay, Tensor) else delay
+        if max_delay is None:
+            max_delay = math.ceil(largest)
+            if is_learned:
+                max_delay = max(1, 2 * max_delay)
+        check_count("max_delay", max_delay, at_least=0)
+        self.max_delay = max_delay
+        self._ranges = Ranges()
+        self._check_largest(largest)
+        self.interpolation = interpolation
+        if self._spreads:
+            if not isinstance(delay, Tensor) and not learn:
+                delay = torch.tensor(float(delay))
+            check_number("width", 1.0 if width is None else width, above=0)
+            self.register_buffer("width", torch.tensor(1.0 if width is None else float(width)))
+        elif width is not None:
+            raise ParameterError(_NO_WIDTH)
+        if isinstance(delay, nn.Parameter):
+            self.delay = delay
+        elif learn:
+            self.delay = learned(delay, _dtype(delay))
+        elif isinstance(delay, Tensor):
+            self.register_buffer("delay", delay)
+        else:
+            self.delay = delay
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "delay" and not isinstance(value, Tensor):
+            check_number(name, value, at_least=0)
+            self._check_largest(value)
+        if name == "width" and not isinstance(value, Tensor):
+            check_number(name, value, above=0)
+            if not self._spreads:
+                raise ParameterError(_NO_WIDTH)
+            with torch.no_grad():
+                self.width.fill_(value)
+            return
+        super().__setattr__(name, value)
+
+    @property
+    def _spreads(self) -> bool:
+        return self.interpolation != "linear"
+
+    @property
+    def _limits(self) -> Range:
+        return {"at_least": 0, "at_most": self.max_delay}
+
+    def _check_largest(self, delay: float) -> None:
+        if delay > self.max_delay:
+            raise ParameterError(f"delay is {delay:g}, above max_delay={self.max_delay}.")
+
+    def look_at_range(self) -> None:
+        """Warns, once, of learned delays that have left their range."""
+        self._ranges.look(self, {"delay": self._limits})
+
+    def strays(self) -> Iterator[str]:
+        """Says, for `explain()`, that a delay has left its range. (Waits for the device.)"""
+        try:
+            check_number("delay", self.delay, **self._limits)
+        except ParameterError as error:
+            yield f"a parameter has left its range, and counts as the nearest number in it: {error}"
+
+    def in_evaluation(self) -> float | Tensor:
+        """The delay that counts in evaluation: within its range, and rounded unless `interpolation="linear"`."""
+        if not isinstance(self.delay, Tensor):
+            return self.delay
+        delay = self.delay.detach().clamp(0, self.max_delay)
+        return delay.round() if self._spreads else delay
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
+
+        Raises:
+            StateError: kept inputs of another shape or dtype.
+        """
+        check_tensor("the input", x, dims=1 if self.step_mode == "m" else 0)
+        if isinstance(self.delay, Tensor):
+            check_device("delay", self.delay, x)
+        if not torch.compiler.is_compiling():
+            self.look_at_range()
+        new = x if self.step_mode == "m" else x.unsqueeze(0)
+        seen = torch.cat([self._history(new), new])
+        steps = new.shape[0]  # `len` would make a number of it in torch.export
+        self.states = [seen[steps:]] if self.max_delay else []
+        y = self._delayed(seen, steps)
+        return y if self.step_mode == "m" else y.squeeze(0)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        fit_checkpoint(state_dict, prefix, self._parameters, ["delay"])
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _history(self, new: Tensor) -> Tensor:
+        """The last `max_delay` inputs, zeros at first."""
+        shape = torch.Size((self.max_delay, *new.shape[1:]))
+        if not self.max_delay or not self.states:
+            return new.new_zeros(shape)
+        (history,) = self.states
+        check_kept("what the delay keeps of earlier inputs", history, shape, new)
+        return history
+
+    def of_past(self, past: Sequence[Tensor]) -> Tensor:
+        """The delayed value, of values that are there: for step functions that keep their own past.
+
+        Args:
+            past: `max_delay + 1` tensors of one shape that the delay broadcasts to; `past[l]` is the value `l` steps
+                ago.
+
+        Returns:
+            A tensor of that shape and dtype.
+        """
+        delay = self.delay
+        if not isinstance(delay, Tensor):
+            whole = math.floor(delay)
+            if delay == whole:
+                return past[whole]
+            return _between(past[whole], past[whole + 1], delay - whole)
+        dtype = past[0].dtype
+        delay = _of_step(self._bounded(delay, dtype), past[0])
+        if self._spreads:
+            return self._spread(past, delay) if self.training else _chosen(past, delay.detach().round())
+        whole_steps = self._whole_steps(delay)
+        late = _chosen(past[:-1] or past, whole_steps)
+        if not self.max_delay:
+            return late
+        return _between(late, _chosen(past[1:], whole_steps), (delay - whole_steps).to(dtype))
+
+    def _spread(self, past: Sequence[Tensor], delay: Tensor) -> Tensor:
+        width = self.width.to(delay.dtype)
+        total = weights = past[0]  # until the first step
+        nearest = delay.detach().round() - delay
+        for steps, value in enumerate(past):
+            distance = steps - delay
+            if self.interpolation == "triangle":
+                weight = (width - distance.abs()).clamp(min=0)
+            else:  # relative to the nearest step, whose weight is 1: narrow ones do not vanish
+                weight = torch.exp((nearest * nearest - distance * distance) / (2 * width * width))
+            total = weight * value if steps == 0 else total + weight * value
+            weights = weight if steps == 0 else weights + weight
+        spread = total / (width * width if self.interpolation == "triangle" else weights)
+        return spread.to(past[0].dtype)
+
+    def _bounded(self, delay: Tensor, dtype: torch.dtype) -> Tensor:
+        return within(delay.to(torch.promote_types(dtype, torch.float32)), **self._limits)
+
+    def _whole_steps(self, delay: Tensor) -> Tensor:
+        """All but a fraction. The last whole step has none after it: max_delay is max_delay - 1, and a whole step."""
+        return delay.detach().floor().clamp(max=self.max_delay - 1 if self.max_delay else 0)
+
+    def _delayed(self, seen: Tensor, steps: int) -> Tensor:
+        delay = self.delay
+        if not seen.is_floating_point() and (isinstance(delay, Tensor) or delay % 1):
+            seen = seen.to(torch.get_default_dtype())  # for what lies between two steps
+        if not isinstance(delay, Tensor) or (self._spreads and self.training):
+            return self.of_past([self._shifted(seen, steps, by) for by in range(self.max_delay + 1)])
+        delay = self._bounded(delay, seen.dtype)
+        if self._spreads:
+            return self._gathered(seen, steps, delay.detach().round())
+        whole_steps = self._whole_steps(delay)
+        late = self._gathered(seen, steps, whole_steps)
+        if not self.max_delay:
+            return late
+        fraction = (delay - whole_steps).to(seen.dtype)
+        return _between(late, self._gathered(seen, steps, whole_steps + 1), fraction)
+
+    def _gathered(self, seen: Tensor, steps: int, delay: Tensor) -> Tensor:
+        """Whole delays, each its own."""
+        step = seen.shape[1:]
+        index = self.max_delay + torch.arange(steps, device=seen.device).view(-1, *[1] * len(step))
+        return seen.gather(0, (index - delay.long()).expand(steps, *step))
+
+    def _shifted(self, seen: Tensor, steps: int, by: int) -> Tensor:
+        return seen[self.max_delay - by : self.max_delay - by + steps]
+
+    def extra_repr(self) -> str:
+        shown = list(self.delay.shape) if isinstance(self.delay, Tensor) else self.delay
+        spread = f", interpolation={self.interpolation!r}, width={float(self.width):.4g}" if self._spreads else ""
+        return f"delay={shown}, max_delay={self.max_delay}{spread}, step_mode={self.step_mode!r}"
+
+
+_NO_WIDTH = "interpolation is 'linear', which has no width: give interpolation='gaussian' or 'triangle'."
+
+
+def _between(late: Tensor, later: Tensor, fraction: float | Tensor) -> Tensor:
+    return late + fraction * (later - late)
+
+
+def _of_step(delay: Tensor, value: Tensor) -> Tensor:
+    """The delay, as a value of the step.
+
+    A kernel would load what is computed of captured tensors alone, a weight for each step of the past, and sum a
+    gradient of each over time. Of a value of the step, it computes them in registers.
+    """
+    return torch.where(value == value, delay, delay.detach())
+
+
+def _chosen(values: Sequence[Tensor], number: Tensor) -> Tensor:
+    """For each element, that of the value with this number."""
+    chosen = values[0]
+    for i, value in enumerate(values[1:], 1):
+        chosen = torch.where(number >= i, value, chosen)
+    return chosen
+
+
+def _dtype(value: float | Tensor) -> torch.dtype:
+    return value.dtype if isinstance(value, Tensor) else torch.get_default_dtype()

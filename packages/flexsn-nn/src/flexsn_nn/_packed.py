@@ -1,0 +1,104 @@
+"""Sequences without padding: jagged nested tensors to padded ones and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from flexsn_nn.errors import InputLayoutError, InputShapeError
+
+
+class Packed(NamedTuple):
+    """The sequences of a jagged tensor, as places in padded memory.
+
+    Attributes:
+        offsets: `[B + 1]`, where each sequence begins among the values, and the end of the last.
+        lengths: `[B]`.
+        num_steps: of the longest one.
+        step: for each value, its step.
+        row: for each value, its sequence.
+    """
+
+    offsets: Tensor
+    lengths: Tensor
+    num_steps: int
+    step: Tensor
+    row: Tensor
+
+    @classmethod
+    def of(cls, jagged: Tensor) -> Packed:
+        """The sequences of a tensor `[B, lengths, *step]`. Waits for its device."""
+        offsets: Tensor = jagged.offsets()  # type: ignore[attr-defined]
+        lengths = offsets.diff()
+        numbers = torch.arange(len(lengths), device=offsets.device)
+        row = torch.repeat_interleave(numbers, lengths)
+        step = torch.arange(len(row), device=offsets.device) - offsets[row]
+        return cls(offsets, lengths, int(lengths.max()) if len(lengths) else 0, step, row)
+
+    def padded(self, jagged: Tensor) -> Tensor:
+        """`[B, lengths, *step] -> [T, B, *step]`, zeros after the end of a sequence."""
+        values = jagged.values()
+        whole = values.new_zeros(self.num_steps, len(self.lengths), *values.shape[1:])
+        padded: Tensor = whole.index_put((self.step, self.row), values)
+        return padded
+
+    def jagged(self, padded: Any) -> Any:
+        """`[T, B, *step] -> [B, lengths, *step]`; in lists and tuples, too. Others are returned as they are."""
+        if isinstance(padded, list | tuple):
+            return type(padded)([self.jagged(one) for one in padded])
+        whole = self.num_steps, len(self.lengths)
+        if not isinstance(padded, Tensor) or padded.dim() < 2 or tuple(padded.shape[:2]) != whole:
+            return padded
+        return torch.nested.nested_tensor_from_jagged(padded[self.step, self.row], self.offsets)
+
+
+def unpack(inputs: Sequence[Any]) -> tuple[tuple[Any, ...], Packed | None]:
+    """The inputs of a network, padded where they are jagged, and what packs its output; `None`: none is jagged.
+
+    Raises:
+        InputLayoutError: a `PackedSequence`, a nested tensor of another layout, or one with holes.
+        InputShapeError: sequences of different lengths in two inputs.
+    """
+    packed: Packed | None = None
+    found = []
+    for i, value in enumerate(inputs):
+        if isinstance(value, PackedSequence):
+            raise packed_sequence(f"input {i}")
+        if isinstance(value, Tensor) and value.is_nested:
+            _check_jagged(f"input {i}", value)
+            own = Packed.of(value)
+            if packed is not None and not torch.equal(own.offsets, packed.offsets):
+                raise InputShapeError(f"input {i} has sequences of other lengths than those before.")
+            packed = packed or own
+            value = own.padded(value)
+        found.append(value)
+    if packed is not None and len(found) != sum(isinstance(v, Tensor) and v.is_nested for v in inputs):
+        raise InputLayoutError("some inputs are jagged and others are not: give all as one or the other.")
+    return tuple(found), packed
+
+
+def packed_sequence(name: str) -> InputLayoutError:
+    """The refusal of a `PackedSequence`, whose sequences end at other places in each step."""
+    return InputLayoutError(
+        f"{name} is a PackedSequence, which has another number of sequences at each step. Unpack it: x, lengths = "
+        "torch.nn.utils.rnn.pad_packed_sequence(x), and functional.run(net, x, lengths=lengths); or give a nested "
+        "tensor with layout=torch.jagged."
+    )
+
+
+def _check_jagged(name: str, value: Tensor) -> None:
+    if value.layout is not torch.jagged:
+        raise InputLayoutError(
+            f"{name} is a nested tensor of layout {value.layout}; give one of layout=torch.jagged, [B, lengths, *step]."
+        )
+    if value.lengths() is not None:  # type: ignore[attr-defined]
+        raise InputLayoutError(f"{name} is a nested tensor with holes between its sequences: x.contiguous().")
+    if value.dim() < 2 or isinstance(value.shape[1], int):
+        raise InputLayoutError(
+            f"{name} is a nested tensor whose sequences differ in another dimension than the second; give "
+            "[B, lengths, *step]."
+        )

@@ -1,0 +1,233 @@
+"""Delays in recurrent layers: against one product for each delay, gradients, and all that a layer does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import ALIF, LI, LIF, ParameterError, Recurrent, UnknownNameError, functional
+from flexsn_nn.errors import RangeWarning
+from flexsn_nn.layer import Delay
+
+# 15 elements of a step: more than one block of the smallest kernels, and no multiple.
+T, B, N = 12, 3, 5
+X = torch.randn(T, B, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64) + 0.5
+MIXED = torch.tensor([0.0, 1.0, 2.75, 3.0, 1.5], dtype=torch.float64)
+# Off the whole steps, where linear interpolation has a kink.
+LEARNED = torch.tensor([0.1, 1.2, 2.75, 3.1, 1.5], dtype=torch.float64)
+DELAYS: dict[str, Callable[[], Any]] = {
+    "a number": lambda: 2,
+    "a fraction": lambda: 1.5,
+    "a tensor": lambda: MIXED,
+    "linear": lambda: Delay(LEARNED, max_delay=4, learn=True),
+    "triangle": lambda: Delay(LEARNED, max_delay=4, learn=True, interpolation="triangle", width=2.5),
+    "gaussian": lambda: Delay(LEARNED, max_delay=4, learn=True, interpolation="gaussian", width=0.8),
+}
+each = pytest.mark.parametrize("name", DELAYS)
+BACKENDS = ["torch", "hop", "cpp"]
+
+
+def made(name: str, neuron: Any = None, **options: Any) -> Recurrent:
+    torch.manual_seed(0)
+    return Recurrent(neuron or LIF(), N, delay=DELAYS[name](), **options).double()
+
+
+def taps(delay: Delay) -> Tensor:
+    """`[N, L]`: the weight of the output `1 + l` steps ago."""
+    d = torch.as_tensor(delay.delay, dtype=torch.float64).expand(N).unsqueeze(1)
+    steps = torch.arange(delay.max_delay + 1, dtype=torch.float64)
+    if delay.interpolation == "gaussian":
+        weights = torch.exp(-((steps - d) ** 2) / (2 * delay.width**2))
+        return weights / weights.sum(1, keepdim=True)
+    width = delay.width if delay.interpolation == "triangle" else 1.0
+    return (width - (steps - d).abs()).clamp(min=0) / width**2
+
+
+def buffered(layer: Recurrent, x: Tensor) -> Tensor:
+    """As it is published: each step adds its products, one for each delay, to the currents of the steps to come."""
+    assert layer.delay is not None
+    weights = taps(layer.delay)
+    later = [torch.zeros(B, N, dtype=x.dtype)] * weights.shape[1]
+    states = layer.neuron.init_states(layer.neuron.num_states, "m", x)
+    outputs = []
+    for now in x:
+        output, *states = layer.neuron.core(now + later[0], *states)
+        later = [*later[1:], torch.zeros_like(later[0])]
+        later = [current + (output * w) @ layer.V.T for current, w in zip(later, weights.T, strict=True)]
+        outputs.append(output)
+    return torch.stack(outputs)
+
+
+def gradients(layer: Recurrent, output: Tensor) -> list[Tensor]:
+    weights = torch.arange(output.numel(), dtype=output.dtype, device=output.device).cos().view(output.shape)
+    leaves = [p for p in layer.parameters() if p.requires_grad]
+    return list(torch.autograd.grad((output * weights).sum(), leaves))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@each
+@pytest.mark.long(all_but=["*-torch", "linear-hop", "linear-cpp"])
+def test_one_product_is_as_good_as_one_for_each_delay(name: str, backend: str) -> None:
+    layer = made(name, backend=backend)
+    found, wanted = layer(X), buffered(layer, X)
+    assert 0.05 < wanted.mean() < 0.95
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    for ours, theirs in zip(gradients(layer, found), gradients(layer, wanted), strict=True):
+        assert theirs.abs().max() > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["linear", "triangle", "gaussian"])
+@pytest.mark.long(all_but=["*-torch"])
+def test_gradients(name: str, backend: str) -> None:
+    layer = made(name, LI(tau=3.0), backend=backend)
+    assert layer.delay is not None
+    own = {key: value.detach().clone().requires_grad_() for key, value in layer.named_parameters()}
+
+    def run(x: Tensor, *values: Tensor) -> Any:
+        layer.reset()
+        return torch.func.functional_call(layer, dict(zip(own, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(run, (X[:5, :2].clone().requires_grad_(), *own.values()))
+
+
+def test_without_a_delay_it_is_the_same_layer() -> None:
+    plain = Recurrent(LIF(), N, backend="torch").double()
+    zero = Recurrent(LIF(), N, delay=0, backend="torch").double()
+    zero.recurrent.load_state_dict(plain.recurrent.state_dict())
+    assert torch.equal(zero(X), plain(X))
+    assert zero.state_names == ("s", "v")
+
+
+@pytest.mark.parametrize("kind", ["triangle", "gaussian"])
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.long(all_but=["torch-*"])
+def test_in_evaluation_delayed_spikes_are_spikes(kind: str, backend: str) -> None:
+    layer = made(kind, backend=backend)
+    rounded = Recurrent(LIF(), N, delay=LEARNED.round(), backend=backend).double()
+    rounded.recurrent.load_state_dict(layer.recurrent.state_dict())
+    training = layer(X)
+    layer.reset()
+    assert torch.equal(layer.eval()(X), rounded(X))
+    layer.reset()
+    assert torch.equal(layer.train()(X), training)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.long(all_but=["torch"])
+def test_a_narrower_width_counts_in_the_next_call(backend: str) -> None:
+    layer = made("gaussian", LI(tau=3.0), backend=backend)
+    assert layer.delay is not None
+    wide = layer(X)
+    layer.delay.width = 0.01  # type: ignore[assignment]  # a number is written into the buffer
+    layer.reset()
+    narrow = layer(X)
+    assert not torch.equal(wide, narrow)
+    off = LEARNED.frac() != 0.5  # between two steps, both count
+    torch.testing.assert_close(taps(layer.delay)[off].sum(1), torch.ones(int(off.sum()), dtype=torch.float64))
+    assert narrow.isfinite().all()
+
+
+@each
+def test_sequences_steps_and_chunks_are_one_run(name: str) -> None:
+    layer = made(name, store_state_seqs=True, backend="torch")
+    whole = layer(X)
+    assert layer.delay is not None
+    count = 1 + layer.delay.max_delay
+    assert layer.state_names[:count] == ("s", *[f"s_{i}" for i in range(1, count)])
+    for i in range(count):
+        assert torch.equal(layer.states[i], whole[T - 1 - i])
+    layer.reset()
+    assert torch.equal(torch.cat([layer(part) for part in X.split(4)]), whole)
+    functional.reset_net(layer)
+    assert layer.states == []
+    functional.set_step_mode(layer, "s")
+    assert torch.equal(torch.stack([layer(x) for x in X]), whole)
+    twin = copy.deepcopy(layer)
+    assert torch.equal(twin(X[0]), layer(X[0]))
+    assert functional.get_states(nn.Sequential(layer)).keys() == {"0"}
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.long(all_but=["torch"])
+def test_lengths_and_resets(backend: str) -> None:
+    net = nn.Sequential(made("linear", backend=backend))
+    lengths = torch.tensor([12, 5, 0])
+    output = functional.run(net, X, lengths=lengths)
+    for b, end in enumerate(lengths.tolist()):
+        functional.reset_net(net)
+        assert torch.equal(output[:end, b], net(X[:end])[:, b] if end else output[:0, b])
+        assert not output[end:, b].any()
+    functional.reset_net(net)
+    resets = torch.zeros(T, B, dtype=torch.bool)
+    resets[5] = True
+    whole = functional.run(net, X, resets=resets)
+    functional.reset_net(net)
+    first = net(X[:5])
+    functional.reset_net(net)
+    assert torch.equal(whole, torch.cat([first, net(X[5:])]))
+
+
+def test_around_other_neurons_and_weights_of_your_own() -> None:
+    layer = Recurrent(ALIF(tau_a=4.0), N, all_to_all=False, V=-0.5, delay=3, backend="torch").double()
+    assert layer.state_names == ("s", "s_1", "s_2", "s_3", "v", "a")
+    torch.testing.assert_close(layer(X)[:4], ALIF(tau_a=4.0, backend="torch")(X)[:4])
+    low_rank = nn.Sequential(nn.Linear(N, 2), nn.Linear(2, N)).double()
+    assert Recurrent(LIF(), recurrent=low_rank, delay=1.5, backend="torch").double()(X).shape == X.shape
+
+
+def test_checkpoints_have_delays_and_width() -> None:
+    layer = made("gaussian", backend="torch")
+    assert set(layer.state_dict()) == {"recurrent.weight", "delay.delay", "delay.width"}
+    assert layer.delay is not None
+    layer.delay.width = 0.25  # type: ignore[assignment]  # a number is written into the buffer
+    twin = made("gaussian", backend="torch")
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(X), twin(X))
+
+
+def test_strays_are_warned_of() -> None:
+    layer = made("linear", backend="torch")
+    assert layer.delay is not None
+    with torch.no_grad():
+        layer.delay.delay.add_(9.0)  # type: ignore[union-attr]
+    with pytest.warns(RangeWarning, match=r"Delay has left its range.*at most 4"):
+        layer(X)
+    assert "left its range" in layer.explain()
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ParameterError, match="delay is -1; it must be at least 0"):
+        Recurrent(LIF(), N, delay=-1)
+    with pytest.raises(UnknownNameError, match="Did you mean 'gaussian'"):
+        Delay(1, interpolation="gauss")
+    with pytest.raises(ParameterError, match="'linear', which has no width"):
+        Delay(1, width=2.0)
+    with pytest.raises(ParameterError, match="width is 0; it must be above 0"):
+        Delay(1, interpolation="gaussian", width=0)
+    layer = Delay(1)
+    with pytest.raises(ParameterError, match="'linear', which has no width"):
+        layer.width = 2.0  # type: ignore[assignment]  # what is refused
+
+
+@pytest.mark.gpu
+@each
+def test_on_a_gpu(name: str) -> None:
+    layer = made(name, backend="triton").float().cuda()
+    loop = copy.deepcopy(layer)
+    loop.backend = "torch"
+    x = X.float().cuda()
+    with torch.no_grad():  # quarters: sums of few of them are exact in any order
+        for one in (layer, loop):
+            one.recurrent.weight.copy_((8 * made(name).V).round() / 4)
+    found, wanted = layer(x), loop(x)
+    if layer.delay is not None and layer.delay.interpolation != "gaussian":
+        assert torch.equal(found, wanted)
+    for ours, theirs in zip(gradients(layer, found), gradients(loop, wanted), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,118 @@
+"""States that are others some steps later: in the memory of those, in one launch and step by step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from recurrent_cores import Late, Powers
+from test_one_launch import Choose, exchanged, launched  # noqa: F401  # fixtures
+from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+
+from flexsn_graph import Phase, Port, Role
+from flexsn_nn import LIF, Recurrent
+from flexsn_nn.layer import Delay
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName
+
+
+def test_they_are_found() -> None:
+    core = made(Late, 5, Powers())
+    program = ScanProgram(core, 1, core.num_states, 1, on_cpu=TARGETS[-1])
+    step, _ = program.specialize(*_split(sequences(core, 2, 3, 5)))
+    assert isinstance(step, RecurrentSpecialization)
+    states = [Port(Role.STATE, i) for i in range(core.num_states)]
+    head, one, two, _, three, _ = states
+    assert step.trace.forward.shifts == {one: (head, 1), two: (head, 2), three: (head, 3)}
+
+
+def _split(tensors: Any) -> tuple[Any, Any]:
+    return tensors[:1], tensors[1:]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("num_steps", [1, 2, 7])
+@pytest.mark.parametrize("state_seqs", [False, True])
+@pytest.mark.long(all_but=["False-7-*"])
+def test_step_by_step(state_seqs: bool, num_steps: int, target: TargetName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
+    check(num_steps, 3, 5, target, state_seqs=state_seqs)
+
+
+@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("num_steps", [2, 7])
+@pytest.mark.long(all_but=["7-*"])
+def test_in_one_launch(num_steps: int, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+    exchanged(yes)
+    check(num_steps, 17, 19, "triton")
+    assert launched == ["one launch"] * 3
+
+
+def check(num_steps: int, batch: int, size: int, target: TargetName, *, state_seqs: bool = False) -> None:
+    core = made(Late, size, Powers())
+    tensors = sequences(core, num_steps, batch, size)
+    with torch.no_grad():
+        for ours, theirs in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
+            assert torch.equal(ours, theirs)
+    expected, wanted = differentiated(core, tensors, None, state_seqs=state_seqs)
+    got, gradients = differentiated(core, tensors, target, state_seqs=state_seqs)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+    assert 0 < float(expected[0].detach().mean()) < 1
+    for a, b in zip(gradients, wanted, strict=True):
+        assert a is not None
+        assert b is not None
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("yes", [False, True])
+@pytest.mark.parametrize("interpolation", ["linear", "gaussian"])
+@pytest.mark.long(all_but=["linear-True"])
+def test_delays(interpolation: str, yes: bool, exchanged: Choose, launched: list[str]) -> None:  # noqa: F811
+    exchanged(yes)
+    torch.manual_seed(0)
+    delay = Delay(torch.rand(20) * 5, max_delay=5, learn=True, interpolation=interpolation)
+    layer = Recurrent(LIF(), 20, delay=delay).to(DEVICE)
+    x = (3 * torch.rand(9, 17, 20)).to(DEVICE)
+    found = []
+    for backend in ("torch", "triton"):
+        layer.backend = backend
+        layer.reset()
+        output = layer(x)
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+    # Sums of products are in another order.
+    assert (found[0][0] != found[1][0]).float().mean() < 0.01
+    for a, b in zip(found[0][1:], found[1][1:], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)
+    assert launched == ["one launch"] * 2
+
+
+@pytest.mark.parametrize("max_delay", [9, 18])
+@pytest.mark.parametrize("interpolation", ["linear", "triangle"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.long(all_but=[f"{TARGETS[-1]}-linear-9"])
+def test_many_states(target: TargetName, interpolation: str, max_delay: int, launched: list[str]) -> None:  # noqa: F811
+    """What is summed over time alone does not make the loop read them; the backward does not fit into registers."""
+    torch.manual_seed(0)
+    width = {} if interpolation == "linear" else {"width": 4.0}
+    delay = Delay(
+        0.3 + (max_delay - 1) * torch.rand(5), max_delay=max_delay, learn=True, interpolation=interpolation, **width
+    )
+    layer = Recurrent(LIF(), 5, delay=delay).to(DEVICE, torch.float64)
+    x = (3 * torch.rand(25, 3, 5)).to(DEVICE, torch.float64)
+    found = []
+    for backend in ("torch", target):
+        layer.backend = backend
+        layer.reset()
+        output = layer(x)
+        found.append([output.detach(), *torch.autograd.grad(output.square().sum(), list(layer.parameters()))])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    (step,) = layer._get_program().specializations
+    assert isinstance(step, RecurrentSpecialization)
+    for vjp in step._vjps.values():
+        in_loop = [part for part in vjp.parts if part.phase is Phase.LOOP]
+        read = {view.source for part in in_loop for view in part.reads if view.source.role is Role.STATE}
+        assert len(read) < 8
+        assert any(part.phase is Phase.AFTER for part in vjp.parts)
+    if target == "triton" and max_delay > 14:
+        assert f"{max_delay + 2} values go from step to step" in "".join(launched)
