@@ -8,8 +8,9 @@ from __future__ import annotations
 import base64
 import functools
 import json
+import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ import torch
 from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._text import read_graph, write_graph
 from flexsn_hop._torch_private import numbers_of_a_step
+from flexsn_hop.lowering._compiled_loop import CompiledBackward, CompiledForward, why_not_compiled
+from flexsn_hop.lowering._step_graphs import StepCodeError
 from flexsn_hop.operator._loop import (
     backward_loop,
     backward_samples,
@@ -27,20 +30,45 @@ from flexsn_hop.operator._loop import (
 
 __all__ = ["encode_program", "run_scan"]
 
+_logger = logging.getLogger("flexsn_hop")
+
 _SCHEMA = "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]"
 
 
-@dataclass(frozen=True)
 class _Program:
     """One of the two operators with its graphs, ready to be called."""
 
-    graphs: tuple[torch.fx.GraphModule, ...]
-    layout: ScanLayout | BackwardLayout
+    def __init__(
+        self, graphs: tuple[torch.fx.GraphModule, ...], layout: ScanLayout | BackwardLayout, lowering: str
+    ) -> None:
+        self.graphs = graphs
+        self.layout = layout
+        self._lowering = lowering
+        self._compiled: CompiledForward | CompiledBackward | None = None
+        if lowering != "loop":
+            is_backward = isinstance(layout, BackwardLayout)
+            self._compiled = CompiledBackward(*graphs, layout) if is_backward else CompiledForward(*graphs, layout)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
+        if self._compiled is not None:
+            reason = why_not_compiled(args)
+            try:
+                if reason is None:
+                    with torch.no_grad():
+                        return self._compiled(args)
+            except StepCodeError as error:
+                reason = str(error)
+                self._compiled = None  # each call would try it again
+            self._refuse(str(reason))
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
+
+    def _refuse(self, reason: str) -> None:
+        """Log the reason why steps run operator by operator, or raise where code for them was demanded."""
+        if self._lowering == "compiled_loop":
+            raise StepCodeError(f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead")
+        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' demands it)")
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
@@ -49,15 +77,24 @@ class _Program:
         return forward_shapes(self.graphs[0], self.layout, args)
 
 
-def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout) -> str:
+@functools.cache
+def _log_once(message: str) -> None:
+    _logger.warning(message)
+
+
+def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout, lowering: str) -> str:
     """The text that :func:`run_scan` takes: layout and nodes of the graphs.
 
     Base64, because code generators write it into a string literal of Python or C++.
 
+    Args:
+        lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for operators one by one,
+            ``"auto"`` for the first of these that is available.
+
     Raises:
         LoweringError: A graph holds something that has no text.
     """
-    program = {"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs]}
+    program = {"layout": asdict(layout), "graphs": [write_graph(graph) for graph in graphs], "lowering": lowering}
     return base64.b64encode(json.dumps(program).encode()).decode()
 
 
@@ -71,7 +108,7 @@ def _decode(program: str) -> _Program:
         layout = BackwardLayout(scan=ScanLayout(**fields["scan"]), saved_interval=fields["saved_interval"], **lists)
     else:
         layout = ScanLayout(**fields)
-    return _Program(tuple(map(read_graph, content["graphs"])), layout)
+    return _Program(tuple(map(read_graph, content["graphs"])), layout, content["lowering"])
 
 
 def _merge(
