@@ -20,21 +20,17 @@ from flexsn_hop.lowering._step_graphs import BackwardStep, WritingStep, backward
 from flexsn_hop.operator._absent import StepVJP, zeros
 from flexsn_hop.operator._loop import differentiated, needed_carried
 
-__all__ = ["CompiledBackward", "CompiledForward", "why_not_compiled"]
+__all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 
 Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
 """A tensor for each step, all of one layout."""
 
 
-def why_not_compiled(args: Sequence[Any]) -> str | None:
-    """The reason why a scan of these arguments has no compiled loop; None if it has one."""
-    for value in args:
-        if isinstance(value, torch.Tensor) and value.layout is not torch.strided:
-            return f"a tensor's layout is {value.layout}"
-        if isinstance(value, torch.Tensor) and value.numel() == 0:
-            return "a tensor has no elements"
-    return None
+def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
+    """True if an argument of the forward operator is empty: code for a step has nothing to do."""
+    forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
+    return any(value.numel() == 0 for value in _tensors(forward))
 
 
 class CompiledForward:

@@ -18,7 +18,7 @@ import torch
 from flexsn_hop._layout import BackwardLayout, ScanLayout
 from flexsn_hop._text import read_graph, write_graph
 from flexsn_hop._torch_private import numbers_of_a_step
-from flexsn_hop.lowering._compiled_loop import CompiledBackward, CompiledForward, why_not_compiled
+from flexsn_hop.lowering._compiled_loop import CompiledBackward, CompiledForward, has_no_elements
 from flexsn_hop.lowering._step_graphs import StepCodeError
 from flexsn_hop.operator._loop import (
     backward_loop,
@@ -50,16 +50,13 @@ class _Program:
             self._compiled = CompiledBackward(*graphs, layout) if is_backward else CompiledForward(*graphs, layout)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
-        if self._compiled is not None:
-            reason = why_not_compiled(args)
+        if self._compiled is not None and not has_no_elements(self.layout, args):
             try:
-                if reason is None:
-                    with torch.no_grad():
-                        return self._compiled(args)
+                with torch.no_grad():
+                    return self._compiled(args)
             except StepCodeError as error:
-                reason = str(error)
+                self._refuse(str(error))
                 self._compiled = None  # each call would try it again
-            self._refuse(str(reason))
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
