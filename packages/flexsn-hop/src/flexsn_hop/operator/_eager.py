@@ -252,17 +252,18 @@ def run_steps(
     kept: Container[int],
     *,
     backwards: bool = False,
+    go_on: bool = False,
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
     """Outputs of every step, and the states after each step in ``kept``.
 
     ``take_step(slices, states, step)`` gives a step's outputs and new states. Steps are counted as they
-    are taken; ``backwards``, the first one takes the last slices.
+    are taken; ``backwards``, the first one takes the last slices. With ``go_on`` the states come from steps before.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
     # As sequences of one step, initial states have gradients in their own format, too.
-    states = [_first_state(state) for state in states]
+    states = states if go_on else [_first_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
         slices_by_step.reverse()

@@ -9,13 +9,21 @@ from typing import Any
 
 import torch
 
-from flexsn_hop._torch_private import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from flexsn_hop._torch_private import (
+    TreeSpec,
+    is_transforming,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from flexsn_hop.errors import (
     CarryStructureError,
     CoreArityError,
     CoreReturnCountError,
     NotATensorError,
     OutputChangedError,
+    RematError,
     ScanDimError,
     ScanLengthError,
     SequenceLengthError,
@@ -24,7 +32,7 @@ from flexsn_hop.errors import (
 from flexsn_hop.operator._arguments import positional_range
 from flexsn_hop.operator._eager import Tensors, alike, describe
 
-__all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill"]
+__all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims", "check_tree_call", "fill"]
 
 TreeStep = Callable[[Any, Any], tuple[Any, Any]]
 """``step(carry, x) -> (new_carry, y)``."""
@@ -107,7 +115,7 @@ class TreeCall:
         step: What the user calls a step; None where a compiler does not know it.
         carry, x: The structures of ``init`` and ``xs``.
         states, inputs: Their leaves that are not None.
-        length, reverse, dim: As ``scan`` has them.
+        length, reverse, dim, remat: As ``scan`` has them.
     """
 
     step: Callable[..., Any] | None
@@ -118,16 +126,17 @@ class TreeCall:
     length: Any
     reverse: bool
     dim: int
+    remat: int | None
 
     @classmethod
-    def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> TreeCall:
-        """Take the trees apart."""
+    def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, *options: Any) -> TreeCall:
+        """Take the trees apart; ``options`` are length, reverse, dim and remat."""
         carry_leaves, carry_spec = tree_flatten(init)
         x_leaves, x_spec = tree_flatten(xs)
         carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
         states = [leaf for leaf in carry_leaves if leaf is not None]
         inputs = [leaf for leaf in x_leaves if leaf is not None]
-        return cls(step, carry, states, x, inputs, length, reverse, dim)
+        return cls(step, carry, states, x, inputs, *options)
 
     @property
     def steps(self) -> Any:
@@ -139,13 +148,14 @@ def check_tree_call(call: TreeCall) -> None:
     """Every check of a call that does not need to call the step.
 
     Raises:
-        TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError.
+        TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
     """
     _check_step_arity(call.step)
     if not isinstance(call.reverse, bool):
         raise TypeError(f"reverse is {call.reverse!r}; it must be True or False")
     if not isinstance(call.dim, int) or isinstance(call.dim, bool):
         raise TypeError(f"dim is {call.dim!r}; it must be an int")
+    check_remat(call.remat)
     _check_leaves(call.carry, "init", call.states)
     _check_leaves(call.x, "xs", call.inputs)
     check_sequence_dims(call.x, "xs", call.inputs, call.dim)
@@ -157,6 +167,25 @@ def check_tree_call(call: TreeCall) -> None:
                 "all sequences in xs must have the same number of steps"
             )
     _check_length(call)
+
+
+def check_remat(remat: Any) -> None:
+    """Refuse a ``remat`` that is no number of steps, or that nothing can heed.
+
+    Raises:
+        TypeError, RematError.
+    """
+    if remat is None:
+        return
+    if not isinstance(remat, (int, torch.SymInt)) or isinstance(remat, bool):
+        raise TypeError(f"remat is {remat!r}; it must be an int, the number of steps between carries that are kept")
+    if remat < 1:
+        raise RematError(f"remat is {remat}; it must be at least 1, the number of steps between carries that are kept")
+    if is_transforming():
+        raise RematError(
+            "remat has no effect inside of a transform of torch.func (vmap, grad, jvp): leave it out there, or use "
+            "torch.autograd"
+        )
 
 
 def _check_step_arity(step: Any) -> None:
