@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from flexsn_hop import flex_sn_scan, scan
 from flexsn_hop.errors import LoweringError
-from flexsn_hop.lowering import _opaque, _step_graphs
+from flexsn_hop.lowering import _compiled_loop, _opaque, _step_graphs
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
@@ -147,6 +147,19 @@ def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
         x = torch.randn(2, steps, 3, dtype=torch.float64, requires_grad=True)
         network(x).sum().backward()
         assert len(layouts) <= 2
+
+
+@pytest.mark.long(all_but=["None"])
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("remat", [None, 1, 3, 7])
+def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and segments that are not multiples of one another."""
+    monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
+    found = recurrence("minimal_gru", 19)
+    expected, expected_grads = grads(looped, found.step, found.init, found.xs, found.options)
+    results, gradients = grads(compiled, found.step, found.init, found.xs, {**found.options, "remat": remat})
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(gradients, expected_grads)
 
 
 def test_states_of_several_kinds(layouts: list[Any]) -> None:

@@ -26,6 +26,9 @@ Tensors = tuple[torch.Tensor, ...]
 Rows = Sequence[torch.Tensor]
 """A tensor for each step, all of one layout."""
 
+BLOCK = 1024
+"""Number of steps whose rows are objects at a time: a tensor that is a row takes some 500 bytes by itself."""
+
 
 def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
     """True if an argument of the forward operator is empty: code for a step has nothing to do."""
@@ -51,21 +54,22 @@ class CompiledForward:
         inputs, states, lifted = layout.split(flat_args)
         steps = inputs[0].shape[0]
         constants = _tensors(lifted)
-        slices: list[Rows] = [_time_major(sequence).unbind(0) for sequence in inputs]
-        step, likes = self._step(flat_args, [*(rows[0] for rows in slices), *states, *constants])
+        sequences = [_time_major(sequence) for sequence in inputs]
+        step, likes = self._step(flat_args, [*(sequence[0] for sequence in sequences), *states, *constants])
         orders = [sequence_order(like.shape, inputs, states) for like in likes]
         outputs = [_sequence(steps, *pair) for pair in zip(likes[: layout.num_outputs], orders, strict=False)]
         memories = [_StateMemory(layout, steps, inputs, states, state) for state in states]
-        _run(
-            step,
-            [
-                *slices,
-                *(memory.befores for memory in memories),
-                *([value] * steps for value in constants),
-                *(sequence.unbind(0) for sequence in outputs),
-                *(memory.afters for memory in memories),
-            ],
-        )
+        for first in range(0, steps, BLOCK):
+            last = min(first + BLOCK, steps)
+            of_states = [memory.rows(first, last) for memory in memories]
+            columns = [
+                *(sequence[first:last].unbind(0) for sequence in sequences),
+                *(befores for befores, _ in of_states),
+                *([value] * (last - first) for value in constants),
+                *(sequence[first:last].unbind(0) for sequence in outputs),
+                *(afters for _, afters in of_states),
+            ]
+            _run(step, columns)
         results = [_in_order(*pair) for pair in zip(outputs, orders, strict=False)]
         results += [memory.result() for memory in memories]
         return (*results, *(memory.checkpoints for memory in memories if layout.checkpoint_interval))
@@ -84,7 +88,6 @@ class _StateMemory:
     """Memory for a state before and after each step, in one layout.
 
     Attributes:
-        befores, afters: The state before and after each step.
         checkpoints: The states that the layout's interval keeps.
     """
 
@@ -92,31 +95,44 @@ class _StateMemory:
         self, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
     ) -> None:
         interval = layout.checkpoint_interval
-        kept = range(interval - 1, steps - 1, interval) if interval else range(0)
-        self._final_state = layout.final_state
-        row_order = state_order(initial.shape, inputs, states)
-        self._order: Order = (0, *(d + 1 for d in row_order))
-        self.checkpoints = _sequence(len(kept) + layout.spare_checkpoints, initial, self._order)
-        self.checkpoints[len(kept) :].zero_()
-        if layout.final_state:
-            scratch = _sequence(2, initial, self._order).unbind(0)
-            self.afters = [scratch[step % 2] for step in range(steps)]
-            for row, step in zip(self.checkpoints.unbind(0), kept, strict=False):
-                self.afters[step] = row
-            self.afters[-1] = _sequence(1, initial, self._order)[0]
+        self._kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+        self._steps = steps
+        row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
+        self.checkpoints = _sequence(len(self._kept) + layout.spare_checkpoints, initial, row_order)
+        self.checkpoints[len(self._kept) :].zero_()
+        self._order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
+        self._sequence = None if layout.final_state else _sequence(steps, initial, self._order)
+        self._scratch = _sequence(2, initial, self._order).unbind(0)
+        self._current = _like_rows(initial, self._scratch)
+
+    def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
+        """The state before and after each of these steps. Blocks of steps follow one another."""
+        if self._sequence is not None:
+            afters = list(self._sequence[first:last].unbind(0))
         else:
-            self._order = sequence_order(initial.shape, inputs, states)
-            self._sequence = _sequence(steps, initial, self._order)
-            self.afters = list(self._sequence.unbind(0))
-            self._kept = kept
-        self.befores = [_like_rows(initial, self.afters), *self.afters[:-1]]
+            afters = [self._scratch[step % 2] for step in range(first, last)]
+            if last == self._steps:
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which shares memory with nothing
+            for index in self._kept_within(first, last):
+                afters[self._kept[index] - first] = self.checkpoints[index]
+        befores = [self._current, *afters[:-1]]
+        self._current = afters[-1]
+        return befores, afters
+
+    def _kept_within(self, first: int, last: int) -> range:
+        if not self._kept:
+            return range(0)
+        start, interval = self._kept.start, self._kept.step
+        before = max(0, -((start - first) // interval))
+        return range(before, min(len(self._kept), max(0, -((start - last) // interval))))
 
     def result(self) -> torch.Tensor:
         """The last state, or the states after all steps."""
-        if self._final_state:
-            return self.afters[-1]
-        for row, step in zip(self.checkpoints.unbind(0), self._kept, strict=False):
-            row.copy_(self.afters[step])
+        if self._sequence is None:
+            return self._current
+        if self._kept:
+            kept = self._sequence[self._kept.start : self._steps - 1 : self._kept.step]
+            self.checkpoints[: len(self._kept)].copy_(kept)
         return _in_order(self._sequence, self._order)
 
 
@@ -196,23 +212,20 @@ class _BackwardRun:
         self._layout = layout
         self._flat_args = flat_args
         self._steps: int = inputs[0].shape[0]
-        self._slices: list[Rows] = [_time_major(sequence).unbind(0) for sequence in inputs]
+        self._inputs = [_time_major(sequence) for sequence in inputs]
         self._constants = _tensors(lifted)
-        self._gradients: list[Rows] = [_time_major(gradient).unbind(0) for gradient in output_grads]
+        self._gradients = [_time_major(gradient) for gradient in output_grads]
         self._states = states
         self._saved = [_time_major(sequence) for sequence in saved]
 
         input_needs, _, lifted_needs = layout.scan.split(layout.needs)
         self._input_grads = [_sequence(x.shape[0], x[0], order_like(x)) for x in _needed(inputs, input_needs)]
-        self._input_rows: list[Rows] = [sequence.unbind(0) for sequence in self._input_grads]
         self._sums = [_empty(value, order_like(value)).zero_() for value in _needed(lifted, lifted_needs)]
         came = iter(state_grads)
         by_state = [next(came) if present else None for present in layout.state_grads]
         by_state = _needed(by_state, layout.active_states)
         is_final = layout.scan.final_state
-        self._by_step: list[Rows | None] = [
-            None if gradient is None or is_final else _time_major(gradient).unbind(0) for gradient in by_state
-        ]
+        self._by_step = [None if gradient is None or is_final else _time_major(gradient) for gradient in by_state]
         self._carried = []
         for state, gradient in zip(_needed(states, layout.active_states), by_state, strict=True):
             memory = _sequence(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
@@ -220,8 +233,7 @@ class _BackwardRun:
             self._carried.append(_Carried(current, memory))
 
     def results(self) -> Tensors:
-        for first, befores in self._segments():
-            last = first + len(befores[0]) if befores else self._steps
+        for first, last, befores in self._segments():
             while last > first:
                 last = self._walk_back(first, last, befores)
         states = _needed(self._states, self._layout.active_states)
@@ -240,16 +252,19 @@ class _BackwardRun:
             *self._sums,
         )
 
-    def _walk_back(self, first: int, last: int, befores: Sequence[Rows]) -> int:
-        """Go back from step ``last``, to ``first`` where what is present stays so; else by one step."""
+    def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
+        """Go back from step ``last`` towards ``first``: a block where what is present stays so, else one step.
+
+        Returns the step that was reached. ``befores`` has the states before the steps from ``first`` on.
+        """
         present = [carried.current is not None for carried in self._carried]
-        step = self._graphs.backward(present, [rows is not None for rows in self._by_step])
+        step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
         is_steady = list(step.states) == present
-        begin = first if is_steady else last - 1
+        begin = max(first, last - BLOCK) if is_steady else last - 1
         count = last - begin
 
-        def back(rows: Rows, start: int = 0) -> Rows:
-            return rows[begin - start : last - start][::-1]
+        def back(sequence: torch.Tensor, start: int = 0) -> Rows:
+            return sequence[begin - start : last - start].unbind(0)[::-1]
 
         before, after = [], []
         for carried, is_there, will_be in zip(self._carried, present, step.states, strict=True):
@@ -260,17 +275,17 @@ class _BackwardRun:
             if will_be:
                 after.append(afters)
             carried.current = afters[-1] if will_be else None
-        for rows, is_there in zip(self._input_rows, step.inputs, strict=True):
-            for row in () if is_there else back(rows):
-                row.zero_()
+        for sequence, is_there in zip(self._input_grads, step.inputs, strict=True):
+            if not is_there:
+                sequence[begin:last].zero_()
         columns = [
-            *(back(rows) for rows in self._slices),
-            *(back(rows, first) for rows in befores),
+            *(back(sequence) for sequence in self._inputs),
+            *(back(states, first) for states in befores),
             *([value] * count for value in self._constants),
-            *(back(rows) for rows in self._gradients),
+            *(back(sequence) for sequence in self._gradients),
             *before,
-            *(back(rows) for rows in self._by_step if rows is not None),
-            *(back(rows) for rows in _needed(self._input_rows, step.inputs)),
+            *(back(sequence) for sequence in self._by_step if sequence is not None),
+            *(back(sequence) for sequence in _needed(self._input_grads, step.inputs)),
             *after,
             *([value] * count for value in _needed(self._sums, step.lifted)),
         ]
@@ -280,44 +295,41 @@ class _BackwardRun:
             step.step.module(*(rows[0] for rows in columns))
         return begin
 
-    def _segments(self) -> Iterator[tuple[int, list[Rows]]]:
-        """The first step of each segment from the last one, and the states before its steps."""
-        interval = self._layout.saved_interval
-        number = num_checkpoints(self._steps, interval)
-        starts = []
-        for state, saved in zip(self._states, self._saved, strict=True):
-            rows = saved.unbind(0)[:number]
-            starts.append([_like_rows(state, rows or [state]), *rows])
-        if interval == 1:
-            yield 0, starts
-            return
-        length = min(interval, self._steps)
-        within = [_sequence(length, rows[0], (0, *(d + 1 for d in order_like(rows[0])))).unbind(0) for rows in starts]
-        for segment in range(number, -1, -1):
-            first = segment * interval
-            count = min(interval, self._steps - first)
-            befores = []
-            for rows, memory in zip(starts, within, strict=True):
-                memory[0].copy_(rows[segment])
-                befores.append(memory[:count])
-            if count > 1:
-                self._compute_again(first, befores)
-            yield first, befores
+    def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+        """The first step of each segment from the last one, the one behind its last, and the states before its steps.
 
-    def _compute_again(self, first: int, befores: Sequence[Rows]) -> None:
-        """Fill the states before the steps of a segment, but the first one."""
-        count = len(befores[0]) - 1 if befores else 0
-        if count == 0:
+        Memory for the states of a segment is used again for the next one.
+        """
+        interval = min(self._layout.saved_interval, self._steps)
+        number = num_checkpoints(self._steps, self._layout.saved_interval)
+        pairs = list(zip(self._states, self._saved, strict=True))
+        like = [saved[0] if number else state for state, saved in pairs]
+        if interval == 1:
+            if number:
+                yield 1, self._steps, [saved[:number] for saved in self._saved]
+            yield 0, 1, [_like_rows(state, [row])[None] for state, row in zip(self._states, like, strict=True)]
             return
-        _run(
-            self._graphs.forward,
-            [
-                *(rows[first : first + count] for rows in self._slices),
-                *(rows[:-1] for rows in befores),
+        memory = [_sequence(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
+        for segment in range(number, -1, -1):
+            first = segment * self._layout.saved_interval
+            last = min(first + interval, self._steps)
+            for (state, saved), sequence in zip(pairs, memory, strict=True):
+                sequence[0].copy_(saved[segment - 1] if segment else state)
+            self._compute_again(first, last, memory)
+            yield first, last, memory
+
+    def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
+        """Fill the states before the steps of a segment, from the first of them."""
+        for begin in range(first, last - 1, BLOCK) if memory else ():
+            count = min(begin + BLOCK, last - 1) - begin
+            start = begin - first
+            columns = [
+                *(sequence[begin : begin + count].unbind(0) for sequence in self._inputs),
+                *(sequence[start : start + count].unbind(0) for sequence in memory),
                 *([value] * count for value in self._constants),
-                *(rows[1:] for rows in befores),
-            ],
-        )
+                *(sequence[start + 1 : start + count + 1].unbind(0) for sequence in memory),
+            ]
+            _run(self._graphs.forward, columns)
 
 
 def _run(step: WritingStep, columns: Sequence[Rows]) -> None:
