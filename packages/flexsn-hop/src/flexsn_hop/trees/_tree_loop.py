@@ -70,7 +70,7 @@ def _run_segments(
                 return take_step(slices, states, first + step)
 
             end = parts[0].shape[0] - 1
-            outputs, after = run_steps(take, parts, states, [end], backwards=backwards, go_on=first > 0)
+            outputs, after = run_steps(take if first else take_step, parts, states, [end], backwards=backwards, go_on=first > 0)
             return outputs, after[end]
 
         if interval == steps:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from flexsn_hop.errors import (
     StateChangedError,
 )
 from flexsn_hop.operator._arguments import positional_range
-from flexsn_hop.operator._eager import Tensors, alike, describe
+from flexsn_hop.operator._eager import Tensors, alike, are_plain_and_of, describe, kinds
 
 __all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims", "check_tree_call", "fill"]
 
@@ -291,6 +292,47 @@ def _kind(value: object) -> str:
     return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
+def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """``tree.fill``, without PyTorch's way through trees for the plainest ones."""
+    if tree.spec.is_leaf() and all(tree.present):
+        return operator.itemgetter(0)
+    kind, keys = _plainest(tree, tensors)
+    if kind is dict:
+        return lambda tensors: dict(zip(keys, tensors, strict=True))
+    return tree.fill if kind is None else kind
+
+
+def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """A function that gives the leaves of a tree like this one, where it is one of the plainest; else no tensors.
+
+    What it gives is to be checked: ``(None,)`` is nothing that a step may return.
+    """
+    if tree.spec.is_leaf() and all(tree.present):
+        return lambda value: (value,)
+    kind, keys = _plainest(tree, tensors)
+    if kind is dict:
+        return lambda value: (
+            [value[key] for key in keys] if type(value) is dict and value.keys() == keys.keys() else _UNREAD
+        )
+    return lambda value: value if kind is not None and type(value) is kind else _UNREAD
+
+
+_UNREAD = (None,)
+
+
+def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
+    """tuple, list or dict (with its keys), if the tree is one of tensors alone; else None."""
+    if not all(tree.present) or not tensors:
+        return None, {}
+    value = tree.fill(tensors)
+    if type(value) is dict:
+        same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
+        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(same) else (None, {})
+    if type(value) in (tuple, list) and len(value) == len(tensors):
+        return (type(value), {}) if all(a is b for a, b in zip(value, tensors, strict=True)) else (None, {})
+    return None, {}
+
+
 class TreeSteps:
     """Calls a step after the other, and checks what comes back.
 
@@ -302,13 +344,24 @@ class TreeSteps:
         self.y: Tree | None = None
         self._call = call
         self._first: Tensors = ()
+        self._num_inputs = len(call.inputs)
+        self._fill_x = _filler(call.x, call.inputs)
+        self._fill_carry = _filler(call.carry, call.states)
+        self._read_carry = _reader(call.carry, call.states)
+        self._read_y: Callable[[Any], Sequence[Any]] | None = None
+        self._carry_kinds = kinds(call.states) if all(isinstance(s, torch.Tensor) for s in call.states) else []
+        self._y_kinds: list[Any] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states of the step that takes ``slices`` and ``states``."""
         call = self._call
         assert call.step is not None
-        x = call.x.fill(slices[: len(call.inputs)])
-        return self.check(call.step(call.carry.fill(states), x), states, step)
+        returned = call.step(self._fill_carry(states), self._fill_x(slices[: self._num_inputs]))
+        if self._read_y is not None and type(returned) is tuple and len(returned) == 2:
+            new_states, outputs = self._read_carry(returned[0]), self._read_y(returned[1])
+            if are_plain_and_of(new_states, self._carry_kinds) and are_plain_and_of(outputs, self._y_kinds):
+                return tuple(outputs), tuple(new_states)
+        return self.check(returned, states, step)
 
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states, of what the step that took ``states`` returned."""
@@ -326,6 +379,8 @@ class TreeSteps:
             leaves, spec = tree_flatten(y)
             self.y = Tree.of(leaves, spec)
             outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
+            if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
+                self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
         else:
             found = self.y.leaves_of(y)
             if found is None:
