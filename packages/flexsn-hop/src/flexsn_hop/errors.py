@@ -97,5 +97,5 @@ class RematError(ValueError):
     """``remat`` is no number of steps, or a transform of torch.func is active, which keeps carries its own way."""
 
 
-class DoubleBackwardError(RuntimeError):
-    """The gradient of a gradient is wanted, which the operator does not have."""
+class DoubleBackwardError(NotImplementedError):
+    """The gradient of a gradient is wanted, which scans in kernels and in graphs do not have."""

@@ -9,9 +9,9 @@ from flexsn_hop._torch_private._builtin import builtin_scan, builtin_while_loop
 from flexsn_hop._torch_private._dispatch import below_autograd, implement, refuse_autograd
 from flexsn_hop._torch_private._dynamo import (
     CapturedCall,
-    CapturedStep,
     CapturedTreeCall,
     CaptureHooks,
+    DynamoStep,
     TreeCaptureHooks,
     TreeParts,
     register_with_dynamo,
@@ -37,8 +37,8 @@ __all__ = [
     "ALIGNMENT",
     "CaptureHooks",
     "CapturedCall",
-    "CapturedStep",
     "CapturedTreeCall",
+    "DynamoStep",
     "HigherOrderOperator",
     "InductorCall",
     "LowersItself",

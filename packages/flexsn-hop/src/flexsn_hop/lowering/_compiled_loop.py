@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from flexsn_hop._formats import Order, copy_in_order, dense_strides, order_like, sequence_order, state_order
 from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
 from flexsn_hop._torch_private import fake_results
+from flexsn_hop.formats import Order, copy_in_order, dense_strides, order_like, sequence_order, state_order
+from flexsn_hop.loop._absent import StepVJP, zeros
+from flexsn_hop.loop._loop import differentiated, needed_carried
 from flexsn_hop.lowering._step_graphs import BackwardStep, WritingStep, backward_step, bind_sizes, forward_step
-from flexsn_hop.operator._absent import StepVJP, zeros
-from flexsn_hop.operator._loop import differentiated, needed_carried
 
 __all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
 

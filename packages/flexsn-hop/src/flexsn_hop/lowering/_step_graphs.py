@@ -13,7 +13,7 @@ from torch import fx
 from flexsn_hop._layout import BackwardLayout
 from flexsn_hop._torch_private import ALIGNMENT, StepCode, compile_step
 from flexsn_hop.errors import LoweringError
-from flexsn_hop.operator._absent import StepVJP
+from flexsn_hop.loop._absent import StepVJP
 
 __all__ = ["BackwardStep", "StepCodeError", "WritingStep", "backward_step", "bind_sizes", "forward_step"]
 
@@ -49,7 +49,9 @@ class WritingStep:
                 self._codes[key] = compile_step(self.module, rows, aligned)
             except Exception as error:
                 reason = str(error).strip().splitlines() or [""]
-                raise StepCodeError(f"Inductor failed to compile the step, {type(error).__name__}: {reason[0]}") from error
+                raise StepCodeError(
+                    f"Inductor failed to compile the step, {type(error).__name__}: {reason[0]}"
+                ) from error
         return self._codes[key]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from flexsn_hop._formats import order_like
 from flexsn_hop._torch_private import outside_of_tracing, unlogged
 from flexsn_hop.errors import EmptyScanError
-from flexsn_hop.operator._eager import Tensors, run_steps, stack_values, state_copies
+from flexsn_hop.formats import order_like
+from flexsn_hop.loop._eager import Tensors, run_steps, stack_values, state_copies
 from flexsn_hop.trees._trees import TreeCall, TreeSteps, check_sequence_dims
 
 __all__ = ["as_given", "clock", "in_order", "run_trees"]
@@ -70,7 +70,9 @@ def _run_segments(
                 return take_step(slices, states, first + step)
 
             end = parts[0].shape[0] - 1
-            outputs, after = run_steps(take if first else take_step, parts, states, [end], backwards=backwards, go_on=first > 0)
+            outputs, after = run_steps(
+                take if first else take_step, parts, states, [end], backwards=backwards, go_on=first > 0
+            )
             return outputs, after[end]
 
         if interval == steps:
