@@ -206,7 +206,7 @@ def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogC
     def run(init: Tensor, xs: Tensor) -> Any:
         return scan(lambda h, x: (h * 0.75 + x, h), init, xs)
 
-    with pytest.raises(LoweringError, match="'compiled_loop' is not available.*RuntimeError: no C.. compiler"):
+    with pytest.raises(LoweringError, match=r"'compiled_loop' is not available.*RuntimeError: no C.. compiler"):
         torch.compile(run, fullgraph=True)(init, xs)
     torch._dynamo.reset()
     monkeypatch.setenv("FLEXSN_HOP_LOWERING", "auto")

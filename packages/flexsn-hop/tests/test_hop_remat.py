@@ -161,7 +161,7 @@ def test_numbers_that_are_no_interval(remat: int, compiled: bool) -> None:
 
 @pytest.mark.parametrize("remat", [2.0, True, "4"])
 def test_what_is_no_number(remat: Any) -> None:
-    with pytest.raises(TypeError, match="remat is .*; it must be an int"):
+    with pytest.raises(TypeError, match=r"remat is .*; it must be an int"):
         scan(average, torch.ones(2), torch.ones(4, 2), remat=remat)
 
 

@@ -42,9 +42,10 @@ class _Program:
         self.layout = layout
         self._lowering = lowering
         self._compiled: CompiledForward | CompiledBackward | None = None
-        if lowering != "loop":
-            is_backward = isinstance(layout, BackwardLayout)
-            self._compiled = CompiledBackward(*graphs, layout) if is_backward else CompiledForward(*graphs, layout)
+        if lowering != "loop" and isinstance(layout, BackwardLayout):
+            self._compiled = CompiledBackward(graphs[0], graphs[1], layout)
+        elif lowering != "loop":
+            self._compiled = CompiledForward(graphs[0], layout)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if self._compiled is not None and not has_no_elements(self.layout, args):

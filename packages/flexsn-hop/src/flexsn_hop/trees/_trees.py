@@ -309,15 +309,22 @@ def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]
     """
     if tree.spec.is_leaf() and all(tree.present):
         return lambda value: (value,)
+    if tree.spec.is_leaf():
+        return lambda value: () if value is None else _UNREAD
     kind, keys = _plainest(tree, tensors)
-    if kind is dict:
-        return lambda value: (
-            [value[key] for key in keys] if type(value) is dict and value.keys() == keys.keys() else _UNREAD
-        )
-    return lambda value: value if kind is not None and type(value) is kind else _UNREAD
+
+    def read(value: Any) -> Sequence[Any]:
+        if kind is None or type(value) is not kind:
+            return _UNREAD
+        if kind is dict:
+            return [value[key] for key in keys] if value.keys() == keys.keys() else _UNREAD
+        leaves: Sequence[Any] = value
+        return leaves
+
+    return read
 
 
-_UNREAD = (None,)
+_UNREAD: Sequence[Any] = (None,)
 
 
 def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
