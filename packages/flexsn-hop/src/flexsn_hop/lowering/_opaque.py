@@ -42,9 +42,11 @@ class _Program:
         self.layout = layout
         self._lowering = lowering
         self._compiled: CompiledForward | CompiledBackward | None = None
-        if lowering != "loop" and isinstance(layout, BackwardLayout):
+        if lowering == "loop":
+            return
+        if isinstance(layout, BackwardLayout):
             self._compiled = CompiledBackward(graphs[0], graphs[1], layout)
-        elif lowering != "loop":
+        else:
             self._compiled = CompiledForward(graphs[0], layout)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:

@@ -316,10 +316,10 @@ def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]
     def read(value: Any) -> Sequence[Any]:
         if kind is None or type(value) is not kind:
             return _UNREAD
+        leaves: Any = value
         if kind is dict:
-            return [value[key] for key in keys] if value.keys() == keys.keys() else _UNREAD
-        leaves: Sequence[Any] = value
-        return leaves
+            return [leaves[key] for key in keys] if leaves.keys() == keys.keys() else _UNREAD
+        return leaves  # type: ignore[no-any-return]
 
     return read
 
