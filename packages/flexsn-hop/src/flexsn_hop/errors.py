@@ -15,6 +15,7 @@ __all__ = [
     "NotATensorError",
     "OutputChangedError",
     "RandomOpError",
+    "RematError",
     "ScanCountError",
     "ScanDimError",
     "ScanLengthError",
@@ -90,6 +91,10 @@ class LoweringError(ValueError):
 
 class LoweringGradientError(RuntimeError):
     """A gradient is wanted through an operator that is known to get it wrong."""
+
+
+class RematError(ValueError):
+    """``remat`` is no number of steps, or a transform of torch.func is active, which keeps carries its own way."""
 
 
 class DoubleBackwardError(NotImplementedError):

@@ -20,6 +20,7 @@ from flexsn_hop._torch_private._dynamo import (
 from flexsn_hop._torch_private._inductor import InductorCall, LowersItself
 from flexsn_hop._torch_private._ops import HigherOrderOperator, OpOverload
 from flexsn_hop._torch_private._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from flexsn_hop._torch_private._step_code import ALIGNMENT, StepCode, compile_step, fake_results
 from flexsn_hop._torch_private._tracing import (
     capture_with_dynamo,
     is_tracing,
@@ -33,6 +34,7 @@ from flexsn_hop._torch_private._tracing import (
 from flexsn_hop.versions import say_if_newer
 
 __all__ = [
+    "ALIGNMENT",
     "CaptureHooks",
     "CapturedCall",
     "CapturedTreeCall",
@@ -41,6 +43,7 @@ __all__ = [
     "InductorCall",
     "LowersItself",
     "OpOverload",
+    "StepCode",
     "TreeCaptureHooks",
     "TreeParts",
     "TreeSpec",
@@ -48,6 +51,8 @@ __all__ = [
     "builtin_scan",
     "builtin_while_loop",
     "capture_with_dynamo",
+    "compile_step",
+    "fake_results",
     "implement",
     "is_tracing",
     "is_transforming",

@@ -78,7 +78,7 @@ class CapturedTreeCall:
         step: Something with the signature of the step, or None where Dynamo knows no callable for it.
         carry_leaves, carry_spec: ``init``, taken apart.
         x_leaves, x_spec: ``xs``, taken apart.
-        length, reverse, dim: The other arguments.
+        length, reverse, dim, remat: The other arguments.
     """
 
     step: Callable[..., Any] | None
@@ -89,6 +89,7 @@ class CapturedTreeCall:
     length: Any
     reverse: Any
     dim: Any
+    remat: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +98,11 @@ class TreeParts:
 
     Attributes:
         flatten: ``(init, xs)`` to ``(carry leaves, carry spec, x leaves, x spec)``.
-        open: These four with the step before them, and length, reverse and dim behind them, to the core,
-            the input sequences and the states.
+        open: These four with the step before them, and length, reverse, dim and remat behind them, to the
+            core, the input sequences and the states.
         close: The operator's results, carry leaves and carry spec, which result is for each leaf of what a
-            step returned, and that structure, the number of outputs, reverse and dim, to what the caller gets.
+            step returned, and that structure, the number of outputs, reverse, dim and remat, to what the caller
+            gets.
     """
 
     flatten: Callable[..., Any]

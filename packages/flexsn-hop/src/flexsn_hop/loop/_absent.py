@@ -1,4 +1,4 @@
-"""A step's VJP where some gradients did not come: absent, as in autograd, and not zero.
+"""A step's VJP where some gradients are absent: absent, as in autograd, and not zero.
 
 A zero would meet infinite derivatives, and be NaN.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 
-__all__ = ["StepVJP", "is_zero"]
+__all__ = ["PartialVJP", "StepVJP", "is_zero"]
 
 _aten = torch.ops.aten
 _SUMS = (_aten.add.Tensor, _aten.sub.Tensor)
@@ -21,103 +22,126 @@ Gradients = tuple[Any, ...]
 """Tensors, and None where nothing flowed."""
 
 
+@dataclass(frozen=True, slots=True)
+class PartialVJP:
+    """The VJP of a step for gradients of which some are absent.
+
+    Attributes:
+        graph: It takes the values of the step and the gradients that are present, and gives the results that are.
+        results: For each result of the whole VJP, True if it is present.
+    """
+
+    graph: fx.GraphModule
+    results: tuple[bool, ...]
+
+
 class StepVJP:
     """Calls the VJP of a step with gradients of which some may be absent.
 
     Args:
-        vjp: It takes the values of the step and gradients. Of a graph it is known what depends on which
-            gradient; any other callable gets zeros for what is absent.
-        num_values: How many values of the step it takes.
+        vjp: It takes the values of the step and gradients. A graph shows what depends on which gradient; any other
+            callable takes zeros for what is absent.
+        num_values: Number of values of the step.
     """
 
     def __init__(self, vjp: Callable[..., Any], num_values: int) -> None:
         self._vjp = vjp
-        self._linear: set[fx.Node] = set()  # what depends on a gradient, whether it came or not
-        self._results: Sequence[Any] | None = None
+        self._num_values = num_values
+        self._linear: set[fx.Node] = set()  # depends on a gradient, present or absent
+        self._partial: dict[tuple[bool, ...], PartialVJP] = {}
         if isinstance(vjp, fx.GraphModule):
             self._linear.update(list(vjp.graph.find_nodes(op="placeholder"))[num_values:])
             for node in vjp.graph.nodes:
                 if not self._linear.isdisjoint(node.all_input_nodes):
                     self._linear.add(node)
-            (output,) = vjp.graph.find_nodes(op="output")
-            results: Any = output.args[0]
-            self._results = results
 
     def __call__(self, values: Sequence[Any], gradients: Gradients, like: Sequence[torch.Tensor]) -> Gradients:
-        """Gradients of what the VJP gives them for; None for zeros, and for what depends on absent gradients alone.
+        """Results of the VJP; None for zeros, and for what depends on absent gradients alone.
 
         ``like`` has a tensor for each of ``gradients``, with its shape and dtype.
         """
-        whole = all(gradient is not None for gradient in gradients)
-        if whole or not isinstance(self._vjp, fx.GraphModule):
+        if not isinstance(self._vjp, fx.GraphModule):
             filled = [zeros(t) if g is None else g for g, t in zip(gradients, like, strict=True)]
-            found = tuple(self._vjp(*values, *filled))
-        else:
-            found = _Run(self._vjp, self._linear).results((*values, *gradients), like)
-        if self._results is None:
-            return found
-        return tuple(
-            value if result in self._linear or not is_zero(result) else None
-            for value, result in zip(found, self._results, strict=True)
-        )
+            return tuple(self._vjp(*values, *filled))
+        partial = self.partial([gradient is not None for gradient in gradients])
+        found = iter(partial.graph(*values, *(t if g is None else g for g, t in zip(gradients, like, strict=True))))
+        return tuple(next(found) if is_there else None for is_there in partial.results)
+
+    def partial(self, present: Sequence[bool]) -> PartialVJP:
+        """The VJP for the gradients that are present; it takes tensors like the absent ones in their places."""
+        assert isinstance(self._vjp, fx.GraphModule)
+        key = tuple(present)
+        if key not in self._partial:
+            self._partial[key] = _Specialization(self._vjp, self._linear).build(self._num_values, key)
+        return self._partial[key]
 
 
-class _Run:
-    """One run through a graph with absent arguments."""
+class _Specialization:
+    """A copy of a graph for arguments of which some are absent."""
 
     def __init__(self, module: fx.GraphModule, linear: set[fx.Node]) -> None:
         self._module = module
         self._linear = linear
-        self._values: dict[fx.Node, Any] = {}
-        self._zeros: dict[fx.Node, Any] = {}
+        self._graph = fx.Graph()
+        self._values: dict[fx.Node, fx.Node | None] = {}
+        self._arguments: dict[fx.Node, fx.Node] = {}
+        self._zeros: dict[fx.Node, fx.Node] = {}
 
-    def results(self, arguments: Sequence[Any], like: Sequence[torch.Tensor]) -> Gradients:
-        nodes = self._module.graph.nodes
-        placeholders = self._module.graph.find_nodes(op="placeholder")
-        self._values.update(zip(placeholders, arguments, strict=True))
-        for node, tensor in zip(list(placeholders)[len(arguments) - len(like) :], like, strict=True):
-            if self._values[node] is None:
-                self._zeros[node] = zeros(tensor)
-        for node in nodes:
-            if node.op == "get_attr":
-                self._values[node] = operator.attrgetter(node.target)(self._module)
-            elif node.op == "call_function":
-                self._values[node] = self._call(node)
+    def build(self, num_values: int, present: Sequence[bool]) -> PartialVJP:
+        flags = iter([*[True] * num_values, *present])
+        for node in self._module.graph.nodes:
+            if node.op == "placeholder":
+                self._arguments[node] = argument = self._graph.node_copy(node)
+                self._values[node] = argument if next(flags) else None
             elif node.op == "output":
-                return tuple(self._values[r] if isinstance(r, fx.Node) else r for r in node.args[0])
+                return self._close(node.args[0])
+            else:
+                self._values[node] = self._copy(node)
         raise AssertionError("a graph ends with its output")
 
-    def _call(self, node: fx.Node) -> Any:
-        if any(self._values[source] is None for source in node.all_input_nodes):
+    def _close(self, results: Sequence[Any]) -> PartialVJP:
+        found = [self._result(result) for result in results]
+        self._graph.output(tuple(value for value in found if value is not None))
+        self._graph.eliminate_dead_code()
+        module = fx.GraphModule(self._module, self._graph, "StepVJP")
+        return PartialVJP(module, tuple(value is not None for value in found))
+
+    def _result(self, result: Any) -> Any:
+        if not isinstance(result, fx.Node):
+            return result
+        return self._values[result] if result in self._linear or not is_zero(result) else None
+
+    def _copy(self, node: fx.Node) -> fx.Node | None:
+        if node.op == "call_function" and any(self._values[source] is None for source in node.all_input_nodes):
             if all(self._values[source] is None for source in node.all_input_nodes if source in self._linear):
                 return None
-            # Gradients that came meet others that did not: mostly in a sum, which is of those that came.
+            # Present gradients meet absent ones: mostly in a sum, which is that of the present ones.
             if node.target in _SUMS:
                 return self._sum(node)
         return self._apply(node)
 
-    def _apply(self, node: fx.Node) -> Any:
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._value)
-        target: Any = node.target
-        return target(*args, **kwargs)
+    def _apply(self, node: fx.Node) -> fx.Node:
+        return self._graph.node_copy(node, lambda source: self._value(source, node))
 
-    def _value(self, node: fx.Node) -> Any:
-        """The value of a node, zeros for an absent one."""
+    def _value(self, node: fx.Node, user: fx.Node) -> fx.Node:
+        """The copy of a node, zeros for an absent one."""
         value = self._values[node]
         if value is not None:
             return value
         if node not in self._zeros:
-            # What it would be for zeros tells the shape; its numbers may be NaN.
-            self._zeros[node] = fx.node.map_aggregate(self._apply(node), zeros)
+            # Zeros as arguments give the shape; the numbers may be NaN.
+            copy = self._arguments[node] if node.op == "placeholder" else self._apply(node)
+            is_tuple = user.target is operator.getitem  # whose items are replaced
+            self._zeros[node] = copy if is_tuple else self._graph.call_function(_aten.zeros_like.default, (copy,))
         return self._zeros[node]
 
-    def _sum(self, node: fx.Node) -> Any:
+    def _sum(self, node: fx.Node) -> fx.Node | None:
         first, second = (self._values[source] for source in node.all_input_nodes)
         if second is None:
             return first
         alpha: Any = node.kwargs.get("alpha", 1)
         factor = -alpha if node.target is _aten.sub.Tensor else alpha
-        return second if factor == 1 else second * factor
+        return second if factor == 1 else self._graph.call_function(_aten.mul.Tensor, (second, factor))
 
 
 _ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)

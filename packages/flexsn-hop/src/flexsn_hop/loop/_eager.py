@@ -15,12 +15,14 @@ from flexsn_hop.loop._arguments import OutputTemplateSpec, ScanCall, StepFunctio
 __all__ = [
     "CoreSteps",
     "alike",
+    "are_plain_and_of",
     "check_step",
     "contiguous_copy",
     "describe",
     "eager_scan",
     "eager_scan_final_state",
     "empty_scan",
+    "kinds",
     "plain_scan",
     "run_steps",
     "stack_values",
@@ -229,13 +231,17 @@ class CoreSteps:
         self._lifted = lifted
         self._num_outputs = num_outputs
         self._first: Tensors | None = None
+        self._kinds: list[Kind] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states of the step."""
         returned = self._core(*slices, *states, *self._lifted)
+        if type(returned) is tuple and self._first is not None and are_plain_and_of(returned, self._kinds):
+            return returned[: self._num_outputs], returned[self._num_outputs :]
         outputs, new_states = check_step(returned, states, self._num_outputs, step)
         if self._first is None:
             self._first = outputs
+            self._kinds = kinds((*outputs, *new_states))
         for index, (first, now) in enumerate(zip(self._first, outputs, strict=True)):
             if not alike(first, now):
                 raise OutputChangedError(
@@ -252,17 +258,18 @@ def run_steps(
     kept: Container[int],
     *,
     backwards: bool = False,
+    go_on: bool = False,
 ) -> tuple[list[Tensors], dict[int, Tensors]]:
     """Outputs of every step, and the states after each step in ``kept``.
 
     ``take_step(slices, states, step)`` gives a step's outputs and new states. Steps are counted as they
-    are taken; ``backwards``, the first one takes the last slices.
+    are taken; ``backwards``, the first one takes the last slices. With ``go_on`` the states come from steps before.
     """
     outputs_by_step: list[Tensors] = []
     states_after: dict[int, Tensors] = {}
     # unbind, not x[t]: the backward of T separate selects writes T full-size gradients, O(T^2).
     # As sequences of one step, initial states have gradients in their own format, too.
-    states = [_first_state(state) for state in states]
+    states = states if go_on else [_first_state(state) for state in states]
     slices_by_step = list(zip(*[split_steps(sequence) for sequence in inputs], strict=True))
     if backwards:
         slices_by_step.reverse()
@@ -277,6 +284,30 @@ def run_steps(
 
 def _first_state(state: torch.Tensor) -> torch.Tensor:
     return split_steps(state.unsqueeze(0))[0] if state.requires_grad and state.layout is torch.strided else state
+
+
+Kind = tuple[torch.Size, torch.dtype, torch.device]
+"""What a value has in each step."""
+
+
+def kinds(values: Sequence[torch.Tensor]) -> list[Kind]:
+    """What later values are compared with."""
+    return [(value.shape, value.dtype, value.device) for value in values]
+
+
+def are_plain_and_of(values: Sequence[Any], expected: Sequence[Kind]) -> bool:
+    """True if all values are plain tensors of these kinds; False demands a closer look.
+
+    This is most of what a loop adds to a step, and so without a call for each value.
+    """
+    if len(values) != len(expected):
+        return False
+    for value, (shape, dtype, device) in zip(values, expected):  # noqa: B905 - lengths are equal, and `strict` takes time
+        if type(value) is not torch.Tensor or value.is_nested:
+            return False
+        if value.dtype is not dtype or value.shape != shape or value.device != device:
+            return False
+    return True
 
 
 def alike(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -17,9 +17,11 @@ __all__ = [
     "backward_loop",
     "backward_samples",
     "backward_shapes",
+    "differentiated",
     "forward_loop",
     "forward_samples",
     "forward_shapes",
+    "needed_carried",
 ]
 
 Tensors = tuple[torch.Tensor, ...]
@@ -138,9 +140,9 @@ def backward_loop(core: StepFunction, vjp: StepFunction, layout: BackwardLayout,
             lifted_grads = tuple(_sum(old, new) for old, new in zip(lifted_grads, of_step, strict=True))
     sequences = list(zip(*input_grads[::-1], strict=True))
     all_carried = _filled(cotangents, active)
-    carried = [all_carried[i] for i in _needed_carried(layout)]
+    carried = [all_carried[i] for i in needed_carried(layout)]
     of_lifted = _filled(lifted_grads, _needed(lifted, lifted_needs))
-    orders = iter([order_like(argument) for argument in _differentiated(layout, flat_args)])
+    orders = iter([order_like(argument) for argument in differentiated(layout, flat_args)])
     return (
         *[stack_in_order(gradients, next(orders)) for gradients in sequences],
         *[copy_in_order(gradient, next(orders)) for gradient in (*carried, *of_lifted)],
@@ -172,22 +174,22 @@ def backward_shapes(vjp: StepFunction, layout: BackwardLayout, args: Sequence[An
     carried = gradients[num_inputs : num_inputs + num_carried]
     wanted = (
         *gradients[:num_inputs],
-        *(carried[i] for i in _needed_carried(layout)),
+        *(carried[i] for i in needed_carried(layout)),
         *gradients[num_inputs + num_carried :],
     )
-    arguments = _differentiated(layout, flat_args)
+    arguments = differentiated(layout, flat_args)
     return tuple(
         _empty(gradient, argument.shape, order_like(argument))
         for gradient, argument in zip(wanted, arguments, strict=True)
     )
 
 
-def _differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
+def differentiated(layout: BackwardLayout, flat_args: Sequence[Any]) -> list[torch.Tensor]:
     """The arguments whose gradients are the results, in their order."""
     return [argument for argument, need in zip(flat_args, layout.needs, strict=True) if need]
 
 
-def _needed_carried(layout: BackwardLayout) -> list[int]:
+def needed_carried(layout: BackwardLayout) -> list[int]:
     """Positions, among the active states, of those whose initial value needs a gradient."""
     _, needs, _ = layout.scan.split(layout.needs)
     flags = zip(needs, layout.active_states, strict=True)

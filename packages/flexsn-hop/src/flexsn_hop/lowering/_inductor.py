@@ -53,7 +53,7 @@ def lower(
         warn(f"a compiled scan runs as a loop, without kernels: {reasons(refused)}")
     elif found.asked == "auto":
         _log_once(f"a compiled scan runs as a loop, without kernels: {reasons(refused) or NO_KERNELS}")
-    return _lower_to_loop(call, layout)
+    return _lower_to_loop(call, layout, found.asked)
 
 
 @functools.cache
@@ -118,7 +118,7 @@ def _attributes(call: InductorCall) -> list[Any]:
     ]
 
 
-def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> Sequence[Any]:
+def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout, asked: str) -> Sequence[Any]:
     if call.is_ahead_of_time:
         warn(
             "a program that is compiled ahead of time calls a scan's loop, which is Python: it runs in processes that "
@@ -128,7 +128,7 @@ def _lower_to_loop(call: InductorCall, layout: ScanLayout | BackwardLayout) -> S
     tensors = [value for index, value in enumerate(call.args) if index not in sizes]
     return call.fall_back_to(
         run_scan,
-        encode_program(call.graphs, layout),
+        encode_program(call.graphs, layout, asked),
         tensors,
         [call.args[index] for index in sizes],
         sizes,

@@ -33,14 +33,14 @@ __all__ = [
 ]
 
 LOWERING_VARIABLE = "FLEXSN_HOP_LOWERING"
-LOWERINGS = ("auto", "kernel", "scan", "while_loop", "loop")
+LOWERINGS = ("auto", "kernel", "compiled_loop", "scan", "while_loop", "loop")
 
 KERNELS = "flexsn_runtime"
 """The lowering that is tried first, and the package that has it: the order of imports decides nothing."""
 
 NO_KERNELS = "flexsn-runtime, which has kernels, is not installed"
 
-CODE_VERSION = 7
+CODE_VERSION = 8
 """Raised whenever the code that this package makes of a scan, or of its gradient, changes.
 
 It stands in the operator's arguments, and so in the key by which Inductor finds compiled code on
@@ -317,7 +317,7 @@ class Candidates:
     @property
     def may_be_the_loop(self) -> bool:
         """Whether the loop may take the place of what was asked for."""
-        return self.asked in ("auto", "loop")
+        return self.asked in ("auto", "compiled_loop", "loop")
 
 
 def reasons(refused: dict[str, str]) -> str:

@@ -6,8 +6,8 @@ A compiler that knows nothing of the scan can call it: Inductor does, where no k
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,24 +21,53 @@ from flexsn_hop.loop._loop import (
     forward_loop,
     forward_shapes,
 )
+from flexsn_hop.lowering._compiled_loop import CompiledBackward, CompiledForward, has_no_elements
+from flexsn_hop.lowering._step_graphs import StepCodeError
 from flexsn_hop.text import from_text, merged, read_graph, read_layout, to_text, write_graph, write_layout
 
 __all__ = ["encode_program", "run_scan"]
 
+_logger = logging.getLogger("flexsn_hop")
+
 _SCHEMA = "(str program, Tensor[] tensors, SymInt[] sizes, int[] size_positions) -> Tensor[]"
 
 
-@dataclass(frozen=True)
 class _Program:
     """One of the two operators with its graphs, ready to be called."""
 
-    graphs: tuple[torch.fx.GraphModule, ...]
-    layout: ScanLayout | BackwardLayout
+    def __init__(
+        self, graphs: tuple[torch.fx.GraphModule, ...], layout: ScanLayout | BackwardLayout, lowering: str
+    ) -> None:
+        self.graphs = graphs
+        self.layout = layout
+        self._lowering = lowering
+        self._compiled: CompiledForward | CompiledBackward | None = None
+        if lowering == "loop":
+            return
+        if isinstance(layout, BackwardLayout):
+            self._compiled = CompiledBackward(graphs[0], graphs[1], layout)
+        else:
+            self._compiled = CompiledForward(graphs[0], layout)
 
     def run(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
+        if self._compiled is not None and not has_no_elements(self.layout, args):
+            try:
+                with torch.no_grad():
+                    return self._compiled(args)
+            except StepCodeError as error:
+                self._refuse(str(error))
+                self._compiled = None  # each call would try it again
         if isinstance(self.layout, BackwardLayout):
             return backward_loop(self.graphs[0], self.graphs[1], self.layout, args)
         return forward_loop(self.graphs[0], self.layout, args)
+
+    def _refuse(self, reason: str) -> None:
+        """Log the reason why steps run operator by operator, or raise where code for them was demanded."""
+        if self._lowering == "compiled_loop":
+            raise StepCodeError(
+                f"the lowering 'compiled_loop' is not available: {reason}. Use 'auto' or 'loop' instead"
+            )
+        _log_once(f"a compiled scan runs operator by operator: {reason} (lowering='loop' demands it)")
 
     def shapes(self, args: Sequence[Any]) -> Sequence[torch.Tensor]:
         if isinstance(self.layout, BackwardLayout):
@@ -47,19 +76,30 @@ class _Program:
         return forward_shapes(self.graphs[0], self.layout, args)
 
 
-def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout) -> str:
+@functools.cache
+def _log_once(message: str) -> None:
+    _logger.warning(message)
+
+
+def encode_program(graphs: Sequence[torch.fx.GraphModule], layout: ScanLayout | BackwardLayout, lowering: str) -> str:
     """The text that :func:`run_scan` takes: layout and nodes of the graphs.
+
+    Args:
+        lowering: ``"compiled_loop"`` for Inductor's code for the steps, ``"loop"`` for operators one by one,
+            ``"auto"`` for the first of these that is available.
 
     Raises:
         LoweringError: A graph holds something that has no text.
     """
-    return to_text({"layout": write_layout(layout), "graphs": [write_graph(graph) for graph in graphs]})
+    written = [write_graph(graph) for graph in graphs]
+    return to_text({"layout": write_layout(layout), "graphs": written, "lowering": lowering})
 
 
 @functools.lru_cache(maxsize=512)
 def _decode(program: str) -> _Program:
     content = from_text(program)
-    return _Program(tuple(map(read_graph, content["graphs"])), read_layout(content["layout"]))
+    graphs = tuple(map(read_graph, content["graphs"]))
+    return _Program(graphs, read_layout(content["layout"]), content["lowering"])
 
 
 def _run(

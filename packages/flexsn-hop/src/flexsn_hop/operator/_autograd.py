@@ -65,6 +65,7 @@ def _autograd(
     zero_states: tuple[bool, ...],
     checkpoints: tuple[int, int],
     version: str,
+    remat: int,
 ) -> tuple[torch.Tensor, ...]:
     assert checkpoints == (0, 0)  # only this function asks for checkpoints, below autograd
     needs = [isinstance(value, torch.Tensor) and value.requires_grad for value in flat_args]
@@ -74,7 +75,9 @@ def _autograd(
     with outside_of_tracing(flat_args) as fakes:
         activity = find_activity(core, layout, forward_samples(layout, fakes), needs)
     lowerings = find_lowerings(lowering, flat_args).lowerings
-    if lowerings:
+    if remat and final_state:
+        interval = remat
+    elif lowerings:
         interval = checkpoint_interval(lowerings[0], core, flat_args[: num_inputs + num_states])
     else:
         interval = LOOP_CHECKPOINT_INTERVAL if final_state else 0
@@ -111,6 +114,7 @@ class _ScanFunction(torch.autograd.Function):
                 zero_states=layout.zero_states,
                 checkpoints=options.checkpoints,
                 version=options.version,
+                remat=0,  # the checkpoints are
             )
         visible = layout.num_outputs + layout.num_states
         results, checkpoints = results[:visible], results[visible:]

@@ -63,7 +63,8 @@ def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
     replacement = {"scan": through_scan, "while_loop": through_while_loop}.get(lowering)
     if replacement is not None:
         return replacement
-    return node_options(flat_args, call.kwargs.get("final_state", False), lowering, zero_states)
+    remat = call.kwargs.get("remat") or 0
+    return node_options(flat_args, call.kwargs.get("final_state", False), lowering, zero_states, remat)
 
 
 def node_options(
@@ -71,6 +72,7 @@ def node_options(
     final_state: bool,
     lowering: str | None = None,
     zero_states: tuple[bool, ...] = (),
+    remat: int = 0,
 ) -> dict[str, Any]:
     """The keyword arguments of the operator's node; a lowering that cannot be had is refused here."""
     lowering = requested_lowering(lowering)
@@ -79,6 +81,7 @@ def node_options(
         "final_state": final_state,
         "checkpoints": (0, 0),
         "zero_states": zero_states,
+        "remat": remat,
         "lowering": lowering,
         "version": code_version(),
     }

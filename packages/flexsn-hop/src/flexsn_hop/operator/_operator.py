@@ -66,7 +66,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             ``FLEXSN_HOP_LOWERING``, then takes ``"auto"``.
         zero_states: For each initial state, whether the caller knows that it is zeros, so that
             kernels need not read it. Empty: of none.
-        checkpoints, version: Written into graphs by this package; leave them alone.
+        checkpoints, version, remat: Written into graphs by this package; leave them alone.
 
     Returns:
         ``(*output_seqs, *state_seqs)``, or ``(*output_seqs, *final_states)``.
@@ -131,6 +131,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
         zero_states: Sequence[bool] = (),
         checkpoints: tuple[int, int] = (0, 0),
         version: str = "",
+        remat: int = 0,
     ) -> tuple[torch.Tensor, ...]:
         zeros = tuple(zero_states)
         layout = ScanLayout(num_inputs, num_states, num_outputs, final_state, *checkpoints, zero_states=zeros)
@@ -151,7 +152,13 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
 
             def run(*args: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 return flex_sn_scan(
-                    core_fn, *layout.counts, *args, final_state=final_state, lowering=name, zero_states=zeros
+                    core_fn,
+                    *layout.counts,
+                    *args,
+                    final_state=final_state,
+                    lowering=name,
+                    zero_states=zeros,
+                    remat=remat,
                 )
 
             return capture_with_dynamo(run, *flat_args)  # type: ignore[no-any-return]
@@ -167,6 +174,7 @@ class FlexSNScan(LowersItself, HigherOrderOperator):
             zero_states=zeros,
             checkpoints=checkpoints,
             version=version,
+            remat=remat,
         )
 
     def redispatch(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:

@@ -27,6 +27,7 @@ def scan(
     length: int | None = None,
     reverse: bool = False,
     dim: int = 0,
+    remat: int | None = None,
 ) -> tuple[Carry, Y]:
     """Call ``step`` for one time step after the other, and carry what it returns to the next.
 
@@ -48,6 +49,9 @@ def scan(
         reverse: Go from the last slice to the first. What step t returns as y is still at t.
         dim: The dimension of time, in all of ``xs`` and of what is returned as sequences. A negative one
             counts from the end of each tensor.
+        remat: Keep the carry of every K-th step alone for the backward, which computes the steps between two
+            of them again: memory for about ``T / K + K`` carries, the least for ``K = sqrt(T)``. Gradients are
+            equal to the bit. None keeps what autograd keeps.
 
     Returns:
         ``(carry, ys)``: the last carry, which shares memory with nothing, and the sequences of y, with
@@ -64,6 +68,7 @@ def scan(
         SequenceLengthError: Sequences of unequal lengths (a ``ValueError``).
         ScanLengthError: ``length`` is missing, negative, or not that of ``xs`` (a ``ValueError``).
         ScanDimError: A sequence has no dimension ``dim`` (a ``ValueError``, an ``IndexError``).
+        RematError: ``remat`` is below 1, or a transform of torch.func is active (a ``ValueError``).
         NotATensorError: A leaf is neither a tensor nor None (a ``TypeError``).
         EmptyScanError: ``T == 0``, and ``step`` cannot run on fake tensors (a ``ValueError``).
 
@@ -82,7 +87,7 @@ def scan(
         >>> scan(lambda power, _: (2 * power, power), torch.tensor(1), length=5)
         (tensor(32), tensor([ 1,  2,  4,  8, 16]))
     """
-    return _tree_scan(step, init, xs, length, reverse, dim)
+    return _tree_scan(step, init, xs, length, reverse, dim, remat)
 
 
 class _TreeScan(HigherOrderOperator):
@@ -102,9 +107,16 @@ class _TreeScan(HigherOrderOperator):
         assert name == self._name
 
     def __call__(
-        self, step: Callable[..., Any] | None, init: Any, xs: Any, length: Any, reverse: bool, dim: int
+        self,
+        step: Callable[..., Any] | None,
+        init: Any,
+        xs: Any,
+        length: Any,
+        reverse: bool,
+        dim: int,
+        remat: int | None = None,
     ) -> tuple[Any, Any]:
-        call = TreeCall.of(step, init, xs, length, reverse, dim)
+        call = TreeCall.of(step, init, xs, length, reverse, dim, remat)
         check_tree_call(call)
         if is_transforming() or not is_tracing((*call.states, *call.inputs)):
             return run_trees(call)
@@ -124,7 +136,13 @@ def _capture(call: TreeCall) -> tuple[Any, Any]:
         inputs = tensors[num_states : num_states + len(call.inputs)]
         length = tensors[-1].shape[0] if ticks else None
         return _tree_scan(
-            call.step, call.carry.fill(tensors[:num_states]), call.x.fill(inputs), length, call.reverse, call.dim
+            call.step,
+            call.carry.fill(tensors[:num_states]),
+            call.x.fill(inputs),
+            length,
+            call.reverse,
+            call.dim,
+            call.remat,
         )
 
     return capture_with_dynamo(run, *call.states, *call.inputs, *ticks)  # type: ignore[no-any-return]

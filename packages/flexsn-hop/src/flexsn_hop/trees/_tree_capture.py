@@ -48,6 +48,7 @@ def _open(
     length: Any,
     reverse: bool,
     dim: int,
+    remat: int | None,
 ) -> Any:
     """The core, the input sequences and the states that the operator is called with."""
     in_carry = [leaf is not None for leaf in carry_leaves]
@@ -74,6 +75,7 @@ def _close(
     num_outputs: int,
     reverse: bool,
     dim: int,
+    remat: int | None,
 ) -> Any:
     """What ``scan`` returns: the operator's results in the trees of ``init`` and of what a step returned.
 
@@ -87,11 +89,13 @@ def _close(
     return fill(carry_spec, [leaf is not None for leaf in carry_leaves], results[num_outputs:]), ys
 
 
-def _plain(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
-    return run_trees(TreeCall.of(step, init, xs, length, reverse, dim))
+def _plain(step: Callable[..., Any], init: Any, xs: Any, *options: Any) -> Any:
+    return run_trees(TreeCall.of(step, init, xs, *options))
 
 
-def _without_steps(step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> Any:
+def _without_steps(
+    step: Callable[..., Any], init: Any, xs: Any, length: Any, reverse: bool, dim: int, remat: int | None
+) -> Any:
     """The results for ``T == 0``. What they are like says a scan of one step, checked, and used by nobody."""
 
     def on_copies(carry: Any, x: Any) -> Any:
@@ -129,7 +133,7 @@ def _tree_call(call: CapturedTreeCall) -> TreeCall:
     carry, x = Tree.of(call.carry_leaves, call.carry_spec), Tree.of(call.x_leaves, call.x_spec)
     states = [leaf for leaf in call.carry_leaves if leaf is not None]
     inputs = [leaf for leaf in call.x_leaves if leaf is not None]
-    return TreeCall(call.step, carry, states, x, inputs, call.length, call.reverse, call.dim)
+    return TreeCall(call.step, carry, states, x, inputs, call.length, call.reverse, call.dim, call.remat)
 
 
 def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
@@ -139,7 +143,8 @@ def _before(captured: CapturedTreeCall) -> dict[str, Any] | Callable[..., Any]:
         return _without_steps
     if is_transforming():
         return _plain  # see flex_sn_scan
-    return node_options([*call.inputs, *call.states], final_state=True)
+    remat = 0 if call.remat is None else int(call.remat)
+    return node_options([*call.inputs, *call.states], final_state=True, remat=remat)
 
 
 def _after(captured: CapturedTreeCall, step: DynamoStep) -> tuple[list[int], list[int | None], int]:

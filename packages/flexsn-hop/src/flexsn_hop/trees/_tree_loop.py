@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from flexsn_hop._torch_private import outside_of_tracing, unlogged
 from flexsn_hop.errors import EmptyScanError
-from flexsn_hop.loop._eager import run_steps, stack_values, state_copies
+from flexsn_hop.formats import order_like
+from flexsn_hop.loop._eager import Tensors, run_steps, stack_values, state_copies
 from flexsn_hop.trees._trees import TreeCall, TreeSteps, check_sequence_dims
 
 __all__ = ["as_given", "clock", "in_order", "run_trees"]
@@ -34,15 +36,60 @@ def run_trees(call: TreeCall) -> tuple[Any, Any]:
         finals = state_copies(call.states, call.states, call.states)
     else:
         inputs = [in_order(sequence, False, call.dim) for sequence in call.inputs] or [clock(call.states, call.length)]
-        last = [call.steps - 1]
-        outputs_by_step, states_after = run_steps(take_step, inputs, call.states, last, backwards=call.reverse)
+        interval = call.remat if call.remat is not None and torch.is_grad_enabled() else call.steps
+        outputs_by_step, last = _run_segments(take_step, inputs, call.states, min(interval, call.steps), call.reverse)
         if call.reverse:
             outputs_by_step.reverse()
         outputs = stack_values(inputs, call.states, outputs_by_step)
-        finals = state_copies(inputs, call.states, states_after[call.steps - 1])
+        finals = state_copies(inputs, call.states, last)
     assert take_step.y is not None
     check_sequence_dims(take_step.y, "ys", outputs, call.dim)
     return call.carry.fill(finals), take_step.y.fill([as_given(output, False, call.dim) for output in outputs])
+
+
+def _run_segments(
+    take_step: TreeSteps, inputs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], interval: int, backwards: bool
+) -> tuple[list[Tensors], Tensors]:
+    """Outputs of every step, and the states after the last one.
+
+    The backward of a segment of ``interval`` steps computes it again, unless it is the only one.
+    """
+    steps = inputs[0].shape[0]
+    segments = list(zip(*[_segments_of(sequence, interval) for sequence in inputs], strict=True))
+    if backwards:
+        segments.reverse()
+    outputs_by_step: list[Tensors] = []
+    last = tuple(states)
+    for parts in segments:
+        first = len(outputs_by_step)
+
+        def run(*tensors: torch.Tensor, first: int = first) -> tuple[list[Tensors], Tensors]:
+            parts, states = tensors[: len(inputs)], tensors[len(inputs) :]
+
+            def take(slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
+                return take_step(slices, states, first + step)
+
+            end = parts[0].shape[0] - 1
+            outputs, after = run_steps(
+                take if first else take_step, parts, states, [end], backwards=backwards, go_on=first > 0
+            )
+            return outputs, after[end]
+
+        if interval == steps:
+            outputs, last = run(*parts, *last)
+        else:
+            outputs, last = checkpoint(run, *parts, *last, use_reentrant=False)
+        outputs_by_step += outputs
+    return outputs_by_step, last
+
+
+def _segments_of(sequence: torch.Tensor, interval: int) -> Sequence[torch.Tensor]:
+    """``sequence.split(interval)``, whose gradient has the format of the sequence."""
+    if interval == sequence.shape[0]:
+        return [sequence]
+    order = order_like(sequence)
+    parts = sequence.permute(order).split(interval, order.index(0))
+    return [part.permute([order.index(d) for d in range(len(order))]) for part in parts]
 
 
 def in_order(sequence: torch.Tensor, reverse: bool, dim: int) -> torch.Tensor:

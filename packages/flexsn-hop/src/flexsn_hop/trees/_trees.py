@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from flexsn_hop._torch_private import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
+from flexsn_hop._torch_private import (
+    TreeSpec,
+    is_transforming,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
 from flexsn_hop.errors import (
     CarryStructureError,
     CoreArityError,
     CoreReturnCountError,
     NotATensorError,
     OutputChangedError,
+    RematError,
     ScanDimError,
     ScanLengthError,
     SequenceLengthError,
     StateChangedError,
 )
 from flexsn_hop.loop._arguments import positional_range
-from flexsn_hop.loop._eager import Tensors, alike, describe
+from flexsn_hop.loop._eager import Tensors, alike, are_plain_and_of, describe, kinds
 
-__all__ = ["Tree", "TreeCall", "TreeSteps", "check_sequence_dims", "check_tree_call", "fill"]
+__all__ = ["Tree", "TreeCall", "TreeSteps", "check_remat", "check_sequence_dims", "check_tree_call", "fill"]
 
 TreeStep = Callable[[Any, Any], tuple[Any, Any]]
 """``step(carry, x) -> (new_carry, y)``."""
@@ -107,7 +116,7 @@ class TreeCall:
         step: What the user calls a step; None where a compiler does not know it.
         carry, x: The structures of ``init`` and ``xs``.
         states, inputs: Their leaves that are not None.
-        length, reverse, dim: As ``scan`` has them.
+        length, reverse, dim, remat: As ``scan`` has them.
     """
 
     step: Callable[..., Any] | None
@@ -118,16 +127,17 @@ class TreeCall:
     length: Any
     reverse: bool
     dim: int
+    remat: int | None
 
     @classmethod
-    def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, length: Any, reverse: bool, dim: int) -> TreeCall:
-        """Take the trees apart."""
+    def of(cls, step: Callable[..., Any] | None, init: Any, xs: Any, *options: Any) -> TreeCall:
+        """Take the trees apart; ``options`` are length, reverse, dim and remat."""
         carry_leaves, carry_spec = tree_flatten(init)
         x_leaves, x_spec = tree_flatten(xs)
         carry, x = Tree.of(carry_leaves, carry_spec), Tree.of(x_leaves, x_spec)
         states = [leaf for leaf in carry_leaves if leaf is not None]
         inputs = [leaf for leaf in x_leaves if leaf is not None]
-        return cls(step, carry, states, x, inputs, length, reverse, dim)
+        return cls(step, carry, states, x, inputs, *options)
 
     @property
     def steps(self) -> Any:
@@ -139,13 +149,14 @@ def check_tree_call(call: TreeCall) -> None:
     """Every check of a call that does not need to call the step.
 
     Raises:
-        TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError.
+        TypeError, CoreArityError, NotATensorError, ScanDimError, SequenceLengthError, ScanLengthError, RematError.
     """
     _check_step_arity(call.step)
     if not isinstance(call.reverse, bool):
         raise TypeError(f"reverse is {call.reverse!r}; it must be True or False")
     if not isinstance(call.dim, int) or isinstance(call.dim, bool):
         raise TypeError(f"dim is {call.dim!r}; it must be an int")
+    check_remat(call.remat)
     _check_leaves(call.carry, "init", call.states)
     _check_leaves(call.x, "xs", call.inputs)
     check_sequence_dims(call.x, "xs", call.inputs, call.dim)
@@ -157,6 +168,25 @@ def check_tree_call(call: TreeCall) -> None:
                 "all sequences in xs must have the same number of steps"
             )
     _check_length(call)
+
+
+def check_remat(remat: Any) -> None:
+    """Refuse a ``remat`` that is no number of steps, or that nothing can heed.
+
+    Raises:
+        TypeError, RematError.
+    """
+    if remat is None:
+        return
+    if not isinstance(remat, (int, torch.SymInt)) or isinstance(remat, bool):
+        raise TypeError(f"remat is {remat!r}; it must be an int, the number of steps between carries that are kept")
+    if remat < 1:
+        raise RematError(f"remat is {remat}; it must be at least 1, the number of steps between carries that are kept")
+    if is_transforming():
+        raise RematError(
+            "remat has no effect inside of a transform of torch.func (vmap, grad, jvp): leave it out there, or use "
+            "torch.autograd"
+        )
 
 
 def _check_step_arity(step: Any) -> None:
@@ -262,6 +292,54 @@ def _kind(value: object) -> str:
     return "tensor" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
+def _filler(tree: Tree, tensors: Sequence[Any]) -> Callable[[Sequence[Any]], Any]:
+    """``tree.fill``, without PyTorch's way through trees for the plainest ones."""
+    if tree.spec.is_leaf() and all(tree.present):
+        return operator.itemgetter(0)
+    kind, keys = _plainest(tree, tensors)
+    if kind is dict:
+        return lambda tensors: dict(zip(keys, tensors, strict=True))
+    return tree.fill if kind is None else kind
+
+
+def _reader(tree: Tree, tensors: Sequence[Any]) -> Callable[[Any], Sequence[Any]]:
+    """A function that gives the leaves of a tree like this one, where it is one of the plainest; else no tensors.
+
+    What it gives is to be checked: ``(None,)`` is nothing that a step may return.
+    """
+    if tree.spec.is_leaf() and all(tree.present):
+        return lambda value: (value,)
+    if tree.spec.is_leaf():
+        return lambda value: () if value is None else _UNREAD
+    kind, keys = _plainest(tree, tensors)
+
+    def read(value: Any) -> Sequence[Any]:
+        if kind is None or type(value) is not kind:
+            return _UNREAD
+        leaves: Any = value
+        if kind is dict:
+            return [leaves[key] for key in keys] if leaves.keys() == keys.keys() else _UNREAD
+        return leaves  # type: ignore[no-any-return]
+
+    return read
+
+
+_UNREAD: Sequence[Any] = (None,)
+
+
+def _plainest(tree: Tree, tensors: Sequence[Any]) -> tuple[type | None, dict[Any, None]]:
+    """tuple, list or dict (with its keys), if the tree is one of tensors alone; else None."""
+    if not all(tree.present) or not tensors:
+        return None, {}
+    value = tree.fill(tensors)
+    if type(value) is dict:
+        same = [a is b for a, b in zip(value.values(), tensors, strict=False)]
+        return (dict, dict.fromkeys(value)) if len(value) == len(tensors) and all(same) else (None, {})
+    if type(value) in (tuple, list) and len(value) == len(tensors):
+        return (type(value), {}) if all(a is b for a, b in zip(value, tensors, strict=True)) else (None, {})
+    return None, {}
+
+
 class TreeSteps:
     """Calls a step after the other, and checks what comes back.
 
@@ -273,13 +351,24 @@ class TreeSteps:
         self.y: Tree | None = None
         self._call = call
         self._first: Tensors = ()
+        self._num_inputs = len(call.inputs)
+        self._fill_x = _filler(call.x, call.inputs)
+        self._fill_carry = _filler(call.carry, call.states)
+        self._read_carry = _reader(call.carry, call.states)
+        self._read_y: Callable[[Any], Sequence[Any]] | None = None
+        self._carry_kinds = kinds(call.states) if all(isinstance(s, torch.Tensor) for s in call.states) else []
+        self._y_kinds: list[Any] = []
 
     def __call__(self, slices: Sequence[Any], states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states of the step that takes ``slices`` and ``states``."""
         call = self._call
         assert call.step is not None
-        x = call.x.fill(slices[: len(call.inputs)])
-        return self.check(call.step(call.carry.fill(states), x), states, step)
+        returned = call.step(self._fill_carry(states), self._fill_x(slices[: self._num_inputs]))
+        if self._read_y is not None and type(returned) is tuple and len(returned) == 2:
+            new_states, outputs = self._read_carry(returned[0]), self._read_y(returned[1])
+            if are_plain_and_of(new_states, self._carry_kinds) and are_plain_and_of(outputs, self._y_kinds):
+                return tuple(outputs), tuple(new_states)
+        return self.check(returned, states, step)
 
     def check(self, returned: object, states: Sequence[Any], step: int) -> tuple[Tensors, Tensors]:
         """Outputs and new states, of what the step that took ``states`` returned."""
@@ -297,6 +386,8 @@ class TreeSteps:
             leaves, spec = tree_flatten(y)
             self.y = Tree.of(leaves, spec)
             outputs = self._first = tuple(leaf for leaf in leaves if leaf is not None)
+            if all(isinstance(output, torch.Tensor) and not output.is_nested for output in outputs):
+                self._read_y, self._y_kinds = _reader(self.y, outputs), kinds(outputs)
         else:
             found = self.y.leaves_of(y)
             if found is None:

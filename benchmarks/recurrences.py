@@ -1,0 +1,142 @@
+"""Recurrences that the benchmarks of `flexsn_hop.scan` run, as steps that PyTorch's own scan takes, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """One recurrence with its data.
+
+    Attributes:
+        step: one time step, a module where it has parameters.
+        init: the first carry, whose tensors require grad.
+        xs: the sequences, time first; they require grad where they are floating.
+    """
+
+    step: Any
+    init: Any
+    xs: Any
+
+
+def leaf(*shape: int, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).requires_grad_()
+
+
+class EMA(nn.Module):
+    """A moving average with a learned coefficient for each element."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.logit = nn.Parameter(torch.full((size,), -2.0))
+
+    def forward(self, mean: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        mean = mean + self.logit.sigmoid() * (x - mean)
+        return mean, mean.clone()
+
+
+def min_gru(h: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    """Feng et al., Were RNNs All We Needed?, the sequential form; gates are computed before the scan."""
+    gate = x[0].sigmoid()
+    h = (1 - gate) * h + gate * x[1]
+    return h, h.clone()
+
+
+class RNN(nn.Module):
+    """An Elman cell."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.x, self.h = nn.Linear(size, size), nn.Linear(size, size, bias=False)
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.x(x) + self.h(h))
+        return h, h.clone()
+
+
+class GRU(nn.Module):
+    """PyTorch's GRU cell."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(size, size)
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.cell(x, h)
+        return h, h.clone()
+
+
+class HMM(nn.Module):
+    """The forward algorithm of a hidden Markov model, in logarithms."""
+
+    def __init__(self, states: int) -> None:
+        super().__init__()
+        self.transition = nn.Parameter(torch.randn(states, states))
+
+    def forward(self, alpha: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        scores = alpha.unsqueeze(-1) + self.transition.log_softmax(-1)
+        alpha = scores.logsumexp(-2) + x
+        return alpha, alpha.logsumexp(-1)
+
+
+def delta_net(memory: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+    """Schlag et al., Linear Transformers Are Secretly Fast Weight Programmers, equations 23 to 25."""
+    query, key, value, rate = x
+    old = torch.einsum("bvk,bk->bv", memory, key)
+    memory = memory + torch.einsum("bv,bk->bvk", rate * (value - old), key)
+    return memory, torch.einsum("bvk,bk->bv", memory, query)
+
+
+class Kalman(nn.Module):
+    """A Kalman filter with matrices."""
+
+    def __init__(self, size: int, seen: int) -> None:
+        super().__init__()
+        self.move = nn.Parameter(torch.eye(size) * 0.9 + 0.01 * torch.randn(size, size))
+        self.see = nn.Parameter(torch.randn(seen, size) / size**0.5)
+        self.register_buffer("noise", torch.eye(size) * 0.1)
+        self.register_buffer("seen_noise", torch.eye(seen))
+
+    def forward(self, belief: Any, x: Tensor) -> tuple[Any, Tensor]:
+        mean, covariance = belief
+        mean = mean @ self.move.T
+        covariance = self.move @ covariance @ self.move.T + self.noise
+        of_seen = self.see @ covariance
+        gain = torch.linalg.solve(of_seen @ self.see.T + self.seen_noise, of_seen).mT
+        error = x - mean @ self.see.T
+        mean = mean + (gain @ error.unsqueeze(-1)).squeeze(-1)
+        covariance = covariance - gain @ of_seen
+        return (mean, covariance), mean.clone()
+
+
+def make(name: str, steps: int) -> Recurrence:
+    """The recurrence of this name, on random data."""
+    torch.manual_seed(0)
+    batch, size = 16, 64
+    if name == "EMA":
+        return Recurrence(EMA(size), leaf(batch, size), leaf(steps, batch, size))
+    if name == "minGRU":
+        return Recurrence(min_gru, leaf(batch, size), [leaf(steps, batch, size), leaf(steps, batch, size)])
+    if name == "RNN":
+        return Recurrence(RNN(size), leaf(batch, size), leaf(steps, batch, size))
+    if name == "GRU cell":
+        return Recurrence(GRU(size), leaf(batch, size), leaf(steps, batch, size))
+    if name == "HMM":
+        return Recurrence(HMM(32), leaf(batch, 32), leaf(steps, batch, 32))
+    if name == "DeltaNet":
+        xs = [leaf(steps, batch, 16, scale=0.25) for _ in range(3)] + [leaf(steps, batch, 1, scale=0.25)]
+        return Recurrence(delta_net, leaf(batch, 16, 16), xs)
+    assert name == "matrix Kalman"
+    covariance = torch.eye(6).repeat(batch, 1, 1).requires_grad_()
+    return Recurrence(Kalman(6, 3), (leaf(batch, 6), covariance), leaf(steps, batch, 3))
+
+
+NAMES = ("EMA", "minGRU", "RNN", "GRU cell", "HMM", "DeltaNet", "matrix Kalman")

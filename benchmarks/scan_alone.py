@@ -1,0 +1,161 @@
+"""`flexsn_hop.scan` without any other package: against its eager form and PyTorch's own scan.
+
+    python benchmarks/scan_alone.py [--output FILE] [--steps 200] [--only NAME ...] [--device cpu] [--without-torch]
+
+Milliseconds of a forward without gradients and of a training step (forward and backward), the least of runs
+that the ways take in turns, in one thread. `first` is the first training step, with what is compiled;
+`first, T = 4` is that for 4 steps.
+Compiled scans have `FLEXSN_HOP_LOWERING=compiled_loop`, so that no kernels of another package take their place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import recurrences
+import torch
+from measure import publish, synchronize, table, where
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from flexsn_hop import scan
+
+HEADER = [
+    *("recurrence", "way", "first, s", "first, T = 4, s", "forward, ms", "training, ms"),
+    *("of eager: forward", "training", "of torch's: forward", "training", "differs by"),
+]
+ROUNDS = 12
+
+
+class Way:
+    """One way to run a recurrence."""
+
+    def __init__(self, name: str, work: recurrences.Recurrence, run: Callable[..., Any]) -> None:
+        self.name = name
+        self._run = run
+        self._init, self._xs = work.init, work.xs
+        self._wanted = [value for value in tree_leaves((work.init, work.xs)) if value.requires_grad]
+        if isinstance(work.step, nn.Module):
+            self._wanted += list(work.step.parameters())
+        self.times: dict[str, list[float]] = {"forward": [], "training": []}
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self._run(self._init, self._xs)
+
+    def training(self) -> Sequence[Tensor]:
+        carry, ys = self._run(self._init, self._xs)
+        loss = ys.square().mean() + sum(value.square().mean() for value in tree_leaves(carry))
+        return torch.autograd.grad(loss, self._wanted)
+
+    def timed(self, what: str, device: torch.device) -> float:
+        synchronize(device)
+        begun = time.perf_counter()
+        getattr(self, what)()
+        synchronize(device)
+        return time.perf_counter() - begun
+
+    def milliseconds(self, what: str) -> float:
+        return 1e3 * min(self.times[what])
+
+
+def ways(name: str, steps: int, device: torch.device, with_torch: bool) -> list[Way]:
+    work = recurrences.make(name, steps)
+    work = recurrences.Recurrence(
+        work.step.to(device) if isinstance(work.step, nn.Module) else work.step,
+        *tree_map(lambda value: value.detach().to(device).requires_grad_(), (work.init, work.xs)),
+    )
+
+    def ours(init: Any, xs: Any) -> Any:
+        return scan(work.step, init, xs)
+
+    found = [Way("eager", work, ours), Way("compiled", work, torch.compile(ours, fullgraph=True))]
+    if with_torch:
+        from torch._higher_order_ops import scan as torch_scan
+
+        def theirs(init: Any, xs: Any) -> Any:
+            return torch_scan(work.step, init, xs)
+
+        found.append(Way("torch's scan, compiled", work, torch.compile(theirs, fullgraph=True)))
+    return found
+
+
+def rows(name: str, steps: int, device: torch.device, with_torch: bool) -> list[list[str]]:
+    torch._dynamo.reset()
+    short = {}
+    for way in ways(name, 4, device, with_torch)[1:2]:
+        short[way.name] = f"{way.timed('training', device):.1f}"
+    torch._dynamo.reset()
+    able, first, failed = [], {}, {}
+    every = ways(name, steps, device, with_torch)
+    for way in every:
+        try:
+            first[way.name] = way.timed("training", device)
+            way.timed("forward", device)
+            able.append(way)
+        except Exception as error:
+            failed[way.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:80]}"
+    expected = able[0].training()
+    for _ in range(ROUNDS):
+        for way in able:
+            for what in way.times:
+                way.times[what].append(way.timed(what, device))
+    found = []
+    reference = {way.name: way for way in able}
+    for way in every:
+        if way.name in failed:
+            found.append([name, way.name, failed[way.name], *[""] * 8])
+            continue
+        row = [name, way.name, f"{first[way.name]:.1f}", short.get(way.name, "")]
+        row += [f"{way.milliseconds(what):.2f}" for what in way.times]
+        for base in ("eager", "torch's scan, compiled"):
+            is_there = way.name == "compiled" and base in reference
+            row += [
+                f"{way.milliseconds(what) / reference[base].milliseconds(what):.2f}" if is_there else ""
+                for what in way.times
+            ]
+        difference = max(
+            float((one - other).abs().max()) / max(1e-30, float(other.abs().max()))
+            for one, other in zip(way.training(), expected, strict=True)
+        )
+        found.append([*row, f"{difference:.1e}"])
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_alone.md")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--only", nargs="*", default=recurrences.NAMES)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--without-torch", action="store_true", help="without PyTorch's own scan")
+    chosen = parser.parse_args(argv)
+    os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
+    torch.set_num_threads(1)
+    device = torch.device(chosen.device)
+    found = []
+    for name in chosen.only:
+        found += rows(name, chosen.steps, device, not chosen.without_torch)
+        print("\n".join(table(HEADER, found[-3:])), flush=True)
+    lines = [
+        f"# `scan` alone, {chosen.steps} steps",
+        "",
+        "`python benchmarks/scan_alone.py`: ms of a forward without gradients and of a training step, the least of",
+        f"{ROUNDS} runs that the ways take in turns, in one thread; `first` is the first training",
+        "step, with what is compiled, and `first, T = 4` that for 4 steps. Ratios are of the compiled",
+        "scan's time to that of the other ways.",
+        "`differs by`: the largest difference of a gradient to eager mode's, relative to the largest element.",
+        where(device),
+        "",
+        *table(HEADER, found),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Memory of long scans that keep every K-th carry: `flexsn_hop.scan(..., remat=K)`, on a CPU.
+
+    python benchmarks/scan_remat.py [--output FILE] [--steps 100000] [--size 65536] [--eager-steps 4000]
+
+A training step of `h = h + a (x - h)` with h of `--size` elements, x a number for each step, and a gradient for a. The
+scan is compiled, with `FLEXSN_HOP_LOWERING=compiled_loop`. Each row is a process of its own; `peak` is the most memory
+that it holds beyond what it holds before the step, which has run once for 4 steps, as the system has it (`VmHWM`). It
+includes what Python needs to call code for steps. Without `remat`, T is smaller: the whole is T carries. The `bits` of
+the gradient are compared with those without `remat`, at that T.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from measure import publish, table, where
+from torch import Tensor
+
+from flexsn_hop import scan
+
+HEADER = ["way", "T", "remat", "time, s", "peak, MB", "peak, carries", "2 sqrt(T)", "bits of the gradient"]
+
+
+def memory(what: str) -> int:
+    """Bytes that this process holds (`VmRSS`), or the most that it has held (`VmHWM`)."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)]
+    return 1024 * int(line.split()[1])
+
+
+def network(way: str, size: int, remat: int | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """The mean of the last carry."""
+
+    def run(a: Tensor, x: Tensor) -> Tensor:
+        h, _ = scan(lambda h, x: (h + a * (x - h), None), torch.zeros(size), x, remat=remat)
+        return h.mean()
+
+    return run if way == "eager" else torch.compile(run, fullgraph=True, dynamic=True)
+
+
+def measure(way: str, steps: int, size: int, remat: int | None) -> str:
+    """One row's figures, in a process of its own."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    a = torch.rand(size, requires_grad=True)
+    x = torch.randn(steps, 1)
+    run = network(way, size, remat)
+    for first in (7, 9):
+        torch.autograd.grad(run(a, x[:first]), a)
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    begun = time.perf_counter()
+    (gradient,) = torch.autograd.grad(run(a, x), a)
+    taken = time.perf_counter() - begun
+    bits = int(gradient.view(torch.int32).long().sum())
+    return f"{taken} {memory('VmHWM') - before} {bits}"
+
+
+def row(way: str, steps: int, size: int, remat: int | None) -> tuple[list[str], str]:
+    command = [sys.executable, __file__, "--measure", way, str(steps), str(size), str(remat or 0)]
+    # Carries in memory maps of their own: in a heap, freed ones stay where smaller objects lie between them.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "32768"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    limit = f"{2 * math.sqrt(steps):.0f}"
+    if result.returncode:
+        return [way, str(steps), str(remat or ""), "failed", "", "", limit, ""], ""
+    taken, peak, bits = result.stdout.split()[-3:]
+    carries = float(peak) / (4 * size)
+    figures = [f"{float(taken):.1f}", f"{float(peak) / 2**20:.0f}", f"{carries:.0f}", limit]
+    return [way, str(steps), str(remat or ""), *figures], bits
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "scan_remat.md")
+    parser.add_argument("--steps", type=int, default=100_000)
+    parser.add_argument("--size", type=int, default=65_536)
+    parser.add_argument("--eager-steps", type=int, default=4_000)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
+    chosen = parser.parse_args(argv)
+    os.environ["FLEXSN_HOP_LOWERING"] = "compiled_loop"
+    if chosen.measure:
+        way, steps, size, remat = chosen.measure
+        print(measure(way, int(steps), int(size), int(remat) or None))
+        return
+    rows = []
+    for way, lengths in (("eager", [chosen.eager_steps]), ("compiled", [chosen.eager_steps, chosen.steps])):
+        for steps in lengths:
+            found = []
+            for remat in (None, math.isqrt(steps)) if steps == chosen.eager_steps else (math.isqrt(steps),):
+                cells, bits = row(way, steps, chosen.size, remat)
+                found.append(bits)
+                rows.append([*cells, ("equal" if bits == found[0] else "differ") if len(found) > 1 else ""])
+                print("\n".join(table(HEADER, rows[-1:])), flush=True)
+    lines = [
+        f"# Memory of long scans, a carry of {chosen.size} float32",
+        "",
+        "`python benchmarks/scan_remat.py`: a training step of a moving average with a learned coefficient for each",
+        "element. `peak` is the most memory beyond what the process holds before, in MB and in carries, with what",
+        "Python needs to call code for steps, and, in eager mode, autograd's nodes (`MALLOC_MMAP_THRESHOLD_=32768`).",
+        where(torch.device("cpu")),
+        "",
+        *table(HEADER, rows),
+    ]
+    publish(lines, chosen.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""The two operators as loops over Inductor's code for one step.
+
+The code writes its results into memory for all steps: the rows of the sequences that the operators give, and two
+rows that alternate where a state is not kept. The loop calls it, and does nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_hop._layout import BackwardLayout, ScanLayout, num_checkpoints
+from flexsn_hop._torch_private import fake_results
+from flexsn_hop.formats import Order, copy_in_order, dense_strides, order_like, sequence_order, state_order
+from flexsn_hop.loop._absent import StepVJP, zeros
+from flexsn_hop.loop._loop import differentiated, needed_carried
+from flexsn_hop.lowering._step_graphs import BackwardStep, WritingStep, backward_step, bind_sizes, forward_step
+
+__all__ = ["CompiledBackward", "CompiledForward", "has_no_elements"]
+
+Tensors = tuple[torch.Tensor, ...]
+Rows = Sequence[torch.Tensor]
+"""A tensor for each step, all of one layout."""
+
+BLOCK = 1024
+"""Number of steps whose rows are objects at a time: a tensor that is a row takes some 500 bytes by itself."""
+
+
+def has_no_elements(layout: ScanLayout | BackwardLayout, args: Sequence[Any]) -> bool:
+    """True if an argument of the forward operator is empty: code for a step has nothing to do."""
+    forward = args[: layout.num_given] if isinstance(layout, BackwardLayout) else args
+    return any(value.numel() == 0 for value in _tensors(forward))
+
+
+class CompiledForward:
+    """The forward operator. Equals ``eager_scan`` as far as Inductor's code for a step equals the step."""
+
+    def __init__(self, core: fx.GraphModule, layout: ScanLayout) -> None:
+        self._core = core
+        self._layout = layout
+        self._steps: dict[tuple[Any, ...], tuple[WritingStep, list[torch.Tensor]]] = {}
+
+    def __call__(self, flat_args: Sequence[Any]) -> Tensors:
+        """Run it, for ``T >= 1``.
+
+        Raises:
+            StepCodeError: Inductor has no code for the step.
+        """
+        layout = self._layout
+        inputs, states, lifted = layout.split(flat_args)
+        steps = inputs[0].shape[0]
+        constants = _tensors(lifted)
+        sequences = [_time_major(sequence) for sequence in inputs]
+        step, likes = self._step(flat_args, [*(sequence[0] for sequence in sequences), *states, *constants])
+        orders = [sequence_order(like.shape, inputs, states) for like in likes]
+        outputs = [_sequence(steps, *pair) for pair in zip(likes[: layout.num_outputs], orders, strict=False)]
+        memories = [_StateMemory(layout, steps, inputs, states, state) for state in states]
+        for first in range(0, steps, BLOCK):
+            last = min(first + BLOCK, steps)
+            of_states = [memory.rows(first, last) for memory in memories]
+            columns = [
+                *(sequence[first:last].unbind(0) for sequence in sequences),
+                *(befores for befores, _ in of_states),
+                *([value] * (last - first) for value in constants),
+                *(sequence[first:last].unbind(0) for sequence in outputs),
+                *(afters for _, afters in of_states),
+            ]
+            _run(step, columns)
+        results = [_in_order(*pair) for pair in zip(outputs, orders, strict=False)]
+        results += [memory.result() for memory in memories]
+        return (*results, *(memory.checkpoints for memory in memories if layout.checkpoint_interval))
+
+    def _step(self, flat_args: Sequence[Any], rows: Rows) -> tuple[WritingStep, list[torch.Tensor]]:
+        """The step, and fake tensors like its results."""
+        sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
+        key = (sizes, *((row.shape, row.dtype, row.device) for row in rows))
+        if key not in self._steps:
+            core = bind_sizes(self._core, flat_args)
+            self._steps[key] = forward_step(core), fake_results(core, rows)
+        return self._steps[key]
+
+
+class _StateMemory:
+    """Memory for a state before and after each step, in one layout.
+
+    Attributes:
+        checkpoints: The states that the layout's interval keeps.
+    """
+
+    def __init__(
+        self, layout: ScanLayout, steps: int, inputs: Sequence[Any], states: Sequence[Any], initial: torch.Tensor
+    ) -> None:
+        interval = layout.checkpoint_interval
+        self._kept = range(interval - 1, steps - 1, interval) if interval else range(0)
+        self._steps = steps
+        row_order = (0, *(d + 1 for d in state_order(initial.shape, inputs, states)))
+        self.checkpoints = _sequence(len(self._kept) + layout.spare_checkpoints, initial, row_order)
+        self.checkpoints[len(self._kept) :].zero_()
+        self._order = row_order if layout.final_state else sequence_order(initial.shape, inputs, states)
+        self._sequence = None if layout.final_state else _sequence(steps, initial, self._order)
+        self._scratch = _sequence(2, initial, self._order).unbind(0)
+        self._current = _like_rows(initial, self._scratch)
+
+    def rows(self, first: int, last: int) -> tuple[Rows, Rows]:
+        """The state before and after each of these steps. Blocks of steps follow one another."""
+        if self._sequence is not None:
+            afters = list(self._sequence[first:last].unbind(0))
+        else:
+            afters = [self._scratch[step % 2] for step in range(first, last)]
+            if last == self._steps:
+                afters[-1] = torch.empty_like(self._scratch[0])  # the result, which shares memory with nothing
+            for index in self._kept_within(first, last):
+                afters[self._kept[index] - first] = self.checkpoints[index]
+        befores = [self._current, *afters[:-1]]
+        self._current = afters[-1]
+        return befores, afters
+
+    def _kept_within(self, first: int, last: int) -> range:
+        if not self._kept:
+            return range(0)
+        start, interval = self._kept.start, self._kept.step
+        before = max(0, -((start - first) // interval))
+        return range(before, min(len(self._kept), max(0, -((start - last) // interval))))
+
+    def result(self) -> torch.Tensor:
+        """The last state, or the states after all steps."""
+        if self._sequence is None:
+            return self._current
+        if self._kept:
+            kept = self._sequence[self._kept.start : self._steps - 1 : self._kept.step]
+            self.checkpoints[: len(self._kept)].copy_(kept)
+        return _in_order(self._sequence, self._order)
+
+
+class CompiledBackward:
+    """The backward operator, as a loop over Inductor's code for the VJP of a step.
+
+    Steps whose cotangents are absent for a while, as those of a state that has none at the end, are run operator by
+    operator: code is compiled for what is present in the steps after them.
+    """
+
+    def __init__(self, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout) -> None:
+        self._core = core
+        self._vjp = vjp
+        self._layout = layout
+        self._graphs: dict[tuple[Any, ...], _BackwardGraphs] = {}
+
+    def __call__(self, args: Sequence[Any]) -> Tensors:
+        """Run it, for ``T >= 1``.
+
+        Raises:
+            StepCodeError: Inductor has no code for the step or its VJP.
+        """
+        flat_args, *_ = self._layout.split(args)
+        sizes = tuple(value for value in flat_args if not isinstance(value, torch.Tensor))
+        if sizes not in self._graphs:
+            self._graphs[sizes] = _BackwardGraphs.bound(self._core, self._vjp, self._layout, flat_args)
+        return _BackwardRun(self._graphs[sizes], self._layout, args).results()
+
+
+class _BackwardGraphs:
+    """The graphs of a backward, for given sizes among its arguments."""
+
+    def __init__(self, forward: WritingStep, vjp: StepVJP, layout: BackwardLayout, num_values: int) -> None:
+        self.forward = forward
+        self._vjp = vjp
+        self._layout = layout
+        self._num_values = num_values
+        self._steps: dict[tuple[bool, ...], BackwardStep] = {}
+
+    @classmethod
+    def bound(
+        cls, core: fx.GraphModule, vjp: fx.GraphModule, layout: BackwardLayout, flat_args: Sequence[Any]
+    ) -> _BackwardGraphs:
+        num_values = len(_tensors(flat_args))
+        step_vjp = StepVJP(bind_sizes(vjp, flat_args), num_values)
+        forward = forward_step(bind_sizes(core, flat_args), skipped=layout.scan.num_outputs)
+        return cls(forward, step_vjp, layout, num_values)
+
+    def backward(self, carried: Sequence[bool], in_sequences: Sequence[bool]) -> BackwardStep:
+        """The step for what is present; a graph has the same ``in_sequences`` in all of its calls."""
+        key = tuple(carried)
+        if key not in self._steps:
+            self._steps[key] = backward_step(self._vjp, self._layout, self._num_values, carried, in_sequences)
+        return self._steps[key]
+
+
+@dataclass
+class _Carried:
+    """The cotangent of one state: the current one, and memory that alternates."""
+
+    current: torch.Tensor | None
+    memory: Rows
+
+    def following(self, steps: int) -> Rows:
+        """Memory for the cotangents after the current one."""
+        first = 1 if self.current is self.memory[0] else 0
+        return [self.memory[(first + step) % 2] for step in range(steps)]
+
+
+class _BackwardRun:
+    """One call of the backward operator."""
+
+    def __init__(self, graphs: _BackwardGraphs, layout: BackwardLayout, args: Sequence[Any]) -> None:
+        flat_args, saved, output_grads, state_grads = layout.split(args)
+        inputs, states, lifted = layout.scan.split(flat_args)
+        self._graphs = graphs
+        self._layout = layout
+        self._flat_args = flat_args
+        self._steps: int = inputs[0].shape[0]
+        self._inputs = [_time_major(sequence) for sequence in inputs]
+        self._constants = _tensors(lifted)
+        self._gradients = [_time_major(gradient) for gradient in output_grads]
+        self._states = states
+        self._saved = [_time_major(sequence) for sequence in saved]
+
+        input_needs, _, lifted_needs = layout.scan.split(layout.needs)
+        self._input_grads = [_sequence(x.shape[0], x[0], order_like(x)) for x in _needed(inputs, input_needs)]
+        self._sums = [_empty(value, order_like(value)).zero_() for value in _needed(lifted, lifted_needs)]
+        came = iter(state_grads)
+        by_state = [next(came) if present else None for present in layout.state_grads]
+        by_state = _needed(by_state, layout.active_states)
+        is_final = layout.scan.final_state
+        self._by_step = [None if gradient is None or is_final else _time_major(gradient) for gradient in by_state]
+        self._carried = []
+        for state, gradient in zip(_needed(states, layout.active_states), by_state, strict=True):
+            memory = _sequence(2, state, (0, *(d + 1 for d in order_like(state)))).unbind(0)
+            current = None if gradient is None or not is_final else _like_rows(gradient, memory)
+            self._carried.append(_Carried(current, memory))
+
+    def results(self) -> Tensors:
+        for first, last, befores in self._segments():
+            while last > first:
+                last = self._walk_back(first, last, befores)
+        states = _needed(self._states, self._layout.active_states)
+        carried = [
+            zeros(state) if carried.current is None else carried.current
+            for carried, state in zip(self._carried, states, strict=True)
+        ]
+        found = [*(carried[index] for index in needed_carried(self._layout))]
+        orders = [order_like(argument) for argument in differentiated(self._layout, self._flat_args)]
+        num_inputs = len(self._input_grads)
+        sequences = zip(self._input_grads, orders[:num_inputs], strict=True)
+        copies = zip(found, orders[num_inputs:], strict=False)
+        return (
+            *(_in_order(*pair) for pair in sequences),
+            *(copy_in_order(*pair) for pair in copies),
+            *self._sums,
+        )
+
+    def _walk_back(self, first: int, last: int, befores: Sequence[torch.Tensor]) -> int:
+        """Go back from step ``last`` towards ``first``: a block where what is present stays so, else one step.
+
+        Returns the step that was reached. ``befores`` has the states before the steps from ``first`` on.
+        """
+        present = [carried.current is not None for carried in self._carried]
+        step = self._graphs.backward(present, [sequence is not None for sequence in self._by_step])
+        is_steady = list(step.states) == present
+        begin = max(first, last - BLOCK) if is_steady else last - 1
+        count = last - begin
+
+        def back(sequence: torch.Tensor, start: int = 0) -> Rows:
+            return sequence[begin - start : last - start].unbind(0)[::-1]
+
+        before, after = [], []
+        for carried, is_there, will_be in zip(self._carried, present, step.states, strict=True):
+            afters = carried.following(count)
+            if is_there:
+                assert carried.current is not None
+                before.append([carried.current, *afters[:-1]])
+            if will_be:
+                after.append(afters)
+            carried.current = afters[-1] if will_be else None
+        for sequence, is_there in zip(self._input_grads, step.inputs, strict=True):
+            if not is_there:
+                sequence[begin:last].zero_()
+        columns = [
+            *(back(sequence) for sequence in self._inputs),
+            *(back(states, first) for states in befores),
+            *([value] * count for value in self._constants),
+            *(back(sequence) for sequence in self._gradients),
+            *before,
+            *(back(sequence) for sequence in self._by_step if sequence is not None),
+            *(back(sequence) for sequence in _needed(self._input_grads, step.inputs)),
+            *after,
+            *([value] * count for value in _needed(self._sums, step.lifted)),
+        ]
+        if is_steady:
+            _run(step.step, columns)
+        else:
+            step.step.module(*(rows[0] for rows in columns))
+        return begin
+
+    def _segments(self) -> Iterator[tuple[int, int, list[torch.Tensor]]]:
+        """The first step of each segment from the last one, the one behind its last, and the states before its steps.
+
+        Memory for the states of a segment is used again for the next one.
+        """
+        interval = min(self._layout.saved_interval, self._steps)
+        number = num_checkpoints(self._steps, self._layout.saved_interval)
+        pairs = list(zip(self._states, self._saved, strict=True))
+        like = [saved[0] if number else state for state, saved in pairs]
+        if interval == 1:
+            if number:
+                yield 1, self._steps, [saved[:number] for saved in self._saved]
+            yield 0, 1, [_like_rows(state, [row])[None] for state, row in zip(self._states, like, strict=True)]
+            return
+        memory = [_sequence(interval, row, (0, *(d + 1 for d in order_like(row)))) for row in like]
+        for segment in range(number, -1, -1):
+            first = segment * self._layout.saved_interval
+            last = min(first + interval, self._steps)
+            for (state, saved), sequence in zip(pairs, memory, strict=True):
+                sequence[0].copy_(saved[segment - 1] if segment else state)
+            self._compute_again(first, last, memory)
+            yield first, last, memory
+
+    def _compute_again(self, first: int, last: int, memory: Sequence[torch.Tensor]) -> None:
+        """Fill the states before the steps of a segment, from the first of them."""
+        for begin in range(first, last - 1, BLOCK) if memory else ():
+            count = min(begin + BLOCK, last - 1) - begin
+            start = begin - first
+            columns = [
+                *(sequence[begin : begin + count].unbind(0) for sequence in self._inputs),
+                *(sequence[start : start + count].unbind(0) for sequence in memory),
+                *([value] * count for value in self._constants),
+                *(sequence[start + 1 : start + count + 1].unbind(0) for sequence in memory),
+            ]
+            _run(self._graphs.forward, columns)
+
+
+def _run(step: WritingStep, columns: Sequence[Rows]) -> None:
+    code = step.code(columns)
+    for args in zip(*columns, strict=True):
+        code([*args])
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _needed(values: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    return [value for value, need in zip(values, needs, strict=True) if need]
+
+
+def _empty(like: torch.Tensor, order: Order) -> torch.Tensor:
+    return torch.empty_strided(like.shape, dense_strides(like.shape, order), dtype=like.dtype, device=like.device)
+
+
+def _sequence(steps: int, like: torch.Tensor, order: Order) -> torch.Tensor:
+    """Memory for a value of each step, one after the other, in the order of a sequence ``order`` without its time."""
+    shape = (steps, *like.shape)
+    strides = dense_strides(shape, (0, *(d for d in order if d != 0)))
+    return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
+
+
+def _in_order(sequence: torch.Tensor, order: Order) -> torch.Tensor:
+    """The sequence in this order: as it is, if time leads there."""
+    return sequence if order[0] == 0 else copy_in_order(sequence, order)
+
+
+def _time_major(sequence: torch.Tensor) -> torch.Tensor:
+    """The sequence with dense rows, one after the other: the layout of a row says nothing of the number of steps."""
+    order = order_like(sequence)
+    ours = (0, *(d for d in order if d != 0))
+    if sequence.stride() == dense_strides(sequence.shape, ours):
+        return sequence
+    return copy_in_order(sequence, ours)
+
+
+def _like_rows(value: torch.Tensor, rows: Rows) -> torch.Tensor:
+    """The value in the layout of the rows."""
+    if value.stride() == rows[0].stride():
+        return value
+    return torch.empty_like(rows[0]).copy_(value)

@@ -1,0 +1,173 @@
+"""Graphs of one step that write their results into arguments, for the compiled loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import fx
+
+from flexsn_hop._layout import BackwardLayout
+from flexsn_hop._torch_private import ALIGNMENT, StepCode, compile_step
+from flexsn_hop.errors import LoweringError
+from flexsn_hop.loop._absent import StepVJP
+
+__all__ = ["BackwardStep", "StepCodeError", "WritingStep", "backward_step", "bind_sizes", "forward_step"]
+
+_aten = torch.ops.aten
+
+
+class StepCodeError(LoweringError):
+    """Inductor has no code for a step."""
+
+
+class WritingStep:
+    """A step whose last arguments are the tensors that it writes its results into.
+
+    Its code is compiled once for each layout of its arguments in memory.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        self.module = module
+        self._codes: dict[tuple[Any, ...], StepCode] = {}
+
+    def code(self, columns: Sequence[Sequence[torch.Tensor]]) -> StepCode:
+        """Code for arguments like the first ones of each of the columns, which are alike.
+
+        Raises:
+            StepCodeError: Inductor fails to compile it.
+        """
+        rows = [column[0] for column in columns]
+        aligned = [_are_aligned(column) for column in columns]
+        layouts = [(row.shape, row.stride(), row.dtype, row.device) for row in rows]
+        key = (*layouts, *aligned)
+        if key not in self._codes:
+            try:
+                self._codes[key] = compile_step(self.module, rows, aligned)
+            except Exception as error:
+                reason = str(error).strip().splitlines() or [""]
+                raise StepCodeError(
+                    f"Inductor failed to compile the step, {type(error).__name__}: {reason[0]}"
+                ) from error
+        return self._codes[key]
+
+
+def _are_aligned(column: Sequence[torch.Tensor]) -> bool:
+    if column[0].device.type == "cpu":
+        return True  # as far as its code is concerned
+    return not any(address % ALIGNMENT for address in {row.data_ptr() for row in column})
+
+
+def bind_sizes(module: fx.GraphModule, values: Sequence[Any]) -> fx.GraphModule:
+    """The graph for these sizes: its arguments are tensors alone.
+
+    ``values`` are those of its first arguments; the ones after them are tensors.
+    """
+    if all(isinstance(value, torch.Tensor) for value in values):
+        return module
+    graph = fx.Graph()
+    copies: dict[fx.Node, Any] = {}
+    for index, node in enumerate(module.graph.nodes):
+        if node.op == "placeholder" and index < len(values) and not isinstance(values[index], torch.Tensor):
+            copies[node] = values[index]
+        else:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(module, graph)
+
+
+class _Builder:
+    """A graph around a step: arguments, what they are written with."""
+
+    def __init__(self, source: fx.GraphModule) -> None:
+        self._source = source
+        self._graph = fx.Graph()
+        self._writes: list[tuple[fx.Node, Any]] = []
+
+    def argument(self, kind: str) -> fx.Node:
+        return self._graph.placeholder(f"{kind}_{len(self._graph.nodes)}")
+
+    def inline(self, arguments: Sequence[fx.Node]) -> Sequence[Any]:
+        """The results of the step for these arguments."""
+        found: Any = self._graph.graph_copy(
+            self._source.graph, dict(zip(self._source.graph.find_nodes(op="placeholder"), arguments, strict=True))
+        )
+        return found  # type: ignore[no-any-return]
+
+    def add(self, one: fx.Node, other: Any) -> fx.Node:
+        return self._graph.call_function(_aten.add.Tensor, (one, other))
+
+    def write(self, into: fx.Node, value: Any) -> None:
+        self._writes.append((into, value))
+
+    def close(self) -> WritingStep:
+        for into, value in self._writes:
+            self._graph.call_function(_aten.copy_.default, (into, value))
+        self._graph.output(())
+        self._graph.eliminate_dead_code()
+        return WritingStep(fx.GraphModule(self._source, self._graph, "WritingStep"))
+
+
+def forward_step(core: fx.GraphModule, skipped: int = 0) -> WritingStep:
+    """A step that takes what ``core`` takes, and then memory for each of its results but the first ``skipped``."""
+    builder = _Builder(core)
+    arguments = [builder.argument("value") for _ in core.graph.find_nodes(op="placeholder")]
+    (output,) = core.graph.find_nodes(op="output")
+    into = [builder.argument("into") for _ in output.args[0][skipped:]]
+    for memory, result in zip(into, builder.inline(arguments)[skipped:], strict=True):
+        builder.write(memory, result)
+    return builder.close()
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardStep:
+    """A step of the backward, for cotangents of the active states of which some are absent.
+
+    It takes the values of the step; the gradients of the outputs; the cotangents that are present; the gradients
+    of the states' sequences; and memory for the gradients of inputs that are present, for the cotangents that are
+    present before the step, and for the sums of the gradients of lifted tensors that are present.
+
+    Attributes:
+        step: The step itself.
+        inputs, states, lifted: For each result of the VJP, True if it is present.
+    """
+
+    step: WritingStep
+    inputs: tuple[bool, ...]
+    states: tuple[bool, ...]
+    lifted: tuple[bool, ...]
+
+
+def backward_step(
+    vjp: StepVJP, layout: BackwardLayout, num_values: int, carried: Sequence[bool], in_sequences: Sequence[bool]
+) -> BackwardStep:
+    """The step for what is present of the cotangents ``carried``, and of the states' gradients by step."""
+    is_present = [c or s for c, s in zip(carried, in_sequences, strict=True)]
+    partial = vjp.partial([*[True] * sum(layout.output_grads), *is_present])
+    builder = _Builder(partial.graph)
+    values = [builder.argument("value") for _ in range(num_values)]
+    gradients = [builder.argument("gradient") for _ in range(sum(layout.output_grads))]
+    cotangents = [builder.argument("cotangent") if there else None for there in carried]
+    by_step = [builder.argument("gradient") if there else None for there in in_sequences]
+    num_inputs = sum(layout.needs[: layout.scan.num_inputs])
+    ends = (0, num_inputs, num_inputs + len(carried), len(partial.results))
+    parts = [partial.results[first:last] for first, last in pairwise(ends)]
+    into = [[builder.argument("into") for there in part if there] for part in parts]
+
+    states = [value for value, active in zip(_states(layout, values), layout.active_states, strict=True) if active]
+    received = [
+        builder.add(one, other) if one is not None and other is not None else one or other or like
+        for one, other, like in zip(cotangents, by_step, states, strict=True)
+    ]
+    results = builder.inline([*values, *gradients, *received])
+    sums = into[2]
+    for memory, result in zip([memory for part in into for memory in part], results, strict=True):
+        builder.write(memory, builder.add(memory, result) if memory in sums else result)
+    return BackwardStep(builder.close(), *parts)
+
+
+def _states(layout: BackwardLayout, values: Sequence[fx.Node]) -> Sequence[fx.Node]:
+    first = layout.scan.num_inputs
+    return values[first : first + layout.scan.num_states]

@@ -1,0 +1,222 @@
+"""The compiled loop: steps by Inductor's code, in memory for all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from hop_alone import no_kernels  # noqa: F401  a fixture
+from scan_steps import RECURRENCES, looped, loss, parameters_of, recurrence
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from flexsn_hop import flex_sn_scan, scan
+from flexsn_hop.errors import LoweringError
+from flexsn_hop.lowering import _compiled_loop, _opaque, _step_graphs
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the compiled loop will do."""
+    torch._dynamo.reset()
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "compiled_loop")
+
+
+@pytest.fixture
+def layouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Layouts that steps are compiled for. They are run as graphs here, since Inductor needs seconds for each."""
+    found: list[Any] = []
+
+    def compile_step(module: Any, rows: Sequence[Tensor], aligned: Sequence[bool]) -> Callable[[list[Tensor]], None]:
+        found.append([(row.shape, row.stride()) for row in rows])
+        expected = found[-1]
+
+        def run(args: list[Tensor]) -> None:
+            assert [(row.shape, row.stride()) for row in args] == expected
+            module(*args)
+
+        return run
+
+    monkeypatch.setattr(_step_graphs, "compile_step", compile_step)
+    _opaque._decode.cache_clear()
+    yield found
+    _opaque._decode.cache_clear()
+
+
+def grads(run: Callable[..., Any], step: Any, init: Any, xs: Any, options: dict[str, Any]) -> Any:
+    """Results and gradients of all floating leaves and of the step's parameters."""
+    init, xs = tree_map(lambda t: t.detach().requires_grad_(t.is_floating_point()) if t is not None else t, (init, xs))
+    leaves = [t for t in tree_leaves((init, xs)) if t is not None and t.requires_grad] + parameters_of(step)
+    results = run(step, init, xs, **options)
+    return results, torch.autograd.grad(loss(results), leaves, allow_unused=True)
+
+
+def compiled(step: Any, init: Any, xs: Any, **options: Any) -> Any:
+    return torch.compile(lambda init, xs: scan(step, init, xs, **options), fullgraph=True)(init, xs)
+
+
+def assert_equal_to_loop(step: Any, init: Any, xs: Any, **options: Any) -> None:
+    expected, expected_grads = grads(looped, step, init, xs, options)
+    results, gradients = grads(compiled, step, init, xs, options)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(gradients, expected_grads)
+
+
+@pytest.mark.long(all_but=["minimal_gru"])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences(name: str) -> None:
+    found = recurrence(name, 7)
+    assert_equal_to_loop(found.step, found.init, found.xs, **found.options)
+
+
+@pytest.mark.long(all_but=["minimal_gru-1", "kalman-9", "map-2"])
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("steps", [1, 2, 9])
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_recurrences_as_graphs(name: str, steps: int) -> None:
+    found = recurrence(name, steps)
+    assert_equal_to_loop(found.step, found.init, found.xs, **found.options)
+
+
+def delay(carry: Any, x: Tensor) -> Any:
+    """Only the last of three states gets a gradient at the end."""
+    first, second, third = carry
+    return (x, first, second), third.sqrt()
+
+
+def exchange(carry: Any, x: Tensor) -> Any:
+    one, other = carry
+    return (other * x, one), None
+
+
+def through(carry: Any, x: Tensor) -> Any:
+    return carry, carry * x
+
+
+def constant(carry: Tensor, x: Tensor) -> Any:
+    return torch.full_like(carry, 0.5), carry * x
+
+
+@pytest.mark.long(all_but=["True-delay", "False-exchange"])
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("step", [delay, exchange, through, constant], ids=lambda step: step.__name__)
+@pytest.mark.parametrize("through_results", [True, False])
+def test_gradients_that_are_absent(step: Step, through_results: bool) -> None:
+    """Absent, and not zero, which meets infinite derivatives here."""
+    number = {"delay": 3, "exchange": 2}.get(step.__name__, 0)
+    leaves = [torch.rand(4, dtype=torch.float64, requires_grad=True) for _ in range(max(1, number))]
+    with torch.no_grad():
+        leaves[-1][0] = 0
+    init = tuple(leaves) if number else leaves[0]
+    xs = torch.rand(6, 4, dtype=torch.float64, requires_grad=True)
+
+    def objective(run: Callable[..., Any], init: Any, xs: Tensor) -> Tensor:
+        carry, ys = run(step, init, xs)
+        return (tree_leaves(carry)[0] if through_results or ys is None else ys[-1]).sum()
+
+    def train(first: Tensor) -> Any:
+        return torch.autograd.grad(first, [*leaves, xs], allow_unused=True) if first.requires_grad else None
+
+    expected = train(objective(looped, init, xs))
+    found = train(torch.compile(objective, fullgraph=True)(scan, init, xs))
+    assert (found is None) == (expected is None)
+    for one, other in zip(found or (), expected or (), strict=True):
+        torch.testing.assert_close(one if one is not None else other, other if other is not None else one)
+
+
+def test_all_lengths_have_one_code(layouts: list[Any]) -> None:
+    """Nothing that is compiled depends on the number of steps, wherever time is."""
+    weight = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+
+    def run(x: Tensor) -> Tensor:
+        _, ys = scan(lambda h, x: ((h @ weight).tanh() + x, h), x[:, 0], x, dim=1)
+        return ys
+
+    network = torch.compile(run, fullgraph=True, dynamic=True)
+    for steps in (4, 11, 400):
+        x = torch.randn(2, steps, 3, dtype=torch.float64, requires_grad=True)
+        network(x).sum().backward()
+        assert len(layouts) <= 2
+
+
+@pytest.mark.long(all_but=["None"])
+@pytest.mark.usefixtures("layouts")
+@pytest.mark.parametrize("remat", [None, 1, 3, 7])
+def test_blocks_of_steps(remat: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks and segments that are not multiples of one another."""
+    monkeypatch.setattr(_compiled_loop, "BLOCK", 4)
+    found = recurrence("minimal_gru", 19)
+    expected, expected_grads = grads(looped, found.step, found.init, found.xs, found.options)
+    results, gradients = grads(compiled, found.step, found.init, found.xs, {**found.options, "remat": remat})
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(gradients, expected_grads)
+
+
+def test_states_of_several_kinds(layouts: list[Any]) -> None:
+    """State sequences, channels-last, 0-d and integer states, and a core's sizes."""
+
+    def core(x: Tensor, v: Tensor, count: Tensor, scale: Tensor) -> Any:
+        v = v * scale + x.mean(-1, keepdim=True) * x.shape[0]
+        return v.sum(1), v, count + 1, scale * 0.9
+
+    arguments = [
+        torch.randn(5, 2, 3, 4, 4).to(memory_format=torch.channels_last_3d).double(),
+        torch.randn(2, 3, 4, 4).double(),
+        torch.tensor(0),
+        torch.tensor(0.5, dtype=torch.float64),
+    ]
+    for argument in arguments:
+        argument.requires_grad_(argument.is_floating_point())
+    leaves = [argument for argument in arguments if argument.requires_grad]
+
+    def train(*args: Tensor) -> Any:
+        results = flex_sn_scan(core, 1, 3, 1, *args)
+        return results, sum(r.square().sum() for r in results if r.is_floating_point())
+
+    expected, total = train(*arguments)
+    expected_grads = torch.autograd.grad(total, leaves)
+    results, total = torch.compile(train, fullgraph=True, dynamic=True)(*arguments)
+    gradients = torch.autograd.grad(total, leaves)
+    torch.testing.assert_close(results, expected)
+    torch.testing.assert_close(gradients, expected_grads)
+    assert [r.stride() for r in results] == [r.stride() for r in expected]
+    assert [g.stride() for g in gradients] == [g.stride() for g in expected_grads]
+
+
+def failing(*_: Any) -> Any:
+    raise RuntimeError("no C++ compiler")
+
+
+def test_steps_without_code(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(_step_graphs, "compile_step", failing)
+    _opaque._decode.cache_clear()
+    _opaque._log_once.cache_clear()
+    init, xs = torch.zeros(3), torch.randn(5, 3)
+
+    def run(init: Tensor, xs: Tensor) -> Any:
+        return scan(lambda h, x: (h * 0.75 + x, h), init, xs)
+
+    with pytest.raises(LoweringError, match=r"'compiled_loop' is not available.*RuntimeError: no C.. compiler"):
+        torch.compile(run, fullgraph=True)(init, xs)
+    torch._dynamo.reset()
+    monkeypatch.setenv("FLEXSN_HOP_LOWERING", "auto")
+    with caplog.at_level(logging.WARNING, "flexsn_hop"):
+        results = torch.compile(run, fullgraph=True)(init, xs)
+    torch.testing.assert_close(results, run(init, xs))
+    assert sum("operator by operator" in message and "no C++ compiler" in message for message in caplog.messages) == 1
+    _opaque._decode.cache_clear()
+
+
+@pytest.mark.usefixtures("layouts")
+def test_tensors_without_elements() -> None:
+    assert_equal_to_loop(lambda h, x: (h + x, h), torch.zeros(0, dtype=torch.float64), torch.zeros(5, 0).double())
