@@ -81,6 +81,12 @@ def sqrt(x):
 
 
 @triton.jit
+def rounded_sqrt(x):
+    """Of float32, the nearest number, in the interpreter, too."""
+    return tl.sqrt_rn(x)
+
+
+@triton.jit
 def maximum(x, y):
     # The default does not propagate NaN.
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
@@ -383,6 +389,7 @@ __all__ = [
     "pow",
     "round_bfloat16",
     "round_float16",
+    "rounded_sqrt",
     "signbit",
     "sqrt",
     "store",
