@@ -20,6 +20,7 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    random,
     reports,
     surrogate,
 )
@@ -170,6 +171,7 @@ __all__ = [
     "on_grid",
     "plain_products",
     "plot",
+    "random",
     "reports",
     "set_portability",
     "surrogate",

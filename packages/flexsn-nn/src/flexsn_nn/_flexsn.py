@@ -31,12 +31,14 @@ from flexsn_nn._checks import check_count, check_name
 from flexsn_nn._counts import from_zero, per_channel
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._diagnosis import explain_devices, explain_dtypes
+from flexsn_nn._draws import draws
 from flexsn_nn._example_outputs import Spec, compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._inputs import check_input
 from flexsn_nn._leaf import Leaf, refuse_proxies
+from flexsn_nn._noise import NUM_PLACES, Drawing, Means, Numbers, example_places
 from flexsn_nn._portability import portability
 from flexsn_nn._precision import PRECISIONS, InFloat32, widened, widened_dtype
 from flexsn_nn._programs import Programs
@@ -54,7 +56,15 @@ from flexsn_nn._torch_private import (
     recomputation,
 )
 from flexsn_nn._unregistered import unregistered, warn_of_unregistered
-from flexsn_nn.errors import ExampleError, ExportError, InputCountError, InputShapeError, StateError
+from flexsn_nn.errors import (
+    DrawError,
+    ExampleError,
+    ExportError,
+    InputCountError,
+    InputShapeError,
+    PlacementError,
+    StateError,
+)
 from flexsn_runtime import (
     ScanProgram,
     SpikeBitsError,
@@ -163,6 +173,9 @@ class FlexSN(Leaf):
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
         self._output_specs = specs_of(example_outputs, num_outputs)
+        self._numbers = Numbers()
+        self._draws = draws(core)
+        self._drawing: Drawing | Means | None = None
         self._programs = Programs(num_inputs, num_states, num_outputs, residuals)
         self._handover: Handover | None = None
         self._spike_range: tuple[int, int] | None = None
@@ -182,7 +195,7 @@ class FlexSN(Leaf):
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
-            step = program.specialize_examples(example_inputs)
+            step = program.specialize_examples(self._with_examples(example_inputs))
             compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
 
     @property
@@ -254,6 +267,7 @@ class FlexSN(Leaf):
             if name == "states":
                 self.__dict__.update(_graph=None, _reset_in=recomputation())
             if name == "core":
+                self.__dict__["_draws"] = draws(value)
                 self._forget_decisions()
 
     def _forget_decisions(self) -> None:
@@ -464,6 +478,9 @@ class FlexSN(Leaf):
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
             given = self._checked(inputs)
+            if self._has_places():
+                shape, steps = step_shape(given, self._step_mode), len(given[0]) if self._step_mode == "m" else None
+                given = (*given, *example_places(shape, steps, given[0].device))
             states = None if self._kernels_start_alike(given) and not counting else self._initial(given)
             if states is not None and counting:
                 states = from_zero(states, given[0])
@@ -511,6 +528,11 @@ class FlexSN(Leaf):
             return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
         try:
             return self._run_unexplained(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
+        except DrawError:
+            if self._draws:
+                raise
+            self._draws = True  # by a function that the core's code does not name
+            return self._run(inputs, states, keep=keep, affine=affine, count=count, pack=pack)
         except (RuntimeError, ValueError) as error:
             if inputs and all(isinstance(x, Tensor) for x in inputs):
                 self._explain_error(inputs, states, error)
@@ -547,9 +569,16 @@ class FlexSN(Leaf):
         if affine is not None and not self._absorbs(inputs):
             inputs, affine = (affine.of(inputs[0]), *inputs[1:]), None
         if not _PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
+            if self._has_places():
+                raise PlacementError(
+                    "the step draws random numbers, which have no rows of their own on DTensors yet: call it with "
+                    "local parts, x.to_local(), and set flexsn_nn.random.configure(net, seed=..., first_row=...)."
+                )
             ran: _Ran = self._run_shards(inputs, states, keep=keep)
             return ran
         compiling = torch.compiler.is_compiling()
+        if self._draws:
+            inputs = self._with_places(inputs, begins=not states, keep=states is self.states)
         backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
         if self._backend == "auto" and self._asks_kernels(backend):
             if self._kernels_take(inputs, states):
@@ -663,7 +692,7 @@ class FlexSN(Leaf):
 
     def _remember(self, program: ScanProgram, *, count: bool, pack: bool) -> None:
         """Lets `_repeat` make calls of this program, if it can: those that keep no sequences and count nothing."""
-        if not count and self._widening is None:
+        if not count and self._widening is None and not self._draws:
             self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, False, pack))
 
     def _has_absorbed(self, inputs: tuple[Tensor, ...]) -> bool:
@@ -760,7 +789,7 @@ class FlexSN(Leaf):
         core = self._step_function()
         return (sequences if keep else finals)(
             core if affine is None else behind(core, affine),
-            self.num_inputs,
+            self._num_core_inputs(),
             self.num_states,
             self.num_outputs,
             *self._masked(primals),
@@ -787,7 +816,8 @@ class FlexSN(Leaf):
         if self._output_specs is None:
             return self._traced_specs(primals)
         try:
-            step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
+            end = self._num_core_inputs()
+            step, _ = self._get_program().specialize(primals[:end], primals[end:])
         except Exception:  # the core may raise anything on tensors without data
             return self._output_specs
         compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
@@ -884,7 +914,9 @@ class FlexSN(Leaf):
         """Inputs and states, detached where `requires_grad` says so. (Kernels do it by themselves.)"""
         if self.requires_grad is None:
             return primals
-        return tuple(t if allowed else t.detach() for t, allowed in zip(primals, self.requires_grad, strict=True))
+        allowed = (*self.requires_grad[: self.num_inputs], *(True,) * (len(primals) - len(self.requires_grad)))
+        allowed = (*allowed, *self.requires_grad[self.num_inputs :])
+        return tuple(t if may else t.detach() for t, may in zip(primals, allowed, strict=True))
 
     def _starts_at_zero(self) -> bool:
         """True if `init_states` makes zeros, so that no call of it is needed."""
@@ -906,7 +938,7 @@ class FlexSN(Leaf):
             # One zero that all elements read: a compiler would write out as many as there are elements.
             zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
             return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
-        states = list(self.init_states(self.num_states, self._step_mode, *inputs))
+        states = list(self.init_states(self.num_states, self._step_mode, *inputs[: self.num_inputs]))
         if len(states) != self.num_states:
             raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
         if not torch.compiler.is_compiling():
@@ -983,19 +1015,65 @@ class FlexSN(Leaf):
 
     def _step_function(self) -> Callable[..., Any]:
         """The core as it runs; another one may have been assigned."""
-        core: Callable[..., Any] = self.core
-        if self._widening is None:
+        core = self._core_of_call()
+        if self._widening is not None:
+            if not torch.compiler.is_compiling() and self._widening.core is not core:
+                self._widening = InFloat32(core, self.num_outputs)
+            core = self._widening
+        if not self._draws:
             return core
-        if not torch.compiler.is_compiling() and self._widening.core is not core:
-            self._widening = InFloat32(core, self.num_outputs)
-        return self._widening
+        kind = Drawing if self._has_places() else Means
+        drawing = self._drawing
+        if not isinstance(drawing, kind) or drawing.core is not core:
+            drawing = self._drawing = Drawing(core, self.num_inputs) if kind is Drawing else Means(core)
+        return drawing
+
+    def _core_of_call(self) -> Callable[..., Any]:
+        """The step, as it is for the call under way."""
+        core: Callable[..., Any] = self.core
+        return core
+
+    # -- random numbers ------------------------------------------------------------------------------------
+
+    def _has_places(self) -> bool:
+        """True if the step as it runs now has inputs from which it computes random numbers."""
+        return self._draws and (self.training or self._numbers.in_evaluation)
+
+    def _num_core_inputs(self) -> int:
+        return self.num_inputs + NUM_PLACES if self._has_places() else self.num_inputs
+
+    def _with_places(self, inputs: tuple[Tensor, ...], *, begins: bool, keep: bool) -> tuple[Tensor, ...]:
+        """The inputs, and those from which random numbers are computed.
+
+        Args:
+            begins, keep: as of `Numbers.places`.
+        """
+        drawing = self._step_function()
+        if not isinstance(drawing, Drawing):
+            return inputs
+        shape, device = step_shape(inputs, self._step_mode), inputs[0].device
+        drawing.column = self._numbers.columns(shape, device)
+        steps = inputs[0].shape[0] if self._step_mode == "m" else None
+        keep = keep and not is_exporting()
+        return (*inputs, *self._numbers.places(shape, steps, device, begins=begins, keep=keep))
+
+    def _with_examples(self, examples: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step's inputs and states, with the inputs from which random numbers are computed."""
+        drawing = self._step_function()
+        if not isinstance(drawing, Drawing) or len(examples) != self.num_inputs + self.num_states:
+            return examples
+        inputs, states = examples[: self.num_inputs], examples[self.num_inputs :]
+        shape, device = step_shape(inputs, "s"), inputs[0].device
+        drawing.column = self._numbers.columns(shape, device)
+        return (*inputs, *example_places(shape, None, device), *states)
 
     # -- copies and moves --------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
-        attributes["_repeats"] = attributes["_graph"] = None
+        attributes["_repeats"] = attributes["_graph"] = attributes["_drawing"] = None
+        attributes["_numbers"] = copy(self._numbers)
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
@@ -1006,6 +1084,7 @@ class FlexSN(Leaf):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.states = [fn(state) for state in self.states]
         self.state_seqs = [fn(state) for state in self.state_seqs]
+        self._numbers.apply(fn)
         return self
 
 

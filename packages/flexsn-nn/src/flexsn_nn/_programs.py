@@ -9,6 +9,7 @@ import torch
 
 from flexsn_nn._affine import Absorbed, Behind
 from flexsn_nn._counts import Counting
+from flexsn_nn._noise import NUM_PLACES, Drawing
 from flexsn_runtime import ScanProgram, TargetName
 
 
@@ -70,8 +71,11 @@ class Programs:
             known = known.core
         if isinstance(known, Counting):
             known = known.core
-        if counting and requires_grad is not None:
-            requires_grad = (*requires_grad, True)
+        num_inputs, num_states, num_outputs = self._counts
+        draws = isinstance(core, Drawing)
+        if (counting or draws) and requires_grad is not None:
+            of_places = (False,) * NUM_PLACES * draws
+            requires_grad = (*requires_grad[:num_inputs], *of_places, *requires_grad[num_inputs:], *(True,) * counting)
             if program is not None and program.requires_grad == requires_grad:
                 requires_grad = program.requires_grad
         if (
@@ -80,11 +84,10 @@ class Programs:
             or program.requires_grad is not requires_grad
             or program.on_cpu != on_cpu
         ):
-            num_inputs, num_states, num_outputs = self._counts
             step = Counting(core) if counting else core
             program = ScanProgram(
                 step if affine is None else Behind(step, affine),
-                num_inputs,
+                num_inputs + NUM_PLACES * draws,
                 num_states + counting,
                 num_outputs,
                 requires_grad,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flexsn_nn._backends import COMPILED
 from flexsn_nn._checks import check_function
+from flexsn_nn._draws import draws
 from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._precision import widened
 from flexsn_nn.errors import ParameterError
@@ -141,6 +142,7 @@ class Recurrent(Feedback):
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
                 raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
             self.recurrent = recurrent
+        self._draws = draws(self.core)
         self._tell_step_mode()
 
     @property
@@ -161,7 +163,7 @@ class Recurrent(Feedback):
         """One step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
         s, *states = args[self.num_inputs :]
-        returned = self.neuron.core(self.driven(x, s), *others, *states)
+        returned = self.neuron._core_of_call()(self.driven(x, s), *others, *states)
         output, *new_states = (returned,) if isinstance(returned, Tensor) else returned
         return output, output, *new_states
 
