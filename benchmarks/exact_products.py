@@ -1,9 +1,11 @@
 """Products with spikes, in parts on tensor cores: times and errors beside torch's; training steps beside ReLU's.
 
-    python benchmarks/exact_products.py [--output FILE] [--sweep] [--seconds 240]
+    python benchmarks/exact_products.py [--output FILE] [--sweep | --profile] [--seconds 240]
 
-The first table is of one product: its forward and both gradients, with all that they launch, replayed from a CUDA
-graph. Errors are against float64, the root of the mean square, of that of the result. `--sweep` measures tiles instead.
+The first table is of one product, its forward and both gradients, replayed from a CUDA graph: of spikes in bfloat16 and
+gradients in parts, as neurons write them, with the parts of the weight. "Narrowed" has the pass over memory, too, that
+spikes take which come from no neuron. Errors are against float64, the root of the mean square, of that of the result.
+`--sweep` measures tiles instead, `--profile` the kernels of whole training steps.
 The second one is of whole training steps, called from Python and replayed from a CUDA graph, of networks with LIF
 neurons and with ReLU, measured in turns. Torch's products are in float32 or in TF32, as it says. It needs a GPU.
 """
@@ -14,16 +16,19 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import networks
 import torch
 from measure import graphed, in_processes, milliseconds, publish, table, where
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flexsn_nn import LIF, exact_products, functional
+from flexsn_runtime import spike_linear
 from flexsn_runtime.products import _launch
 from flexsn_runtime.products._tiles import Tile
 
@@ -70,14 +75,22 @@ def by_torch(work: str, of: Operands) -> Callable[[], Tensor]:
 
 
 def in_parts(work: str, of: Operands, parts: int) -> Callable[[], Tensor]:
-    """What a layer launches; the parts of the gradient, which two products share, count as `dW`'s."""
-    _, seen = _launch.outputs(of.s, of.weight, None, parts)
-    pieces = _launch.split(of.grad, parts)
+    """What a layer between neurons launches."""
+    spikes = of.s.bfloat16()
+    grads = tuple(_launch.split(of.grad, parts))
+    N, K = of.weight.shape
     return {
-        "y": lambda: _launch.outputs(of.s, of.weight, None, parts)[0],
-        "dW": lambda: _launch.weight_gradient(of.grad, _launch.split(of.grad, parts), of.s, seen),
-        "ds": lambda: _launch.input_gradient(pieces, of.weight, parts),
+        "y": lambda: _launch.product(spikes, _launch.split(of.weight, parts), None),
+        "dW": lambda: _launch.product_over_rows(grads, spikes, N, K),
+        "ds": lambda: _launch.input_gradient(grads, _launch.split(of.weight, parts), K),
     }[work]
+
+
+def narrowed(work: str, of: Operands) -> Callable[[], Tensor] | None:
+    """What a layer launches that reads spikes of no neuron, and hands its output to none, in three parts."""
+    if work != "y":
+        return None
+    return lambda: spike_linear(of.s, of.weight, None)[0]
 
 
 def error(work: str, of: Operands, found: Tensor) -> float:
@@ -105,9 +118,11 @@ def product_rows(shape: tuple[int, int, int], rate: float) -> Iterator[tuple[str
             run = in_parts(work, of, parts)
             times.append(milliseconds(graphed(run), of.s.device))
             errors.append(error(work, of, run()))
+        whole = narrowed(work, of)
+        extra = "" if whole is None else f"{milliseconds(graphed(whole), of.s.device):.3f}"
         ratios = [f"{times[2] / times[0]:.2f}", f"{times[3] / times[1]:.2f}"]
         sizes = " x ".join(map(str, shape))
-        yield sizes, f"{rate}", work, *(f"{t:.3f}" for t in times), *ratios, *(f"{e:.1e}" for e in errors)
+        yield sizes, f"{rate}", work, *(f"{t:.3f}" for t in times), extra, *ratios, *(f"{e:.1e}" for e in errors)
 
 
 # -- tiles -------------------------------------------------------------------------------------------------------------
@@ -130,12 +145,13 @@ def swept() -> list[Swept]:
 
 
 def run_of(case: Swept, of: Operands) -> Callable[[], object]:
-    pieces, (spikes, _) = _launch.split(of.grad, case.parts), _launch.narrow(of.s)
+    spikes, grads = of.s.bfloat16(), tuple(_launch.split(of.grad, case.parts))
+    pieces = _launch.split(of.weight, case.parts)
     N, K = of.weight.shape
     return {
-        "y": lambda: _launch.product(spikes, of.weight, None, case.parts, case.tile),
-        "dW": lambda: _launch.product_over_rows(pieces, spikes, N, K, case.tile),
-        "ds": lambda: _launch.input_gradient(pieces, of.weight, case.parts, case.tile),
+        "y": lambda: _launch.product(spikes, pieces, None, case.tile),
+        "dW": lambda: _launch.product_over_rows(grads, spikes, N, K, case.tile),
+        "ds": lambda: _launch.input_gradient(grads, pieces, K, case.tile),
     }[case.work]
 
 
@@ -192,7 +208,56 @@ class Network(nn.Module):
         return logits
 
 
-def training_step(net: Network, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
+class Case(NamedTuple):
+    """A network, how it is made, and its data."""
+
+    name: str
+    make: Callable[[bool], nn.Module]
+    x: Tensor
+    labels: Tensor
+    also: tuple[str, ...] = ()
+
+
+def linear_case(name: str) -> Case:
+    *sizes, steps, batch = NETWORKS[name]
+    generator = torch.Generator("cuda").manual_seed(0)
+    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
+    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+    title = f"{name}, T {steps}, B {batch}"
+    return Case(title, lambda spiking: Network(tuple(sizes), spiking), x, labels, ("first",))
+
+
+class OverSteps(nn.Module):
+    """The mean over time and, of more than classes, over the last dimension."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x).mean(0)
+        return y.mean(-1) if y.dim() > 2 else y
+
+
+def activation(spiking: bool) -> Callable[[], nn.Module]:
+    return LIF if spiking else nn.ReLU
+
+
+def large_case(name: str) -> Case:
+    generator = torch.Generator("cuda").manual_seed(0)
+    if name == "VGG-8":
+        x = torch.randn(4, 64, 3, 32, 32, device="cuda", generator=generator)
+        make = networks.vgg8
+        title = "VGG-8, 32 x 32, T 4, B 64"
+    else:
+        x = (torch.rand(4, 32, 384, 196, device="cuda", generator=generator) < 0.2).float()
+        make = partial(networks.SpikformerBlock, 384, 12)
+        title = "Spikformer block, 196 tokens of 384, T 4, B 32"
+    labels = torch.randint(10, (x.shape[1],), device="cuda", generator=generator)
+    return Case(title, lambda spiking: OverSteps(make(activation(spiking))), x, labels)
+
+
+def training_step(net: nn.Module, x: Tensor, labels: Tensor) -> Callable[[], tuple[Tensor, ...]]:
     parameters = list(net.parameters())
 
     def step() -> tuple[Tensor, ...]:
@@ -212,17 +277,14 @@ RUNS = (  # name, spiking, exact, precision of torch
 )
 
 
-def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
-    *sizes, steps, batch = NETWORKS[name]
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = (torch.rand(steps, batch, sizes[0], device="cuda", generator=generator) < 0.1).float()
-    labels = torch.randint(sizes[-1], (batch,), device="cuda", generator=generator)
+def network_rows(case: Case, rounds: int = 5) -> Iterator[tuple[str, ...]]:
+    x, labels = case.x, case.labels
     made: dict[str, tuple[Callable[[], object], Callable[[], object], str, float]] = {}
     for title, spiking, exact, precision in RUNS:
         torch.manual_seed(0)
         torch.set_float32_matmul_precision(precision)
-        net = Network(tuple(sizes), spiking).cuda()
-        products = exact_products(net, also=["first"]) if exact else None
+        net = case.make(spiking).cuda()
+        products = exact_products(net, also=case.also) if exact else None
         step = training_step(net, x, labels)
         for _ in range(3):
             step()
@@ -247,23 +309,46 @@ def network_rows(name: str, rounds: int = 5) -> Iterator[tuple[str, ...]]:
             for base in ("ReLU, float32", "ReLU, TF32")
             for mine, theirs in zip(both, medians[base], strict=True)
         ]
-        shape = f"{name}, T {steps}, B {batch}"
-        yield shape, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
+        yield case.name, title, *(f"{one:.3f}" for one in both), *ratios, f"{made[title][3]:.0f}"
+
+
+def kernels(name: str) -> Iterator[tuple[str, ...]]:
+    """Kernels of one training step, in three parts, the longest first."""
+    case = linear_case(name)
+    torch.manual_seed(0)
+    net = case.make(True).cuda()
+    exact_products(net, also=case.also)
+    step = training_step(net, case.x, case.labels)
+    for _ in range(100):  # by then the compiled launcher is there
+        step()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in range(10):
+            step()
+        torch.cuda.synchronize()
+    for event in sorted(profile.key_averages(), key=lambda event: -event.device_time_total):
+        yield name, event.key[:70], f"{event.count / 10:g}", f"{event.device_time_total / 1e4:.4f}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "exact_products.md")
     parser.add_argument("--sweep", action="store_true", help="measure tiles")
+    parser.add_argument("--profile", action="store_true", help="list the kernels of training steps")
     parser.add_argument("--seconds", type=float, default=240, help="for the sweep")
     arguments = parser.parse_args()
     deadline = time.monotonic() + arguments.seconds
     lines = ["# Products with spikes", "", where(torch.device("cuda")), ""]
+    if arguments.profile:
+        rows = [row for name in NETWORKS for row in kernels(name)]
+        publish([*lines, *table(("network", "kernel", "launches in a step", "ms in a step"), rows)], arguments.output)
+        return
     if arguments.sweep:
         publish([*lines, *sweep(deadline)], arguments.output)
         return
     header: tuple[str, ...] = (
-        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "three / float32", "two / TF32",
+        "M x K x N", "rate", "work", "float32, ms", "TF32", "three parts", "two parts", "narrowed", "three / float32",
+        "two / TF32",
         "error: float32", "TF32", "three parts", "two parts",
     )  # fmt: skip
     rows = [row for shape in SHAPES for row in product_rows(shape, 0.1)]
@@ -273,9 +358,13 @@ def main() -> None:
     publish(lines, arguments.output)
     header = ("network", "products", "called from Python, ms", "CUDA graph, ms", "of ReLU in float32",
               "in CUDA graphs", "of ReLU in TF32", "in CUDA graphs", "peak, MiB")  # fmt: skip
-    rows = [row for name in NETWORKS for row in network_rows(name)]
-    lines += ["A training step, forward and backward:", "", *table(header, rows)]
-    publish(lines, arguments.output)
+    rows = [row for name in NETWORKS for row in network_rows(linear_case(name))]
+    lines += ["A training step, forward and backward:", ""]
+    publish([*lines, *table(header, rows)], arguments.output)
+    for name in ("Spikformer block", "VGG-8"):
+        torch.cuda.empty_cache()
+        rows += network_rows(large_case(name), rounds=3)
+        publish([*lines, *table(header, rows)], arguments.output)
 
 
 if __name__ == "__main__":

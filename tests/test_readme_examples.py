@@ -53,6 +53,7 @@ MANY_KERNELS = [
     "docs/nir.md",
     "docs/recurrent.md",
     "docs/training.md",
+    "docs/transforms.md",
 ]
 
 # Documents about what one version of torch does, which others may do otherwise.

@@ -20,6 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SNAPSHOTS = ROOT / "tests" / "api"
 PACKAGES = [path.parent.name for path in ROOT.glob("packages/*/pyproject.toml")]
+# Modules of classes that are parts of one public class, each in a file of its own.
+PARTS = "flexsn_nn.flexsn."
 MODULES = sorted(name.replace("-", "_") for name in PACKAGES)
 
 Description = dict[str, Any]
@@ -44,14 +46,18 @@ def describe_member(obj: Any) -> Description:
 
 
 def describe_class(cls: type) -> Description:
-    """Describe a class by its bases, its constructor and the public members it defines itself."""
+    """Describe a class by its bases, its constructor and the public members it defines itself, or a part of it."""
+    parts = [base for base in cls.__mro__[1:] if base.__module__.startswith(PARTS)] if cls.__bases__ else []
+    parts = parts if parts and cls.__bases__[0] is parts[0] else []
+    defined = {name: member for base in (*reversed(parts), cls) for name, member in vars(base).items()}
+    bases = parts[-1].__bases__ if parts else cls.__bases__
     return {
         "kind": "class",
-        "bases": [f"{base.__module__}.{base.__qualname__}" for base in cls.__bases__],
+        "bases": [f"{base.__module__}.{base.__qualname__}" for base in bases],
         # An enumeration's constructor is Python's own, and changes with Python.
         "signature": None if issubclass(cls, enum.Enum) else signature_of(cls),
         "members": {
-            name: describe_member(member) for name, member in sorted(vars(cls).items()) if not name.startswith("_")
+            name: describe_member(member) for name, member in sorted(defined.items()) if not name.startswith("_")
         },
     }
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn import LIF, FlexSN
-from flexsn_nn._counts import per_channel
 from flexsn_nn.layer import NormNeuron
 from flexsn_nn.monitor import RateMonitor
 from flexsn_nn.neuron import ParametricLIF
 from flexsn_nn.surrogate import Sigmoid
+from flexsn_nn.transforms._counts import per_channel
 
 
 @pytest.fixture(params=["triton", pytest.param("cpp", marks=pytest.mark.long)])

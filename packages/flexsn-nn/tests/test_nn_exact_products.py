@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flexsn_nn import ILIF, LIF, FlexSN, OverTime, TernaryLIF, exact_products, functional, on_grid, plain_products
 from flexsn_nn.errors import UnknownNameError
-from flexsn_nn.exact import ExactProducts
+from flexsn_nn.exact import ExactProducts, _exchange
 from flexsn_nn.fusion import fuse_norms
 from flexsn_nn.memory import PackedSpikes
 
@@ -232,8 +232,8 @@ def test_convolutions_over_points() -> None:
 class Scaled(LIF):
     """Gives no spikes, whatever its range says."""
 
-    def forward(self, *inputs: Tensor, affine: object = None) -> Tensor:
-        spikes = super().forward(*inputs)
+    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+        spikes = super().forward(*inputs, **options)
         assert isinstance(spikes, Tensor)
         return spikes * 0.3
 
@@ -289,7 +289,12 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], FlexSN], bool]] 
     "counts": (lambda x: x, ILIF, True),
     "a difference": (lambda x: x - x.roll(1, -1), LIF, True),
     "a mask": (lambda x: x * x.flip(-1), TernaryLIF, True),
-    "a scale": (lambda x: x * 0.3, LIF, False),
+    "a scale": (lambda x: x * 0.3, LIF, True),
+    "a scale of a sum": (lambda x: (x + x.flip(-1)).roll(1, 0) / 8, TernaryLIF, True),
+    "a negative scale": (lambda x: x * -0.3, LIF, False),
+    "two scales": (lambda x: x * 0.3 * 0.7, LIF, False),
+    "dropout that scales": (lambda x: torch.native_dropout(x, 0.3, True)[0], LIF, True),
+    "a mean of two": (lambda x: nn.functional.avg_pool1d(x, 2, 1, 1)[..., :-1], LIF, True),
     "noise": (noisy, LIF, False),
     "dropout": (nn.Dropout(0.3).eval(), LIF, True),
     "pooling": (lambda x: nn.functional.max_pool1d(x, 3, 1, 1), LIF, True),
@@ -324,6 +329,10 @@ def test_a_product_is_exact_or_torchs_and_never_wrong(case: str, training: bool)
     assert_near(results[1], results[0])
     if training:
         assert ran(products[0]) == {"fc": exact}, str(products[0])
+        assert ("not whole" in str(products[0])) == (case in REPAIRED)
+
+
+REPAIRED = {"a change that autograd does not see", "a neuron that is said to give spikes"}
 
 
 def test_what_is_never_replaced_is_said() -> None:
@@ -399,3 +408,29 @@ def test_a_network_that_is_compiled_or_captured_has_the_bits_of_eager_mode() -> 
     graph.replay()
     torch.cuda.synchronize()
     assert_near(captured, eager)
+
+
+def whole_loads() -> Any:
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(nn.Linear(704, 512), LIF(), nn.Linear(512, 520), LIF(), nn.Linear(520, 128)).cuda()
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            layer.weight.mul_(4)
+    return net
+
+
+@pytest.mark.gpu
+def test_what_is_handed_over_on_a_gpu_is_what_passes_would_make() -> None:
+    x = (torch.rand(50, 64, 704, generator=torch.Generator().manual_seed(0)) < 0.1).float().cuda()
+    net, plain = whole_loads(), whole_loads()
+    exact_products(net, also=["0"])
+    exact_products(plain, also=["0"])
+    for module in plain.modules():
+        vars(module).pop(_exchange.ATTRIBUTE, None)
+    want = step(plain, x)
+    first = step(net, x)
+    assert torch.equal(first[0], want[0])
+    assert_near(first, want)
+    for _ in range(150):  # by then the compiled launcher may be there
+        last = step(net, x)
+    assert all(torch.equal(one, other) for one, other in zip(first, last, strict=True))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn import LIF, BackendUnavailableError, FlexSN, GatedLIF, _backends, _flexsn
+from flexsn_nn import LIF, BackendUnavailableError, FlexSN, GatedLIF, _backends
+from flexsn_nn.flexsn import _choice, _running
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -95,8 +96,8 @@ def test_single_steps_are_kernels_on_a_gpu_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_single_steps_on_a_gpu_by_its_interpreter(monkeypatch: pytest.MonkeyPatch, interpreted: None) -> None:
     """What kernels refuse is a loop there, as it is on the CPU."""
-    monkeypatch.setattr(_flexsn, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
-    monkeypatch.setattr(_flexsn, "written_in", lambda backend: "triton")
+    monkeypatch.setattr(_choice, "choose", lambda *args: _backends.Choice("triton", "as on a GPU", {}))
+    monkeypatch.setattr(_choice, "written_in", lambda backend: "triton")
     one, loop = LIF(step_mode="s"), LIF(step_mode="s", backend="torch")
     other = FlexSN(lambda x, v: (x - x.mean(), v + x), 1, 1, 1, step_mode="s")
     for _ in range(3):
@@ -131,7 +132,7 @@ def test_the_choice_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(args)
         return choose(*args)
 
-    monkeypatch.setattr(_flexsn, "choose", counted)
+    monkeypatch.setattr(_choice, "choose", counted)
     layer = neuron()
     for _ in range(3):
         layer(ones(2, 3))
@@ -271,7 +272,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collects who runs: the kernels, or the core itself."""
     ran: list[str] = []
     for name in ("run_again", "single_step", "repeated_scan", "repeated_step"):
-        original = getattr(_flexsn, name)
+        original = getattr(_running, name)
 
         def kernels(*args: Any, original: Any = original, **options: Any) -> Any:
             found = original(*args, **options)
@@ -279,7 +280,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                 ran.append("cpp")
             return found
 
-        monkeypatch.setattr(_flexsn, name, kernels)
+        monkeypatch.setattr(_running, name, kernels)
     run_core = FlexSN._run_core
 
     def loop(self: FlexSN, backend: str, *args: Any, **options: Any) -> Any:

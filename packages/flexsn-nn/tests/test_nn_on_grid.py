@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from flexsn_nn import LIF, RLIF, Recurrent, functional, on_grid
 from flexsn_nn.errors import ParameterError
-from flexsn_nn.exact import is_on_grid
+from flexsn_nn.exact import is_on_grid, whole_numbers
 
 
 def whole(weight: Tensor, bits: int) -> tuple[Tensor, Tensor]:
@@ -225,3 +225,16 @@ def test_a_gpu_has_the_spikes_of_the_cpus_loop(features: int, monkeypatch: pytes
     monkeypatch.setenv("FLEXSN_ONE_LAUNCH", "0")
     layer = recurrent(features, "auto", bias=True).cuda()
     assert torch.equal(run(layer, x.cuda()).cpu(), want)
+
+
+@pytest.mark.parametrize("bits", [8, 9, 16])
+def test_a_weight_is_its_whole_numbers_times_its_scales(bits: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.Conv2d(3, 5, 3)
+    with pytest.raises(ParameterError, match=f"on no grid of {bits} bits"):
+        whole_numbers(layer.weight, bits)
+    on_grid(layer, bits=bits)
+    numbers, scales = whole_numbers(layer.weight, bits)
+    assert numbers.dtype == (torch.int8 if bits == 8 else torch.int16)
+    assert torch.equal(numbers * scales.view(-1, 1, 1, 1), layer.weight)
+    assert torch.equal(scales, torch.exp2(scales.log2().round()))

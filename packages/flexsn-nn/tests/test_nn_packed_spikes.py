@@ -205,12 +205,12 @@ def test_bits_are_those_of_the_memory_that_is_kept() -> None:
 
 def test_bits_are_those_of_the_output_that_a_call_returns() -> None:
     class Silences(IF):
-        def forward(self, *inputs: Tensor, affine: Any = None) -> Tensor:
-            return 1 - super().forward(*inputs, affine=affine)
+        def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+            return 1 - super().forward(*inputs, **options)
 
     class Clears(IF):
-        def forward(self, *inputs: Tensor, affine: Any = None) -> Tensor:
-            return super().forward(*inputs, affine=affine).mul_(0)
+        def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+            return super().forward(*inputs, **options).mul_(0)
 
     weight = torch.randn(64, 4, device=DEVICE, requires_grad=True)
     x = torch.randn(4, 6, 64, device=DEVICE, requires_grad=True)

@@ -22,10 +22,10 @@ from flexsn_nn import (
     Leaky,
     ParameterError,
     Synaptic,
-    _flexsn,
     surrogate,
 )
 from flexsn_nn._run_kernels import run_kernels
+from flexsn_nn.flexsn import _running
 from flexsn_nn.neuron import Neuron
 
 # Kernels run on CPU tensors here.
@@ -173,7 +173,7 @@ def test_zeros_are_not_made_for_kernels(monkeypatch: pytest.MonkeyPatch) -> None
         counts.append(len(tensors))
         return run_kernels(program, tensors, *options)
 
-    monkeypatch.setattr(_flexsn, "run_kernels", record)
+    monkeypatch.setattr(_running, "run_kernels", record)
 
     class FromOnes(LIF):
         def init_states(self, num_states: int, step_mode: str, *inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -20,9 +20,11 @@ from flexsn_nn import (
     neuron,
     nir_exchange,
     plot,
+    pooling,
     random,
     reports,
     surrogate,
+    transforms,
 )
 from flexsn_nn._affine import Affine
 from flexsn_nn._flexsn import FlexSN
@@ -87,6 +89,7 @@ from flexsn_nn.neuron import (
     TernaryIF,
     TernaryLIF,
 )
+from flexsn_nn.pooling import plain_pooling, spike_pooling
 from flexsn_runtime import BackendUnavailableError
 
 __version__ = "0.1.0"
@@ -169,10 +172,14 @@ __all__ = [
     "neuron",
     "nir_exchange",
     "on_grid",
+    "plain_pooling",
     "plain_products",
     "plot",
+    "pooling",
     "random",
     "reports",
     "set_portability",
+    "spike_pooling",
     "surrogate",
+    "transforms",
 ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Hashable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -152,51 +152,3 @@ class Absorbed(Producer, Protocol):
     @property
     def kind(self) -> Hashable:
         """Equal for those that one trace serves."""
-
-
-class StandIns:
-    """A function of tensors that it captures, for kernels: they are given with each call.
-
-    A trace finds tensors that stand for them and that never change, so that nothing is traced again.
-
-    Args:
-        like: tensors with the shapes, dtypes and devices of those to come.
-        learned: for each, whether a gradient may flow to it.
-    """
-
-    def __init__(self, like: Sequence[Tensor], learned: Sequence[bool]) -> None:
-        self.stand_ins = tuple(
-            torch.zeros_like(tensor, memory_format=torch.contiguous_format).requires_grad_(flows)
-            for tensor, flows in zip(like, learned, strict=True)
-        )
-
-    def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The tensors of a call, by the ids of those that stand for them."""
-        return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}
-
-
-class Behind(StandIns):
-    """`core` behind a function of its first input.
-
-    Args:
-        core: the step.
-        like: a function of the `kind` of those to come.
-    """
-
-    def __init__(self, core: Callable[..., Any], like: Absorbed) -> None:
-        super().__init__(like.tensors, like.learned)
-        self.core, self.kind = core, like.kind
-        self._absorbed = like.with_tensors(*self.stand_ins)
-        self.__name__: str = getattr(core, "__name__", type(core).__name__)
-
-    def __call__(self, x: Tensor, *rest: Tensor) -> Any:
-        return self.core(self._absorbed.of(x), *rest)
-
-
-def behind(core: Callable[..., Any], absorbed: Absorbed) -> Callable[..., Any]:
-    """`core` behind a function whose tensors it captures, for graphs."""
-
-    def step(x: Tensor, *rest: Tensor) -> Any:
-        return core(absorbed.of(x), *rest)
-
-    return step

@@ -20,11 +20,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics, StandIns
+from flexsn_nn._affine import Absorbed, Affine, AffineOfStatistics
 from flexsn_nn._backends import COMPILED, choose
-from flexsn_nn._torch_private import between_graphs
+from flexsn_nn._torch_private import between_graphs, is_exporting
 from flexsn_nn.errors import InputShapeError
-from flexsn_runtime import Completion, GradientFormula, ScanProgram
+from flexsn_nn.transforms._compose import StandIns
+from flexsn_runtime import Completion, GradientFormula, ScanProgram, batch_moments, batch_moments_op, has_moments
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -146,7 +147,7 @@ def graph_affine(
     dtype = _dtype(input)
     if training or running_mean is None or running_var is None:
         count = _check_count(input)
-        var, mean = torch.var_mean(input.to(dtype), _over(input), correction=0)
+        mean, var = _graph_moments(input)
         if running_mean is not None and running_var is not None:
             _move(running_mean, running_var, mean.detach(), var.detach(), count, momentum)
     else:
@@ -155,11 +156,21 @@ def graph_affine(
 
 
 def _of_graph(norm: BatchNorm, frames: Tensor) -> Affine:
-    """Statistics by operations that any compiler knows."""
     count = _check_count(frames)
-    var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
+    mean, var = _graph_moments(frames)
     _track(norm, mean.detach(), var.detach(), count)
     return _affine(norm.weight, norm.bias, mean, torch.rsqrt(var + norm.eps), frames)
+
+
+def _graph_moments(frames: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance by an operator with kernels, or else by operations that any compiler knows."""
+    # A tensor that wraps others, as a DTensor, has no kernels; those that compilers trace with stand for plain ones.
+    is_plain = type(frames) is Tensor or not hasattr(type(frames), "__tensor_flatten__")
+    if is_plain and not is_exporting() and has_moments(frames):
+        found: tuple[Tensor, Tensor] = batch_moments_op(frames)
+        return found
+    var, mean = torch.var_mean(frames.to(_dtype(frames)), _over(frames), correction=0)
+    return mean, var
 
 
 def _affine(weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, frames: Tensor) -> Affine:
@@ -260,18 +271,25 @@ def _statistics(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     tracks = norm.training and norm.track_running_stats
     first, second = (norm.running_mean, norm.running_var) if tracks else (None, None)
     if first is not None and second is not None and first.dtype == _dtype(frames) and norm.momentum is not None:
-        tracked = norm.num_batches_tracked
-        if tracked is not None:
-            tracked.add_(1)
-        mean, var = _moments(frames, (first, second), norm.momentum)
+        mean, var = _moments(frames, (first, second), norm.momentum, norm.num_batches_tracked)
     else:
-        mean, var = _moments(frames, None, 0.0)
+        mean, var = _moments(frames)
         _track(norm, mean, var, count)
     return _Batch(mean, var, count)
 
 
-def _moments(frames: Tensor, running: tuple[Tensor, Tensor] | None, momentum: float) -> tuple[Tensor, Tensor]:
-    """Mean and variance over all but the channels, by the kernels of `batch_norm`, where there are such."""
+def _moments(
+    frames: Tensor,
+    running: tuple[Tensor, Tensor] | None = None,
+    momentum: float = 0.0,
+    tracked: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance over all but the channels, by kernels where there are any; running statistics are moved."""
+    found = batch_moments(frames, running, momentum, tracked)
+    if found is not None:
+        return found
+    if tracked is not None:
+        tracked.add_(1)
     dtype = _dtype(frames)
     if frames.device.type not in ("cpu", "cuda"):
         var, mean = torch.var_mean(frames.to(dtype), _over(frames), correction=0)
@@ -289,7 +307,7 @@ def _gathered(norm: BatchNorm, frames: Tensor, group: Any) -> _Batch:
     count = frames.numel() // frames.shape[1]
     own = frames.new_zeros(2, frames.shape[1], dtype=_dtype(frames))
     if count:
-        own[0], own[1] = _moments(frames, None, 0.0)
+        own[0], own[1] = _moments(frames)
     given = torch.cat([own.flatten(), own.new_full((1,), count)])
     all_given = given.new_empty(dist.get_world_size(group), len(given))
     dist.all_gather_into_tensor(all_given.view(-1), given, group=group)

@@ -15,8 +15,7 @@ from flexsn_runtime import Phase, RecurrentSpecialization, ScanProgram, Speciali
 def kernels(program: ScanProgram) -> list[str]:
     """What was compiled so far: a line for each set of shapes and dtypes."""
     return [
-        f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: "
-        f"{', '.join(_counted(step.kernel_names))}"
+        f"kernels for steps of {', '.join(map(str, step.trace.inputs))}: {', '.join(_counted(step.kernel_names))}"
         for step in program.specializations
         if step.kernel_names
     ]

@@ -1,102 +1,141 @@
-"""The scan programs of one neuron: its step alone, behind a norm's affine part, counting, or writing bits."""
+"""The scan programs of one neuron: its step alone, and with transforms."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
+from torch import Tensor
 
-from flexsn_nn._affine import Absorbed, Behind
-from flexsn_nn._counts import Counting
-from flexsn_nn._noise import NUM_PLACES, Drawing
-from flexsn_runtime import ScanProgram, TargetName
+from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
+from flexsn_nn.transforms._transform import Transform
+from flexsn_runtime import Completion, ScanProgram, TargetName
+
+
+class Changes(NamedTuple):
+    """What a call passes to a program for the transforms that it was made with.
+
+    Attributes:
+        instead: `instead` of `prepare`; `None`: transforms capture nothing.
+        completion: what completes the gradient of the first input.
+    """
+
+    instead: dict[int, Tensor] | None = None
+    completion: Completion | None = None
+
+
+UNCHANGED = Changes()
+
+
+class Program(NamedTuple):
+    """A scan program of a core with transforms.
+
+    Attributes:
+        core: without them.
+        requires_grad: of the core's inputs and states.
+        scan: the program.
+        key: of the transforms.
+        stand_ins: of their tensors.
+    """
+
+    core: Callable[..., Any]
+    requires_grad: Sequence[bool] | None
+    scan: ScanProgram
+    key: Hashable
+    stand_ins: StandIns | None
+
+    def changes(self, transforms: Sequence[Transform]) -> Changes:
+        """What transforms with this key pass."""
+        if self.stand_ins is None:
+            return UNCHANGED
+        tensors: list[Tensor] = []
+        completion: Completion | None = None
+        for transform in transforms:
+            tensors += transform.tensors
+            completion = completion or transform.completion
+        return Changes(self.stand_ins.instead(tensors), completion)
 
 
 class Programs:
-    """What the kernels of a neuron are made from, made when it is first asked for.
+    """What the kernels of a neuron are made from, made at their first use.
 
     Copies and pickles are empty: kernels are built again.
 
     Args:
-        num_inputs, num_states, num_outputs: of the step.
+        counts: of the step.
         residuals: as of `FlexSN`.
     """
 
-    def __init__(self, num_inputs: int, num_states: int, num_outputs: int, residuals: str) -> None:
-        self._counts = num_inputs, num_states, num_outputs
+    def __init__(self, counts: Counts, residuals: str) -> None:
+        self._counts = counts
         self._residuals = residuals
-        self._plain: ScanProgram | None = None
-        # By what the step does beside its core, and by the kind of what it does before.
-        self._variants: dict[Hashable, ScanProgram] = {}
+        self._made: dict[Hashable, Program] = {}  # by the key of the transforms
 
-    def __reduce__(self) -> tuple[type[Programs], tuple[int, int, int, str]]:
-        return Programs, (*self._counts, self._residuals)
+    def __reduce__(self) -> tuple[type[Programs], tuple[Counts, str]]:
+        return Programs, (self._counts, self._residuals)
 
     def forget(self) -> None:
         """Makes them again, from a core whose tensors are to be looked for anew."""
-        self._plain = None
-        self._variants.clear()
+        self._made.clear()
 
     def get(
         self,
         core: Callable[..., Any],
         requires_grad: Sequence[bool] | None,
         on_cpu: TargetName,
-        affine: Absorbed | None = None,
-        *,
-        counting: bool = False,
-        packing: bool = False,
-    ) -> ScanProgram:
-        """The program of a core; another one if this is no longer the core of the one that is there.
+        transforms: Sequence[Transform] = (),
+    ) -> Program:
+        """The program of a core; another one if this is no longer the core of the present one.
 
         Args:
             core: the step as it is now.
             requires_grad: of `FlexSN`, as it is now.
             on_cpu: the target of kernels for the CPU.
-            affine: of the first input, if the step computes it; its values do not matter.
-            counting: whether there is one more state, `Counting`'s.
-            packing: whether the first output is also written as bits.
+            transforms: the first one innermost; the values of their tensors do not matter.
         """
-        program = self._plain
-        key: Hashable = (counting, packing) if counting or packing else None
-        if affine is not None:
-            key = counting, packing, affine.kind
-        if key is not None:
-            program = self._variants.get(key)
-        if program is not None and torch.compiler.is_compiling():
-            return program
-        known = None if program is None else program.core
-        if isinstance(known, Behind):
-            known = known.core
-        if isinstance(known, Counting):
-            known = known.core
-        num_inputs, num_states, num_outputs = self._counts
-        draws = isinstance(core, Drawing)
-        if (counting or draws) and requires_grad is not None:
-            of_places = (False,) * NUM_PLACES * draws
-            requires_grad = (*requires_grad[:num_inputs], *of_places, *requires_grad[num_inputs:], *(True,) * counting)
-            if program is not None and program.requires_grad == requires_grad:
-                requires_grad = program.requires_grad
+        key = key_of(transforms)
+        program = self._made.get(key)
         if (
             program is None
-            or known is not core
+            or program.core is not core
             or program.requires_grad is not requires_grad
-            or program.on_cpu != on_cpu
+            or program.scan.on_cpu != on_cpu
         ):
-            step = Counting(core) if counting else core
-            program = ScanProgram(
-                step if affine is None else Behind(step, affine),
-                num_inputs + NUM_PLACES * draws,
-                num_states + counting,
-                num_outputs,
-                requires_grad,
-                residuals=self._residuals,
-                on_cpu=on_cpu,
-                bits=(True, *(False,) * (num_outputs - 1)) if packing else (),
-            )
-            if key is None:
-                self._plain = program
-            else:
-                self._variants[key] = program
+            program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
+
+    def _make(
+        self,
+        core: Callable[..., Any],
+        requires_grad: Sequence[bool] | None,
+        on_cpu: TargetName,
+        transforms: Sequence[Transform],
+        key: Hashable,
+    ) -> Program:
+        like = [tensor for transform in transforms for tensor in transform.tensors]
+        learned = [flows for transform in transforms for flows in transform.learned]
+        stand_ins = StandIns(like, learned) if like else None
+        rest = list(() if stand_ins is None else stand_ins.stand_ins)
+        tensors = []
+        for transform in transforms:
+            count = len(transform.tensors)
+            tensors.append(tuple(rest[:count]))
+            del rest[:count]
+        counts = self._counts.with_all(transforms)
+        allowed: Sequence[bool] | None = None
+        if requires_grad is not None:
+            num_inputs, num_states, _ = self._counts
+            more_inputs, more_states = counts.inputs - num_inputs, counts.states - num_states
+            more = (True,) * more_inputs, (True,) * more_states
+            allowed = (*requires_grad[:num_inputs], *more[0], *requires_grad[num_inputs:], *more[1])
+            if not any(more):
+                allowed = requires_grad  # as it is: it is compared when the list is changed, too
+        scan = ScanProgram(
+            composed(core, self._counts, transforms, tensors),
+            *counts,
+            allowed,
+            residuals=self._residuals,
+            on_cpu=on_cpu,
+            bits=(True, *(False,) * (counts.outputs - 1)) if any(t.bits for t in transforms) else (),
+        )
+        return Program(core, requires_grad, scan, key, stand_ins)

@@ -26,6 +26,7 @@ class Refusals:
         single: bool,
         training: bool,
         modules: Iterable[nn.Module] = (),
+        changes: Hashable = None,
     ) -> str | None:
         """Why kernels refuse the core, if they do; asked once for each kind of tensors, and of modules.
 
@@ -36,8 +37,9 @@ class Refusals:
             single: whether this is one step.
             training: whether gradients are asked for.
             modules: those of the core: they compute something else in training, parametrised, or with other hooks.
+            changes: the key of the transforms.
         """
-        key = (kinds_of(modules), training, *((t.dtype, t.dim()) for t in (*inputs, *states)))
+        key = (kinds_of(modules), training, changes, *((t.dtype, t.dim()) for t in (*inputs, *states)))
         if key not in self._found:
             sequences = [x.unsqueeze(0) for x in inputs] if single else inputs
             why = why_refused(program(), sequences, states or None, training=training)

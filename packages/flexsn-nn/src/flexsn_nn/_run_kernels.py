@@ -6,21 +6,20 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flexsn_nn._affine import Absorbed, Behind
+from flexsn_nn._programs import UNCHANGED, Changes
 from flexsn_nn._torch_private import between_graphs
-from flexsn_runtime import ScanProgram, completed_scan, prepare, scan, scan_again, single_step
+from flexsn_runtime import ScanProgram, completed_scan, prepare, scan, scan_again
 
 
 def run_kernels(
-    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, affine: Absorbed | None = None
+    program: ScanProgram, tensors: tuple[Tensor, ...], state_seqs: bool, changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
     """`(*output_seqs, *state_seqs)`, or with the final states in the place of their sequences.
 
     Args:
-        affine: of the first input, of a step `Behind` one.
+        changes: of the program's transforms.
     """
-    instead = _instead(program, affine)
-    completion = None if affine is None else affine.completion
+    instead, completion = changes
     if instead is None or completion is None:
         step, arguments = prepare(program, tensors, instead=instead)
         return scan(step, arguments, state_seqs=state_seqs)
@@ -29,27 +28,18 @@ def run_kernels(
 
 
 def run_again(
-    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], affine: Absorbed | None
+    program: ScanProgram, inputs: Sequence[Tensor], states: Sequence[Tensor], changes: Changes = UNCHANGED
 ) -> tuple[Tensor, ...]:
     """`(*output_seqs, *final_states)`, by what an earlier call has found out, if there was one like it.
 
     Args:
-        affine: as for `run_kernels`.
+        changes: as for `run_kernels`.
     """
-    instead = _instead(program, affine)
-    completion = None if affine is None else affine.completion
+    instead, completion = changes
     if instead is None or completion is None:
         return scan_again(program, inputs, states, instead)
     return tuple(completed_scan(program, inputs, states, instead, completion, state_seqs=False))
 
 
-def _instead(program: ScanProgram, affine: Absorbed | None) -> dict[int, Tensor] | None:
-    if affine is None:
-        return None
-    assert isinstance(program.core, Behind)
-    return program.core.instead(affine.tensors)
-
-
-_BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
-run_between_graphs = between_graphs(_BETWEEN)(run_kernels)
-run_step_between_graphs = between_graphs(_BETWEEN)(single_step)
+BETWEEN = "compiled kernels are launched between the graphs of torch.compile; for one graph, use backend='hop'"
+run_between_graphs = between_graphs(BETWEEN)(run_kernels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,8 @@ class Stateful(Leaf):
         step_mode: `"m"` for sequences `[T, *step]`, `"s"` for single steps.
 
     Attributes:
+        steps_apart: of a class: each step of its output depends on the same step of its input alone, so that it runs in
+            `functional.run` with lengths and resets.
         states: tensors, or empty before the first call and after `reset()`; no part of `state_dict()`.
 
     Raises:
@@ -70,6 +72,8 @@ class Stateful(Leaf):
         >>> layer(torch.ones(2, 1)).flatten().tolist(), layer(torch.ones(2, 1)).flatten().tolist()
         ([1.0, 2.0], [3.0, 4.0])
     """
+
+    steps_apart: ClassVar[bool] = False
 
     def __init__(self, step_mode: str = "m") -> None:
         super().__init__()

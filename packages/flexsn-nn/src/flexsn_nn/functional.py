@@ -15,6 +15,9 @@ from flexsn_nn._over_time import OverTime
 from flexsn_nn._stateful import Stateful
 from flexsn_nn._torch_private import recomputation
 from flexsn_nn._within import within
+from flexsn_nn.errors import StepModeError
+from flexsn_nn.transforms import Lengths, Resets, Transform
+from flexsn_nn.transforms._compose import check_transforms
 
 if TYPE_CHECKING:
     from flexsn_nn.reports import NetworkReport, NetworkSummary
@@ -25,6 +28,7 @@ __all__ = [
     "get_states",
     "neurons",
     "reset_net",
+    "run",
     "set_backend",
     "set_states",
     "set_step_mode",
@@ -54,6 +58,72 @@ def with_state(net: nn.Module) -> Iterator[tuple[str, FlexSN | Stateful]]:
             inside = f"{name}." if name else ""
         if isinstance(module, FlexSN | Stateful):
             yield name or type(module).__name__, module
+
+
+def run(
+    net: nn.Module,
+    *inputs: Any,
+    lengths: Tensor | None = None,
+    resets: Tensor | None = None,
+    transforms: Sequence[Transform] = (),
+    **options: Any,
+) -> Any:
+    """`net(*inputs, **options)`, where each neuron gets `lengths`, `resets` and `transforms`, as of `FlexSN.forward`.
+
+    Layers without a state, in `OverTime` say, run over padding, too: what a linear layer with a bias makes of it ends
+    at the next neuron, and a norm counts it. Read the network's output by `data.readout(output, lengths)`.
+
+    Args:
+        inputs, options: of the network.
+        lengths: `[B]`, whole numbers from 0 to T, for all neurons.
+        resets: `[T, B]`, booleans; `[B]` in step mode `"s"`.
+        transforms: other changes of each neuron's step.
+
+    Returns:
+        The network's output.
+
+    Raises:
+        StepModeError: `net` has a layer that looks at several steps and takes no lengths: `PSN`, `Delay`, or a
+            `Stateful` of your own whose class does not say `steps_apart = True`.
+        The errors of the neurons.
+
+    Example:
+        >>> import torch
+        >>> from flexsn_nn import IF
+        >>> net = torch.nn.Sequential(IF(), IF())
+        >>> run(net, torch.ones(3, 2, 1), lengths=torch.tensor([3, 1]))[:, :, 0].T.tolist()
+        [[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]]
+    """
+    check_transforms(transforms)
+    changes: tuple[Transform, ...] = tuple(transforms)
+    if resets is not None:
+        changes = (*changes, Resets(resets))
+    if lengths is not None:
+        changes = (*changes, Lengths(lengths))
+    found = [neuron for _, neuron in neurons(net)]
+    if lengths is not None or resets is not None:
+        for name, module in net.named_modules():
+            if not getattr(type(module), "steps_apart", True):
+                raise StepModeError(
+                    f"layer {name or type(module).__name__} ({type(module).__name__}) looks at several steps, and "
+                    "takes no lengths and no resets: it would mix padding, or the run before, into its output. Run "
+                    "sequences of one length, or leave the layer out."
+                )
+    earlier = [neuron._shared_transforms for neuron in found]
+    try:
+        for neuron in found:
+            _share(neuron, (*neuron._shared_transforms, *changes))
+        return net(*inputs, **options)
+    finally:
+        for neuron, transforms in zip(found, earlier, strict=True):
+            _share(neuron, tuple(transforms))
+
+
+def _share(neuron: FlexSN, transforms: tuple[Transform, ...]) -> None:
+    if torch.compiler.is_compiling():
+        neuron._shared_transforms = transforms
+    else:  # an assignment would make the neuron look for its kernels again
+        neuron.__dict__["_shared_transforms"] = transforms
 
 
 def reset_net(net: nn.Module) -> None:

@@ -16,8 +16,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from flexsn_nn._checks import check_count, check_number
-from flexsn_nn._noise import draw_normal, draw_uniform, numbers_of
 from flexsn_nn.errors import ParameterError
+from flexsn_nn.noise._draw import draw_normal, draw_uniform
+from flexsn_nn.noise._numbers import numbers_of
 
 __all__ = ["bernoulli_like", "configure", "normal_like", "uniform_like"]
 

@@ -59,10 +59,19 @@ from flexsn_runtime.errors import (
     UnsupportedScanError,
 )
 from flexsn_runtime.graphs._scan_lowering import KernelLowering
+from flexsn_runtime.moments import batch_moments, batch_moments_op, has_moments
 from flexsn_runtime.native import launcher_in_words
 from flexsn_runtime.operands._operands import Arguments
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, flexsn_backward_ncl_bucket
-from flexsn_runtime.products import fewest_multiplications, spike_linear, why_slow_product
+from flexsn_runtime.pooling import Window, average_pool, max_pool, why_no_kernel
+from flexsn_runtime.products import (
+    Linked,
+    Links,
+    fewest_multiplications,
+    linked_linear,
+    spike_linear,
+    why_slow_product,
+)
 from flexsn_runtime.program._arguments import prepare
 from flexsn_runtime.program._autotune import tune
 from flexsn_runtime.program._completed_scan import completed_scan
@@ -94,6 +103,8 @@ __all__ = [
     "LaunchPlan",
     "LauncherError",
     "LayoutError",
+    "Linked",
+    "Links",
     "Phase",
     "PointwiseProgram",
     "RecurrentSpecialization",
@@ -113,8 +124,12 @@ __all__ = [
     "UnknownHandleError",
     "UnsupportedCoreError",
     "UnsupportedScanError",
+    "Window",
     "__version__",
     "attach_flexsn_handle_finalizer",
+    "average_pool",
+    "batch_moments",
+    "batch_moments_op",
     "build_inference_final_state_kernel",
     "build_inference_kernel",
     "build_training_kernels",
@@ -132,7 +147,10 @@ __all__ = [
     "flexsn_inference_final_state",
     "flexsn_kernel_registry_info",
     "get_flexsn_kernel_handle",
+    "has_moments",
     "launcher_in_words",
+    "linked_linear",
+    "max_pool",
     "pack_numbers",
     "prepare",
     "register_flexsn_kernel_handle",
@@ -151,6 +169,7 @@ __all__ = [
     "triton_interpreted",
     "tune",
     "unpack_numbers",
+    "why_no_kernel",
     "why_refused",
     "why_slow_product",
     "why_unavailable",

@@ -37,6 +37,9 @@ _are_transforms_active = private("torch._C", "_are_functorch_transforms_active",
 _tracing_state = private("torch._C", "_get_tracing_state", _BLIND)
 _is_batched = private("torch._C", "_functorch.is_batchedtensor", _BLIND)
 _is_legacy_batched = private("torch._C", "_functorch.is_legacy_batchedtensor", _BLIND, default=lambda tensor: False)
+_saved_tensors_hooks = private(
+    "torch._C", "_autograd._top_saved_tensors_default_hooks", _BLIND, default=lambda ignores_tracing: None
+)
 _number_of_modes = private("torch._C", "_len_torch_dispatch_stack", _BLIND)
 _mode_of = private("torch._C", "_get_dispatch_mode", _BLIND)
 _sees_forward_mode = private("torch.autograd.forward_ad", "_current_level", _BLIND, default=None) is not None
@@ -126,6 +129,11 @@ def never(*tensors: object) -> bool:
 def is_batched(tensor: torch.Tensor | None) -> bool:
     """Whether a gradient stands for several: `is_grads_batched`, or `vmap` of a backward."""
     return tensor is not None and bool(_is_batched(tensor) or _is_legacy_batched(tensor))
+
+
+def has_saved_tensors_hooks() -> bool:
+    """True inside of `torch.autograd.graph.saved_tensors_hooks`."""
+    return _saved_tensors_hooks(False) is not None
 
 
 def size_expression(size: int | torch.SymInt) -> sympy.Expr:

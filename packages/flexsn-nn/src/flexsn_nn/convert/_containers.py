@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from flexsn_nn._affine import Producer
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.flexsn._options import StepChanges
 from flexsn_nn.neuron import Recurrent, RunOptions
 
 
@@ -52,9 +53,9 @@ class LinearRecurrent(Recurrent):
     def __init__(self, neuron: FlexSN, weights: Concatenated, **options: Unpack[RunOptions]) -> None:
         super().__init__(neuron, recurrent=weights, **options)
 
-    def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor:
+    def forward(self, *inputs: Tensor, affine: Producer | None = None, **options: Unpack[StepChanges]) -> Tensor:
         """`[T, N, *, in_features] -> [T, N, *, out_features]`, or without `T` in step mode `"s"`."""
-        return super().forward(*self._currents(inputs, affine))
+        return super().forward(*self._currents(inputs, affine), **options)
 
     def step(
         self,
@@ -62,10 +63,11 @@ class LinearRecurrent(Recurrent):
         states: Sequence[Tensor] | None = None,
         *,
         affine: Producer | None = None,
+        **options: Unpack[StepChanges],
     ) -> tuple[Tensor, list[Tensor]]:
         """As in `Recurrent`."""
         given = (inputs,) if isinstance(inputs, Tensor) else inputs
-        return super().step(self._currents(given, affine), states)
+        return super().step(self._currents(given, affine), states, **options)
 
     def _currents(self, inputs: Sequence[Tensor], affine: Producer | None) -> list[Tensor]:
         return [self.recurrent.of_input(x if affine is None else affine.of(x)) for x in inputs]

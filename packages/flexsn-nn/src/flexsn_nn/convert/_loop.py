@@ -10,6 +10,7 @@ In step mode `"m"` the same calls take a sequence and return sequences, `spk, me
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypedDict, Unpack
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from flexsn_nn.errors import InputCountError
 from flexsn_nn.neuron import Alpha, DelayedReset, Leaky, RLeaky, RSynaptic, Synaptic, fit
 from flexsn_nn.neuron._reset import SpikeFunction
+from flexsn_nn.transforms import Transform
 
 
 class LoopOptions(TypedDict, total=False):
@@ -59,13 +61,22 @@ class LoopCall(DelayedReset):
         self.init_hidden, self.output = init_hidden, output
         self.hold_number("graded_spikes_factor", graded_spikes_factor)
 
-    def forward(self, x: Tensor, *states: Tensor | None, **named: Tensor | None) -> Any:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        *states: Tensor | None,
+        lengths: Tensor | None = None,
+        resets: Tensor | None = None,
+        transforms: Sequence[Transform] = (),
+        **named: Tensor | None,
+    ) -> Any:
         """The spikes, and the states unless they are hidden, as snnTorch's neuron of this name.
 
         Args:
             x: `[*step]`, or `[T, *step]` in step mode `"m"`.
             states: in snnTorch's order, or by its names; `None` or absent: what the neuron has. One of another shape
                 than the step, as a new neuron's, counts as zeros.
+            lengths, resets, transforms: as in `FlexSN`.
 
         Raises:
             TypeError: states although `init_hidden=True`, or unknown names.
@@ -78,7 +89,7 @@ class LoopCall(DelayedReset):
         if any(state is not None for state in chosen):
             zeros = x.new_zeros(step.shape)
             self.states = [s if s is not None and s.shape == step.shape else zeros for s in chosen]
-        spikes = super().forward(x)
+        spikes = super().forward(x, lengths=lengths, resets=resets, transforms=transforms)
         if self.init_hidden and not self.output:
             return spikes
         found = self.states if self.step_mode == "s" else self.state_seqs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -62,6 +62,8 @@ class TimeShards(Leaf):
 
     Example: see docs/distributed.md.
     """
+
+    steps_apart: ClassVar[bool] = False
 
     def __init__(self, net: nn.Module, group: dist.ProcessGroup | None = None, bptt: str = "exact") -> None:
         super().__init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flexsn_nn.exact._exact_products import ExactProducts, LayerProduct, exact_products, plain_products
-from flexsn_nn.exact._grid import is_on_grid
+from flexsn_nn.exact._grid import is_on_grid, whole_numbers
 from flexsn_nn.exact._on_grid import Gridded, OnGrid, grid_of, on_grid
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "is_on_grid",
     "on_grid",
     "plain_products",
+    "whole_numbers",
 ]

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from flexsn_nn._checks import check_name
 from flexsn_nn._flexsn import FlexSN
+from flexsn_nn.exact._edges import Edges
+from flexsn_nn.exact._exchange import ATTRIBUTE, Exchange, can_exchange
 from flexsn_nn.exact._layer import CONVOLUTIONS, PRECISIONS, ExactForward, why_no_product
 from flexsn_nn.exact._sources import known_inputs
 from flexsn_nn.memory._ranges import mark
@@ -126,8 +128,10 @@ def exact_products(
         check_name("layer", name, modules)
     plain_products(net)
     inside = {part for module in modules.values() if isinstance(module, FlexSN) for part in module.modules()}
+    edges = Edges(net, _LAYERS)
     known = {mode: known_inputs(net, _LAYERS, training=mode) for mode in (False, True)}
     left: dict[str, str] = {}
+    takers: set[str] = set()
     for name, module in modules.items():
         if not isinstance(module, _LAYERS):
             continue
@@ -138,10 +142,26 @@ def exact_products(
             left[name] = reason
             continue
         ranges = (known[False].get(name), known[True].get(name))
-        module.forward = ExactForward(module, precision, ranges, claimed=name in also)
-    for module in modules.values():
-        if isinstance(module, FlexSN) and module.spike_range is not None:
+        around = _around(name, modules)
+        neuron = edges.links.get(name)
+        module.forward = ExactForward(
+            module,
+            precision,
+            ranges,
+            claimed=name in also,
+            reads=around if name in edges.readers else None,
+            links=around if neuron is not None else None,
+        )
+        if neuron is not None:
+            takers.add(neuron)
+    for name, module in modules.items():
+        if not isinstance(module, FlexSN):
+            continue
+        if module.spike_range is not None:
             module.register_forward_hook(_mark_spikes, prepend=True)
+        writes, takes = name in edges.writers, name in takers
+        if (writes or takes) and can_exchange(module):
+            vars(module)[ATTRIBUTE] = Exchange(writes, takes, _around(name, modules))
     return ExactProducts(net, left)
 
 
@@ -150,9 +170,16 @@ def plain_products(net: nn.Module) -> None:
     for module in net.modules():
         if isinstance(vars(module).get("forward"), ExactForward):
             del module.forward
+        vars(module).pop(ATTRIBUTE, None)
         hooks = module._forward_hooks
         for number in [number for number, hook in hooks.items() if hook is _mark_spikes]:
             del hooks[number]
+
+
+def _around(name: str, modules: dict[str, nn.Module]) -> tuple[nn.Module, ...]:
+    """A module and those that it is part of, but for the whole network."""
+    path = name.split(".")
+    return tuple(modules[".".join(path[:i])] for i in range(len(path), 0, -1) if ".".join(path[:i]) in modules)
 
 
 def _mark_spikes(neuron: Any, inputs: Any, output: Any) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flexsn_nn.errors import ParameterError
+
 # Whole numbers up to here are float32. Numbers in parts may add up to a little more than the numbers.
 _LARGEST_SUM = 2.0**24 * (1 - 2.0**-6)
 # Beyond these exponents, parts of a number would not be normal float32.
@@ -57,3 +59,32 @@ def is_on_grid(weight: Tensor, bits: int = 16, largest_input: int = 1) -> bool:
         return False
     e = exponents(weight, bits, largest_input, None, rounding=False)
     return bool(torch.equal(rounded(weight, e, bits), weight.detach()))
+
+
+def whole_numbers(weight: Tensor, bits: int = 16, largest_input: int = 1) -> tuple[Tensor, Tensor]:
+    """The whole numbers and the scales of a weight on a grid, for programs and chips that multiply integers.
+
+    Args:
+        weight: `[rows, ...]` float32, from a layer with `on_grid`.
+        bits, largest_input: as given to `on_grid`.
+
+    Returns:
+        int8 or int16 numbers, shaped like `weight`, and a power of two for each row, float32 `[rows]`: `weight` is
+        their product.
+
+    Raises:
+        ParameterError: a weight on no such grid.
+
+    Example:
+        >>> from flexsn_nn import on_grid
+        >>> layer = torch.nn.Linear(8, 4)
+        >>> _ = on_grid(layer, bits=8)
+        >>> numbers, scales = whole_numbers(layer.weight, bits=8)
+        >>> numbers.dtype, bool((numbers * scales[:, None] == layer.weight).all())
+        (torch.int8, True)
+    """
+    if not is_on_grid(weight, bits, largest_input):
+        raise ParameterError(f"the weight is on no grid of {bits} bits: flexsn_nn.on_grid(layer, bits={bits}).")
+    e = exponents(weight, bits, largest_input, None, rounding=False)
+    numbers = (weight.detach().double() * torch.exp2(e)).to(torch.int8 if bits <= 8 else torch.int16)
+    return numbers, torch.exp2(-e).flatten().float()

@@ -8,10 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_nn._torch_private import constant, is_exporting
+from flexsn_nn.exact._exchange import has_hooks_after, has_hooks_before, offer_links, written_of
 from flexsn_nn.exact._grid import is_on_grid
 from flexsn_nn.exact._on_grid import grid_of
-from flexsn_nn.memory._ranges import Range, range_of
-from flexsn_runtime import fewest_multiplications, spike_linear, why_slow_product, why_unavailable
+from flexsn_nn.memory._ranges import Range, Unknown, scaled_range_of
+from flexsn_runtime import (
+    fewest_multiplications,
+    linked_linear,
+    spike_linear,
+    transform_at_work,
+    why_slow_product,
+    why_unavailable,
+)
 
 PRECISIONS = ("highest", "high", "medium", "exact")
 _PARTS = {"highest": 3, "high": 2, "medium": 1}
@@ -30,18 +38,33 @@ class ExactForward:
         precision: one of `PRECISIONS`; `None`: torch's.
         known: what the input is by the network's `forward`, in evaluation and in training; `None`: that is not known.
         claimed: the user says that the input consists of spikes.
+        reads: the layer and modules that it is part of, if its input comes from a neuron as it is; otherwise `None`.
+        links: the same, if its output goes to a neuron alone.
 
     Attributes:
-        last: outcome of the last call in eager mode, in words; whether an exact product ran.
+        last: outcome of the last call in eager mode, the number of parts or words; whether an exact product ran.
     """
 
     def __init__(
-        self, layer: nn.Module, precision: str | None, known: tuple[Range | None, Range | None], *, claimed: bool
+        self,
+        layer: nn.Module,
+        precision: str | None,
+        known: tuple[Range | None, Range | None],
+        *,
+        claimed: bool,
+        reads: tuple[nn.Module, ...] | None = None,
+        links: tuple[nn.Module, ...] | None = None,
     ) -> None:
+        self.reads, self.links = reads, links
         self.layer, self.precision, self.known, self.claimed = layer, precision, known, claimed
-        self.last: tuple[str, bool] = (_NEVER, False)
+        self.last: tuple[str | tuple[int, int], bool] = (_NEVER, False)
         self._record: Tensor | None = None
         self._grid: tuple[int, int, bool] | None = None
+        # Of the last call in eager mode: its tensors' layouts, and why these have torch's product.
+        self._kind: tuple[object, ...] | None = None
+        self._reason: str | None = None
+        # Of its input, in this call.
+        self._scale = 1.0
 
     def __call__(self, input: Tensor) -> Tensor:
         """As the layer's own `forward`."""
@@ -57,17 +80,42 @@ class ExactForward:
             return result
         bias: Tensor | None = layer.bias  # type: ignore[assignment]
         if isinstance(layer, nn.Linear):
-            y, record = spike_linear(input, weight, bias, *parts)
+            y, record, ran = self._multiplied(input, weight, bias, parts, compiling)
         else:
-            y, record = spike_linear(input.movedim(1, -1), weight.flatten(1), bias, *parts)
+            y, record, ran = self._multiplied(input.movedim(1, -1), weight.flatten(1), bias, parts, compiling)
             y = y.movedim(-1, 1)
         if not compiling:
-            self.last, self._record = (_in_words(parts, self.precision), record is not None), record
+            self.last, self._record = (parts, ran), record
         return y
+
+    def _multiplied(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, parts: tuple[int, int], compiling: bool
+    ) -> tuple[Tensor, Tensor | None, bool]:
+        """The product, with what neighbours hand over; the record of rows that were not whole; and whether it ran."""
+        if compiling or type(x) is not Tensor or transform_at_work() is not None:
+            if self._scale != 1.0:
+                return torch.nn.functional.linear(x, weight, bias), None, False
+            y, record = spike_linear(x, weight, bias, *parts)
+            return y, record, record is not None
+        reads, links = self.reads, self.links
+        written = None if reads is None or has_hooks_before(reads) else written_of(x)
+        linked = linked_linear(
+            x,
+            written,
+            weight,
+            bias,
+            parts,
+            links=links is not None and not has_hooks_after(links),
+            scale=self._scale,
+        )
+        if linked.links is not None:
+            offer_links(linked.y, linked.links)
+        return linked.y, linked.record, True
 
     def account(self) -> tuple[str, bool]:
         """The outcome of the last call, and whether an exact product ran. On a GPU, it waits for it."""
-        words, ran = self.last
+        outcome, ran = self.last
+        words = outcome if isinstance(outcome, str) else _in_words(outcome)
         if self._record is not None and bool(self._record.any()):
             words += "; its input was not whole, so rows were computed again in float32"
         if words == _NEVER and any(self.known):
@@ -77,21 +125,27 @@ class ExactForward:
 
     def _why_not(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
         """Why torch's product runs; `None`: the exact one does."""
+        if torch.is_autocast_enabled(x.device.type):
+            return "under autocast"
+        if not compiling:
+            kind = x.shape, x.stride(), x.dtype, x.device, weight.dtype, weight.device
+            if self._kind != kind:
+                self._kind, self._reason = kind, self._why_never(x, weight, compiling)
+            return self._why_unknown(x, compiling) if self._reason is None else self._reason
+        return self._why_never(x, weight, compiling) or self._why_unknown(x, compiling)
+
+    def _why_never(self, x: Tensor, weight: Tensor, compiling: bool) -> str | None:
+        """The same of any tensors of these layouts."""
         if x.dtype != torch.float32 or weight.dtype != torch.float32:
             return f"its input is {x.dtype} and its weight {weight.dtype}; exact products are of float32"
         if x.device != weight.device or x.dim() == 0:
             return "its input and its weight do not fit"
-        if torch.is_autocast_enabled(x.device.type):
-            return "under autocast"
         unavailable = why_unavailable(x.device)
         if unavailable is not None:
             cpu = "on the CPU torch's product runs, which is exact for weights on a grid"
             return cpu if x.device.type == "cpu" else unavailable
         if compiling and is_exporting():
             return "exported programs have torch's operators alone"
-        unknown = self._why_unknown(x, compiling)
-        if unknown is not None:
-            return unknown
         if not isinstance(self.layer, nn.Linear):
             if x.dim() != weight.dim():
                 return "its input has no batch"
@@ -104,15 +158,16 @@ class ExactForward:
         return _why_slow(x.device)
 
     def _why_unknown(self, x: Tensor, compiling: bool) -> str | None:
+        self._scale = 1.0
         if self.claimed:
             return None
         found: Range | None = self.known[self.layer.training]
         if not compiling and x.grad_fn is not None:
-            followed = range_of(x)
-            if not isinstance(followed, Range):
+            followed = scaled_range_of(x)
+            if isinstance(followed, Unknown):
                 made = f": it is made of spikes by {followed.reason}" if followed.reason else ""
                 return f"its input does not consist of spikes{made}"
-            found = followed
+            found, self._scale = followed
         if found is None:
             return "its input is not known to consist of spikes"
         if max(-found.low, found.high) > _LARGEST:
@@ -164,7 +219,7 @@ _NO_GRID = "its weight is on no grid: flexsn_nn.on_grid(layer)"
 _HELD = {1: "8 bits", 2: "16 bits", 3: "float32"}
 
 
-def _in_words(parts: tuple[int, int], precision: str | None) -> str:
+def _in_words(parts: tuple[int, int]) -> str:
     of_weight, of_gradients = parts
     return (
         f"exact products; weight in {of_weight} part{'s' if of_weight > 1 else ''}, gradients in {of_gradients} "

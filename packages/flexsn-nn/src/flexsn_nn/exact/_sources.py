@@ -17,12 +17,12 @@ from flexsn_nn.memory._ranges import Range
 _Known = dict[str, list[Range | None]]
 
 # Modules, functions and methods whose result has the numbers of their first argument, or zeros.
-_SAME_MODULES = (
+SAME_MODULES = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d,
     nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.UpsamplingNearest2d, nn.PixelShuffle, nn.PixelUnshuffle,
 )  # fmt: skip
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
-_SAME = frozenset(
+SAME_FUNCTIONS = frozenset(
     {
         "clone", "contiguous", "detach", "expand", "flatten", "flip", "index_select", "movedim", "narrow", "permute",
         "repeat", "reshape", "select", "squeeze", "swapaxes", "transpose", "unflatten", "unsqueeze", "view",
@@ -93,12 +93,12 @@ class _Reader:
             for child in module.children():
                 before = self._of_module(child, before)
             return before
-        if type(module) in _SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
+        if type(module) in SAME_MODULES or (type(module) in _DROPOUTS and not module.training):
             return None if before is None else Range(min(before.low, 0), max(before.high, 0))
         return None
 
     def _of_function(self, name: str, node: fx.Node, arguments: Sequence[Any]) -> Range | None:
-        if name in _SAME:
+        if name in SAME_FUNCTIONS:
             return arguments[0] if arguments and isinstance(arguments[0], Range) else None
         if node.kwargs or len(arguments) != 2 or not all(isinstance(one, Range) for one in arguments):
             return None

@@ -37,7 +37,6 @@ _RESULTS: dict[type, frozenset[str]] = {
             "_decisions",
             "_refusals",
             "_programs",
-            "_widening",
         )
     ),
     Stateful: frozenset(("_states", "_reset_in", "_set_in_export")),

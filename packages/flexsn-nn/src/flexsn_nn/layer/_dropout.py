@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_number, check_tensor
-from flexsn_nn._noise import Numbers, draw_all
 from flexsn_nn._stateful import Stateful, check_floating
 from flexsn_nn.errors import StateError
+from flexsn_nn.noise._numbers import Numbers, draw_all
 
 
 class SharedDropout(Stateful):
@@ -24,6 +24,8 @@ class SharedDropout(Stateful):
 
     Source: Lee et al., "Enabling spike-based backpropagation for training deep neural network architectures", 2020.
     """
+
+    steps_apart = True
 
     def __init__(self, p: float = 0.5, channels: bool = False, step_mode: str = "m") -> None:
         super().__init__(step_mode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn._leaf import Leaf
 from flexsn_nn._over_time import OverTime
 from flexsn_nn.errors import ParameterError
+from flexsn_nn.flexsn._options import StepChanges
 
 
 class NormNeuron(Leaf):
@@ -54,25 +56,30 @@ class NormNeuron(Leaf):
         self.norm = norm
         self.neuron = neuron
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor | list[Tensor]:
+    def forward(self, x: Tensor, *others: Tensor, **options: Unpack[StepChanges]) -> Tensor | list[Tensor]:
         """`[T, B, C, ...] -> [T, B, C, ...]`, or in step mode `"s"` `[B, C, ...] -> [B, C, ...]`.
 
         Args:
             x: what is normalised; the convolution's output, say.
             others: further inputs of the neuron.
+            options: `lengths`, `resets`, `transforms`, as of the neuron. The statistics are those of all steps, of
+                padding, too.
 
         Raises:
             InputShapeError: a shape that the norm does not take.
             The errors of the neuron.
         """
-        output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._normalisation())
+        output: Tensor | list[Tensor] = self.neuron(x, *others, affine=self._normalisation(), **options)
         return output
 
     def step(
-        self, inputs: Tensor | Sequence[Tensor], states: Sequence[Tensor] | None = None
+        self,
+        inputs: Tensor | Sequence[Tensor],
+        states: Sequence[Tensor] | None = None,
+        **options: Unpack[StepChanges],
     ) -> tuple[Tensor | list[Tensor], list[Tensor]]:
         """As `FlexSN.step`: the neuron keeps nothing. (The norm keeps its running statistics.)"""
-        return self.neuron.step(inputs, states, affine=self._normalisation())
+        return self.neuron.step(inputs, states, affine=self._normalisation(), **options)
 
     def explain(self, x: Tensor, *others: Tensor) -> str:
         """`FlexSN.explain` of the neuron with the norm in its step. Running statistics stay as they are."""

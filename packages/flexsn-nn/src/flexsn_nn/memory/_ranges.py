@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import struct
 import weakref
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -86,6 +88,69 @@ def range_of(tensor: Tensor) -> Range | Unknown:
     return _of(node, tensor.output_nr, tensor._version, [_MOST_NODES])
 
 
+class Scaled(NamedTuple):
+    """Whole numbers from `low` to `high`, times `scale` and rounded."""
+
+    range: Range
+    scale: float
+
+
+def scaled_range_of(tensor: Tensor) -> Scaled | Unknown:
+    """As `range_of`, also behind one scale: that of dropout, of a mean of 2, 4, 8, … by pooling, or by a number."""
+    node: Any = tensor.grad_fn
+    number, version = tensor.output_nr, tensor._version
+    while node is not None and _kind(node.name()) in _VIEWS:
+        node, number = node.next_functions[0]
+    if node is None:
+        return _OTHER
+    found = _of(node, number, version, [_MOST_NODES])
+    if isinstance(found, Range):
+        return Scaled(found, 1.0)
+    scale, times = _scale_of(node, tensor.device.type)
+    source, number = node.next_functions[0] if node.next_functions else (None, 0)
+    if scale is None or source is None:
+        return found
+    inner = _of(source, number, None, [_MOST_NODES])
+    if isinstance(inner, Unknown):
+        return found
+    return Scaled(Range(min(inner.low, 0) * times, max(inner.high, 0) * times), scale)
+
+
+def _scale_of(node: Any, device: str) -> tuple[float | None, int]:
+    """The scale that an operation gives its first argument, float32, and how many of its numbers it adds up."""
+    kind = _kind(node.name())
+    if kind == "NativeDropout" and 0 <= node._saved_p < 1:
+        left = 1.0 - node._saved_p
+        # The kernel on a GPU computes it in float32.
+        return (_float32(1.0 / _float32(left)) if device == "cuda" else _float32(1.0 / left)), 1
+    if kind in ("Mul", "Div"):
+        other = node._saved_other
+        if not isinstance(other, Tensor) or other.dim() != 0 or other.device.type != "cpu" or other.requires_grad:
+            return None, 1
+        number = float(other)
+        if kind == "Div":
+            number = 1.0 / number if number in _POWERS else 0.0
+        number = _float32(number)
+        return (number if 2.0**-60 < number < 2.0**60 else None), 1
+    if kind in ("AvgPool2D", "AvgPool3D") and node._saved_divisor_override is None and not node._saved_ceil_mode:
+        size = math.prod(node._saved_kernel_size)
+        whole = node._saved_count_include_pad or not any(node._saved_padding)
+        return (1.0 / size, size) if whole and size in _POWERS else (None, 1)
+    return None, 1
+
+
+_POWERS = frozenset(2.0**i for i in range(16))
+
+
+def _float32(number: float) -> float:
+    """The nearest float32; 0 where there is none that is finite."""
+    try:
+        found: float = struct.unpack("f", struct.pack("f", number))[0]
+    except OverflowError:
+        return 0.0
+    return found
+
+
 # By the operation's node: views of its input, and what has the values of its input in other places.
 _VIEWS = frozenset(
     {
@@ -119,6 +184,7 @@ _SAME = _VIEWS | {
     "Roll",
     "Clone",
     "ToCopy",
+    "MaxPool",
     "MaxPool2D",
     "MaxPool2DWithIndices",
     "MaxPool3DWithIndices",

@@ -27,6 +27,7 @@ from flexsn_nn.errors import (
     UnknownAttributeError,
     UnknownParameterError,
 )
+from flexsn_nn.flexsn._options import CallOptions
 
 
 class RunOptions(TypedDict, total=False):
@@ -151,13 +152,13 @@ class Neuron(FlexSN):
                 raise
         raise UnknownAttributeError(f"{type(self).__name__} has no attribute {name!r}: {hint}.")
 
-    def forward(self, *inputs: Tensor, affine: Producer | None = None) -> Tensor:
+    def forward(self, *inputs: Tensor, **options: Unpack[CallOptions]) -> Tensor:
         """Runs the neuron, from the state that it has.
 
         Args:
             inputs: `[T, *step]` in step mode `"m"`: the first dimension is time, also of batch-first data; `[*step]` in
                 `"s"`; floating point.
-            affine: as in `FlexSN`.
+            options: `lengths`, `resets`, `transforms`, `affine`, as in `FlexSN`.
 
         Returns:
             The output, shaped like the input: one tensor. `spikes, v = neuron(x)` would unpack time; `step` returns the
@@ -172,7 +173,7 @@ class Neuron(FlexSN):
             raise refuse_proxies(type(self).__name__)
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
-        output = super().forward(*inputs, affine=affine)
+        output = super().forward(*inputs, **options)
         assert isinstance(output, Tensor)
         return output
 
@@ -185,13 +186,12 @@ class Neuron(FlexSN):
         self,
         inputs: Tensor | Sequence[Tensor],
         states: Sequence[Tensor] | None = None,
-        *,
-        affine: Producer | None = None,
+        **options: Unpack[CallOptions],
     ) -> tuple[Tensor, list[Tensor]]:
         """`output, states = neuron.step(x, states)`: as in `FlexSN`, the module keeps nothing."""
         if not torch.compiler.is_compiling():
             self._look_at_ranges()
-        output, new_states = super().step(inputs, states, affine=affine)
+        output, new_states = super().step(inputs, states, **options)
         assert isinstance(output, Tensor)
         return output, new_states
 
@@ -260,16 +260,15 @@ class Neuron(FlexSN):
         """A ready-made neuron's output is shaped like the step, in the dtype of the first input."""
         return [(step_shape(inputs, self.step_mode), inputs[0].dtype)] if _is_own(self) else None
 
-    def _traced_specs(self, primals: Sequence[Tensor]) -> list[Spec]:
+    def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Of `dynamics` that a user wrote: what a trace of it returns."""
         try:
-            step, _ = self._get_program().specialize(primals[: self.num_inputs], primals[self.num_inputs :])
+            return self._traced(inputs, states)
         except Exception as error:  # `dynamics` may raise anything on tensors without data
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
                 "of an output is unknown: leave out sequences without steps."
             ) from error
-        return [(value.shape, value.dtype) for value in step.trace.outputs]
 
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ class PSN(Leaf):
     Source: Fang et al., "Parallel spiking neurons with high efficiency and ability to learn long-term dependencies",
     NeurIPS 2023.
     """
+
+    steps_apart: ClassVar[bool] = False
 
     def __init__(self, T: int, surrogate_function: SpikeFunction = ATAN) -> None:
         super().__init__()

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from flexsn_nn._backends import COMPILED
 from flexsn_nn._checks import check_function
-from flexsn_nn._draws import draws
 from flexsn_nn._flexsn import FlexSN
-from flexsn_nn._precision import widened
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._connections import Initialize, connection
+from flexsn_nn.noise._found import draws
+from flexsn_nn.transforms._transform import Transform
 
 
 class Feedback(Neuron):
@@ -142,7 +142,7 @@ class Recurrent(Feedback):
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
                 raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
             self.recurrent = recurrent
-        self._draws = draws(self.core)
+        self._draws = draws(self.core)  # of the neuron, which is known now
         self._tell_step_mode()
 
     @property
@@ -163,7 +163,7 @@ class Recurrent(Feedback):
         """One step, `(x, *other inputs, s, *states) -> (output, output, *states)`."""
         x, *others = args[: self.num_inputs]
         s, *states = args[self.num_inputs :]
-        returned = self.neuron._core_of_call()(self.driven(x, s), *others, *states)
+        returned = self.neuron.core(self.driven(x, s), *others, *states)
         output, *new_states = (returned,) if isinstance(returned, Tensor) else returned
         return output, output, *new_states
 
@@ -176,7 +176,7 @@ class Recurrent(Feedback):
         """`s` at 0, the others where the neuron starts."""
         (s,) = super().init_states(1, step_mode, *inputs)
         states = self.neuron.init_states(num_states - 1, step_mode, *inputs)
-        return [s, *(states if self._widening is None else map(widened, states))]
+        return [s, *self._in_state_dtype(states)]
 
     def _look_at_ranges(self) -> None:
         super()._look_at_ranges()
@@ -200,3 +200,6 @@ class Recurrent(Feedback):
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # The neuron may add inputs of its own, as noise.
         return super()._checked(self.neuron._checked(inputs))
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        return self.neuron._completing(inputs)

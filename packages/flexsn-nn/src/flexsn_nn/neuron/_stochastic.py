@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Hashable
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from flexsn_nn._checks import check_name
-from flexsn_nn._noise import draw_all
 from flexsn_nn.neuron._lif import TAU_HINT, leaky_charge
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+from flexsn_nn.noise._numbers import draw_all
 from flexsn_nn.random import normal_like, uniform_like
+from flexsn_nn.transforms._transform import Changed, Core, Own, Transform, Values
 
 NOISES = ("logistic", "gaussian")
 
 
 def _logistic(uniform: Tensor) -> Tensor:
     return torch.logit(uniform, eps=torch.finfo(uniform.dtype).eps)
+
+
+class EscapeNoise(Transform):
+    """Draws the second input of a step.
+
+    Args:
+        noise: as of `StochasticLIF`.
+    """
+
+    def __init__(self, noise: str) -> None:
+        self.noise = noise
+
+    @property
+    def key(self) -> Hashable:
+        """Of a trace with this noise."""
+        return self.noise
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """One step with noise in the dtype of the last state."""
+        v = states[-1]
+        if self.noise == "gaussian":
+            noise = normal_like(v)
+        else:
+            noise = _logistic(uniform_like(v.to(torch.promote_types(v.dtype, torch.float32)))).to(v.dtype)
+        return Changed(*core((inputs[0], noise, *inputs[2:]), states))
+
+
+def _lack_noise(inputs: tuple[Tensor, ...]) -> bool:
+    return len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point()
 
 
 class StochasticLIF(ImmediateReset):
@@ -46,7 +76,6 @@ class StochasticLIF(ImmediateReset):
     noise: str
     tau: float | Tensor
     decay_input: bool
-    _draws_noise: bool = False  # whether the call under way draws it
 
     def __init__(
         self,
@@ -65,8 +94,6 @@ class StochasticLIF(ImmediateReset):
         self.hold_number("scale", scale, at_least=0)
         self.hold_number("tau", tau, at_least=1, hint=TAU_HINT)
         self.hold("decay_input", decay_input)
-        self._draws = True
-        self._noisy = self._noisy_dynamics
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "noise":
@@ -82,28 +109,14 @@ class StochasticLIF(ImmediateReset):
         return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        draws = len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point()
-        if self._draws_noise != draws:
-            self._draws_noise = draws
-        if draws:  # an input that the step does not read
+        if _lack_noise(inputs):  # an input that the step does not read
             lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
             ones = [1] * (inputs[0].dim() - len(lead))
             inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
         return super()._checked(inputs)
 
-    def _has_places(self) -> bool:
-        return self._draws_noise and super()._has_places()
-
-    def _core_of_call(self) -> Callable[..., Any]:
-        return self._noisy if self._draws_noise else super()._core_of_call()
-
-    def _noisy_dynamics(self, x: Tensor, _: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """One step that draws its noise."""
-        if self.noise == "gaussian":
-            noise = normal_like(v)
-        else:
-            noise = _logistic(uniform_like(v.to(torch.promote_types(v.dtype, torch.float32)))).to(v.dtype)
-        return self.dynamics(x, noise, v)
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        return (EscapeNoise(self.noise),) if _lack_noise(inputs) else ()
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""

@@ -71,7 +71,7 @@ class Launch:
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launches; `tensors` are in the order of the kernel's parameters."""
         if self._again is not None:
-            if _single_device():
+            if single_device():
                 self._again(tensors)
             else:
                 with on_device(self._device):
@@ -94,11 +94,12 @@ class Launch:
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
     """Triton launches on the current device, which need not be the tensors'."""
-    if _single_device() or device.index == torch.cuda.current_device():
+    if single_device() or device.index == torch.cuda.current_device():
         return _HERE
     return torch.cuda.device(device)
 
 
 @functools.cache
-def _single_device() -> bool:
+def single_device() -> bool:
+    """True on a machine with one GPU, which is always the current one."""
     return torch.cuda.device_count() == 1

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from flexsn_runtime._availability import why_unavailable
-from flexsn_runtime._torch_private import SingleLevelFunction, is_batched, transform_at_work
+from flexsn_runtime._saved import saved_of
+from flexsn_runtime._torch_private import SingleLevelFunction, has_saved_tensors_hooks, is_batched, transform_at_work
 from flexsn_runtime.errors import DeviceError, DtypeError, ShapeError
+from flexsn_runtime.products._launch import (
+    input_gradient,
+    narrow,
+    product,
+    product_over_rows,
+    repair_outputs,
+    repair_weights,
+    split,
+    takes_as_written,
+)
 from flexsn_runtime.products._tiles import seen_size
 
 MOST_PARTS = 3
@@ -48,8 +60,61 @@ def spike_linear(
         return compiled
     if not _are_plain(s, weight, bias) or transform_at_work() is not None or why_unavailable(s.device) is not None:
         return F.linear(s, weight, bias), None
-    result: tuple[Tensor, Tensor] = _SpikeLinear.apply(s, weight, bias, weight_parts, grad_parts)
-    return result
+    return linked_linear(s, None, weight, bias, (weight_parts, grad_parts), links=False)[:2]
+
+
+class Linked(NamedTuple):
+    """The result of a product whose neighbours hand over what they write.
+
+    Attributes:
+        y: `[..., N]` float32.
+        record: as of `spike_linear`; `None`: there was nothing to check.
+        links: `None`: none were made. Otherwise tensors whose gradients, if any arrive, count as a gradient of `y`:
+            bfloat16 ones shaped like `y`, its parts, and, for a bias, its sum over the first dimension, float32.
+    """
+
+    y: Tensor
+    record: Tensor | None
+    links: Links | None
+
+
+class Links(NamedTuple):
+    """See `Linked`. Their values have no meaning."""
+
+    parts: tuple[Tensor, ...]
+    total: Tensor | None
+
+
+def linked_linear(
+    s: Tensor,
+    written: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    parts: tuple[int, int],
+    *,
+    links: bool,
+    scale: float = 1.0,
+) -> Linked:
+    """`spike_linear` in eager mode, of checked operands on a device with kernels.
+
+    Args:
+        s: `[..., K]` float32.
+        written: the same numbers in bfloat16, of which all are whole, dense in memory; `None`: the product makes it.
+        parts: of the weight and of gradients.
+        links: make links for the layer that reads `y`, if kernels can take gradients through them.
+        scale: of the spikes: `s / scale` are whole numbers, but for rounding.
+    """
+    with_links = links and torch.is_grad_enabled() and s.dim() > 2 and weight.shape[0] % 8 == 0 and s.numel() > 0
+    record: list[Tensor | None] = []
+    results = _SpikeLinear.apply(s, written, weight, bias, parts, with_links, record, scale)
+    if not with_links:
+        return Linked(results, record[0], None)
+    y, *made = results
+    if not y.requires_grad:
+        return Linked(y, record[0], None)
+    of_parts = parts[1]
+    y.grad_fn.y = weakref.ref(y)
+    return Linked(y, record[0], Links(tuple(made[:of_parts]), made[of_parts] if len(made) > of_parts else None))
 
 
 def _are_plain(*tensors: Tensor | None) -> bool:
@@ -75,16 +140,20 @@ def _check(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, gr
 # -- what is launched --------------------------------------------------------------------------------------------------
 
 
-def _forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
-    shape = (*s.shape[:-1], weight.shape[0])
-    rows = _rows(s)
-    if why_unavailable(s.device) is not None or 0 in (*rows.shape, weight.shape[0]):
-        size = seen_size(rows.shape[0])
-        return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
-    from flexsn_runtime.products._launch import outputs
+def _runs(s: Tensor, weight: Tensor) -> bool:
+    """True if kernels have something to do."""
+    return why_unavailable(s.device) is None and s.numel() > 0 and weight.shape[0] > 0
 
-    y, seen = outputs(rows, weight, bias, weight_parts)
-    return y.view(shape), seen
+
+def forward(s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int) -> tuple[Tensor, Tensor]:
+    if not _runs(s, weight):
+        size = seen_size(s.shape[:-1].numel())
+        return F.linear(s, weight, bias).contiguous(), torch.zeros(size, dtype=torch.int32, device=s.device)
+    rows = _rows(s)
+    spikes, seen = narrow(rows)
+    y = product(spikes, split(weight, weight_parts), bias)
+    repair_outputs(rows, weight, bias, y, seen)
+    return y.view((*s.shape[:-1], weight.shape[0])), seen
 
 
 def _gradients(
@@ -95,20 +164,42 @@ def _gradients(
     parts: tuple[int, int],
     wanted: Sequence[bool],
 ) -> list[Tensor | None]:
-    rows, grads = _rows(s), _rows(grad)
-    weight_parts, grad_parts = parts
-    of_s = of_weight = None
-    if why_unavailable(s.device) is not None or 0 in (*rows.shape, weight.shape[0]):
+    if not _runs(s, weight):
         return _plain_gradients(grad, s, weight, wanted)
-    from flexsn_runtime.products._launch import input_gradient, split, weight_gradient
+    grads = _rows(grad)
+    cut = tuple(split(grads, parts[1])) if wanted[0] or wanted[1] else ()
+    spikes = narrow(_rows(s))[0] if wanted[1] else None
+    pieces = split(weight, parts[0]) if wanted[0] else None
+    return [*_of_parts(cut, (grads,), s, weight, spikes, pieces, seen), grads.sum(0) if wanted[2] else None]
 
-    if wanted[0] or wanted[1]:
-        pieces = split(grads, grad_parts)
-        if wanted[0]:
-            of_s = input_gradient(pieces, weight, weight_parts).view(s.shape)
-        if wanted[1]:
-            of_weight = weight_gradient(grads, pieces, rows, seen)
-    return [of_s, of_weight, grads.sum(0) if wanted[2] else None]
+
+def _of_parts(
+    cut: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    s: Tensor,
+    weight: Tensor,
+    spikes: Tensor | None,
+    pieces: Tensor | None,
+    seen: Tensor | None,
+    scale: float = 1.0,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of `s` and of the weight.
+
+    Args:
+        cut: the output's gradient in parts, `[M, N]` each.
+        grads: what it is the sum of, as exactly as it is known: itself, or its parts.
+        spikes: `s / scale` in bfloat16; `None`: the weight has no gradient.
+        pieces: of the weight; `None`: `s` has no gradient.
+        seen: which rows of `s` are not whole; `None`: all are.
+    """
+    N, K = weight.shape
+    of_s = None if pieces is None else input_gradient(cut, pieces, K).view(s.shape)
+    of_weight = None if spikes is None else product_over_rows(cut, spikes, N, K)
+    if of_weight is not None and scale != 1.0:
+        of_weight = of_weight.mul_(scale)
+    if of_weight is not None and seen is not None:
+        repair_weights(grads, _rows(s), of_weight, seen)
+    return of_s, of_weight
 
 
 def _plain_gradients(grad: Tensor, s: Tensor, weight: Tensor, wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -128,27 +219,103 @@ def _rows(x: Tensor) -> Tensor:
 
 
 class _SpikeLinear(SingleLevelFunction):
-    @staticmethod
-    def forward(
-        ctx: Any, s: Tensor, weight: Tensor, bias: Tensor | None, weight_parts: int, grad_parts: int
-    ) -> tuple[Tensor, Tensor]:
-        y, seen = _forward(s, weight, bias, weight_parts)
-        ctx.mark_non_differentiable(seen)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(s, weight, seen)
-        ctx.parts = weight_parts, grad_parts
-        return y, seen
+    """One node for a product, and for the links to the layer that reads it."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        grad = grads[0]
+    def forward(
+        ctx: Any,
+        s: Tensor,
+        written: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        parts: tuple[int, int],
+        links: bool,
+        record: list[Tensor | None],
+        scale: float,
+    ) -> Any:
+        ctx.parts, ctx.scale = parts, scale
+        ctx.set_materialize_grads(False)
+        ctx.is_plain = s.numel() == 0 or weight.shape[0] == 0
+        if ctx.is_plain:
+            record.append(torch.zeros(seen_size(s.shape[:-1].numel()), dtype=torch.int32, device=s.device))
+            ctx.save_for_backward(s, None, weight, None, None)
+            return F.linear(s, weight, bias)
+        spikes: Tensor | None = None if written is None else written.view(-1, weight.shape[1])
+        seen: Tensor | None = None
+        if spikes is None or not takes_as_written(spikes):
+            spikes, seen = narrow(_rows(s), scale)
+        pieces = split(weight, parts[0])
+        # Of its shape at once: autograd allows no change in place of a view that is made here.
+        y = product(spikes, pieces, bias, lead=s.shape[:-1], scale=scale)
+        if seen is not None:
+            repair_outputs(_rows(s), weight, bias, y, seen)
+        record.append(seen)
+        needs_s, _, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        # Hooks may keep `s` in fewer bits than its copy has.
+        keeps = needs_weight and (seen is None or not has_saved_tensors_hooks())
+        ctx.save_for_backward(s, spikes if keeps else None, weight, pieces if needs_s else None, seen)
+        if s.dim() == 1:
+            y = y[0].clone()
+        if not links:
+            return y
+        made = [_nothing(y.shape, torch.bfloat16, y.device) for _ in range(parts[1])]
+        if needs_bias:
+            made.append(_nothing(y.shape[1:], torch.float32, y.device))
+        return y, *made
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *linked: Tensor | None) -> Any:
+        first = grad if grad is not None or not linked else linked[0]
+        if first is None:
+            return (None,) * 8
+        of_parts = ctx.parts[1]
+        arrived, sums = linked[:of_parts], linked[of_parts:]
+        if linked and linked[0] is not None:
+            y = ctx.y()
+            if y is not None and (y._backward_hooks or y.retains_grad):
+                raise RuntimeError(_LATE)
+        s, spikes, weight, pieces, seen = saved_of(ctx)
+        needs = ctx.needs_input_grad
+        wanted = (needs[0], needs[2], needs[3])
+        is_plain = ctx.is_plain or torch.is_grad_enabled() or transform_at_work() is not None
+        if is_plain or is_batched(first):
+            plain = _plain_gradients(_sum(grad, arrived), s, weight, wanted)
+            return plain[0], None, plain[1], plain[2], None, None, None, None
         if grad is None:
-            return None, None, None, None, None
-        s, weight, seen = ctx.saved_tensors
-        wanted = list(ctx.needs_input_grad[:3])
-        if torch.is_grad_enabled() or transform_at_work() is not None or is_batched(grad):
-            return *_plain_gradients(grad, s, weight, wanted), None, None
-        return *_gradients(grad, s, weight, seen, ctx.parts, wanted), None, None
+            N = weight.shape[0]
+            grads = cut = tuple([one.reshape(-1, N) for one in arrived if one is not None])
+            of_bias = _rows(sums[0]).sum(0) if sums and sums[0] is not None else None
+        else:
+            whole = _rows(_sum(grad, arrived))
+            grads, cut = (whole,), tuple(split(whole, of_parts)) if wanted[0] or wanted[1] else ()
+            of_bias = whole.sum(0) if wanted[2] else None
+        if spikes is None and wanted[1]:
+            spikes = narrow(_rows(s), ctx.scale)[0]
+        operands = spikes if wanted[1] else None, pieces if wanted[0] else None
+        gradients = _of_parts(cut, grads, s, weight, *operands, seen, ctx.scale)
+        return gradients[0], None, gradients[1], of_bias, None, None, None, None
+
+
+_LATE = (
+    "a hook or retain_grad() on the output of a layer with exact products was registered after the neuron had read it, "
+    "which sends its gradient to the layer in parts. Register it before that, or leave the layer out: "
+    "exact_products(net, skip=[name])."
+)
+
+
+def _nothing(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor whose values have no meaning: one number of memory."""
+    return torch.empty_strided(shape, (0,) * len(shape), dtype=dtype, device=device)
+
+
+def _sum(grad: Tensor | None, parts: Sequence[Tensor | None]) -> Tensor:
+    """A gradient and the parts of another one, float32."""
+    total = grad
+    for part in reversed(parts):
+        if part is not None:
+            total = part.float() if total is None else total + part.float()
+    assert total is not None
+    return total
 
 
 # -- for compilers -----------------------------------------------------------------------------------------------------
@@ -164,7 +331,7 @@ def spike_linear_op(
     grad_parts: int,
 ) -> tuple[Tensor, Tensor]:
     """The result of `spike_linear`, and where `s` is not whole, which the backward takes."""
-    return _forward(s, weight, bias, weight_parts)
+    return forward(s, weight, bias, weight_parts)
 
 
 @spike_linear_op.register_fake

@@ -63,10 +63,12 @@ class ScanProgram:
             of a step in a byte, the first one in its lowest bit. They come behind the other results of `scan`, uint8
             `[T, bytes]`, with a multiple of 4 bytes for a step; `[0, bytes]`, if the output's elements are not one step
             after the other in memory. Empty: of no output.
+        zero_one: for each output, whether a step is refused in which it may be something else than 0 or 1. Empty: of
+            no output.
 
     Raises:
         PrecisionError: an unknown precision.
-        TensorCountError: not as many `bits` as outputs.
+        TensorCountError: not as many `bits` or `zero_one` as outputs.
         SpikeBitsError: when the step is traced: an output is not known to be 0 or 1, or the step has products.
         ResidualsError: unknown residuals.
     """
@@ -86,6 +88,7 @@ class ScanProgram:
         residuals: str = "auto",
         on_cpu: TargetName = "triton",
         bits: Sequence[bool] = (),
+        zero_one: Sequence[bool] = (),
     ) -> None:
         if isinstance(core, type) or not callable(core):
             what = (
@@ -108,8 +111,11 @@ class ScanProgram:
                 f"requires_grad has {len(requires_grad)} entries for {num_inputs} inputs and {num_states} "
                 f"states: give {expected}."
             )
-        if len(bits) not in (0, num_outputs):
-            raise TensorCountError(f"bits has {len(bits)} entries for {num_outputs} outputs: give as many, or none.")
+        for name, flags in (("bits", bits), ("zero_one", zero_one)):
+            if len(flags) not in (0, num_outputs):
+                raise TensorCountError(
+                    f"{name} has {len(flags)} entries for {num_outputs} outputs: give as many, or none."
+                )
         self.core = core
         self.num_inputs = num_inputs
         self.num_states = num_states
@@ -119,6 +125,7 @@ class ScanProgram:
         self.residuals = check_policy(residuals)
         self.on_cpu: TargetName = on_cpu
         self.bits = tuple(bits)
+        self.zero_one = tuple(zero_one)
         # By signature, the one that was used last first.
         self._specializations: Recent[list[CoreSpecialization]] = Recent()
         self._kernels: Recent[CompiledKernel] = Recent()
@@ -146,6 +153,7 @@ class ScanProgram:
             residuals=self.residuals,
             on_cpu=self.on_cpu,
             bits=self.bits,
+            zero_one=self.zero_one,
         )
         return make, arguments
 
@@ -303,7 +311,8 @@ class ScanProgram:
     def _trace(self, signature: Signature, device: torch.device) -> CoreSpecialization:
         counts = (self.num_inputs, self.num_states, self.num_outputs)
         core = under_autocast(self.core, device, signature.autocast)
-        kind = (device, signature.autocast, counts, self.numerics, self.residuals, self.on_cpu, self.bits)
+        kind: tuple[Hashable, ...] = (device, signature.autocast, counts, self.numerics, self.residuals)
+        kind += (self.on_cpu, self.bits, self.zero_one)
         known = TwinsOf(core, signature.inputs, signature.states, (*kind, self._takes_numbers, self.takes_products))
         return known.step() or known.remember(self._trace_anew(core, signature, device, counts))
 
@@ -329,7 +338,7 @@ class ScanProgram:
         name = getattr(self.core, "__name__", type(self.core).__name__)
         target = target_on(device, self.on_cpu)
         if isinstance(trace, RecurrentTrace):
-            if any(self.bits):
+            if any((*self.bits, *self.zero_one)):
                 raise SpikeBitsError(
                     "a step with matrix products is launched in parts, which write no bits of its outputs. Leave bits "
                     "out."
@@ -345,6 +354,7 @@ class ScanProgram:
             self._kernels,
             takes_numbers=self._takes_numbers,
             bits=self.bits,
+            zero_one=self.zero_one,
         )
 
 

@@ -9,10 +9,10 @@ from flexsn_runtime.errors import SpikeBitsError
 
 
 def check_bits(trace: StepTrace, bits: Sequence[bool]) -> None:
-    """Raises `SpikeBitsError` unless each output whose bits are to be written is 0 or 1, whatever the values are.
+    """Raises `SpikeBitsError` unless outputs are 0 or 1, whatever the values are.
 
     Args:
-        bits: which outputs these are; empty: none.
+        bits: which outputs; empty: none.
     """
     for i, wanted in enumerate(bits):
         node = not_zero_one(trace.forward, i) if wanted else None

@@ -29,6 +29,7 @@ class Specialization(CoreSpecialization):
         kernels: those that there are for the step with other numbers, and those to come.
         takes_numbers: whether the kernels take the trace's numbers as arguments, or have them in their source.
         bits: which outputs the forward also writes as bits; empty: none.
+        zero_one: which outputs must be 0 or 1; empty: none.
 
     Raises:
         SpikeBitsError: one of these is not known to be 0 or 1.
@@ -48,10 +49,12 @@ class Specialization(CoreSpecialization):
         *,
         takes_numbers: bool = False,
         bits: tuple[bool, ...] = (),
+        zero_one: tuple[bool, ...] = (),
     ) -> None:
         super().__init__(trace, name, device, numerics, target, kernels)
         self._takes_numbers = takes_numbers
         check_bits(trace, bits)
+        check_bits(trace, zero_one)
         self.bits = bits
         self.cost = StepCost.of(trace.forward.graph, trace.inputs, trace.outputs)
         self._policy = policy

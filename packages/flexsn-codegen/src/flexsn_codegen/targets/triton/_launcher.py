@@ -29,7 +29,7 @@ class Entry:
 
 
 def launcher(
-    compiled: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], device: torch.device
+    compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
     """Launches a compiled kernel, on the current stream of `device`, with the tensors that its function takes.
 

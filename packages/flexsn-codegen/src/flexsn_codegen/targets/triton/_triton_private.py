@@ -83,7 +83,7 @@ def launches_on_nvidia() -> bool:
 
 
 def launcher(
-    compiled: Any, grid: tuple[int, int, int], numbers: tuple[int, ...], device: torch.device
+    compiled: Any, grid: tuple[int, int, int], numbers: tuple[float, ...], device: torch.device
 ) -> Callable[[Sequence[torch.Tensor]], None]:
     """As `targets.triton.launcher`, which says what it is for."""
     driver = needed(_DRIVER, "driver", _NO_LAUNCH)

@@ -3,8 +3,8 @@
 A spike is whole in one bfloat16, so `s W^T` takes one product for each part of `W`, and no operand is rounded. Tensor
 cores truncate their sums: every `CHUNK` terms, a sum leaves them and is added in float32.
 
-Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts are padded
-with zeros to whole chunks.
+Rows of a matrix have `units * UNIT` numbers; the constant says how many of them one load can take. Parts of weights are
+padded with zeros to whole chunks. Spikes and parts of gradients are as neurons write them, or padded.
 """
 
 from __future__ import annotations
@@ -61,6 +61,16 @@ def split_kernel(
         left = _rest(left, part)
 
 
+# Added and taken away again, it rounds numbers below 2 ** 22 to whole ones.
+_ROUND = tl.constexpr(1.5 * 2.0**23)
+
+
+@triton.jit
+def _float(bits):
+    """A float32 from its bits: kernels are launched with integers alone."""
+    return tl.cast(bits, tl.int32).to(tl.float32, bitcast=True)
+
+
 @triton.jit
 def narrow_kernel(
     s_ptr,
@@ -70,11 +80,13 @@ def narrow_kernel(
     units,
     s_units,
     padded,
+    scale_bits,
+    SCALED: tl.constexpr,
     UNIT: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16.
+    """`s [M, units * UNIT]` float32 -> `spikes [M, padded * _PADDING]` bfloat16; if `SCALED`, `s / scale`.
 
     `seen [cdiv(M, ROWS) + 2]` is not 0 for rows in which a number is not whole in one bfloat16; its last two numbers
     are 0.
@@ -87,6 +99,11 @@ def narrow_kernel(
     for first in range(0, padded * _PADDING, COLUMNS):
         column = first + tl.arange(0, COLUMNS)[None, :]
         s = tl.load(s_ptr + at * (s_units * UNIT) + column, mask=here & (column < units * UNIT), other=0.0)
+        if SCALED:
+            scale = _float(scale_bits)
+            whole = (s / scale + _ROUND) - _ROUND
+            seen = seen | (whole * scale != s).to(tl.int32)
+            s = whole
         seen = seen | (s.to(tl.int32, bitcast=True) & 65535)
         stored = here & (column < padded * _PADDING)
         tl.store(spikes_ptr + at * (padded * _PADDING) + column, s.to(tl.bfloat16), mask=stored)
@@ -106,6 +123,14 @@ def _tile(rows, columns, GROUP: tl.constexpr):
 
 
 @triton.jit
+def _load(at, here, MASKED: tl.constexpr):
+    """Numbers of a chunk; those beyond a row, if a row can end in it, are 0."""
+    if MASKED:
+        return tl.load(at, mask=here, other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def outputs_kernel(
     s_ptr,
     w_ptr,
@@ -113,7 +138,11 @@ def outputs_kernel(
     y_ptr,
     M,
     N,
+    s_units,
     padded,
+    scale_bits,
+    SCALED: tl.constexpr,
+    UNIT: tl.constexpr,
     PARTS: tl.constexpr,
     BIAS: tl.constexpr,
     BM: tl.constexpr,
@@ -121,24 +150,27 @@ def outputs_kernel(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`y [M, N] = s W^T + b`, of `s [M, padded * _PADDING]` and `w [PARTS, N, padded * _PADDING]`."""
+    """`y [M, N] = scale s W^T + b`, of `s [M, s_units * UNIT]` and `w [PARTS, N, padded * _PADDING]`."""
     pm, pn = _tile(tl.cdiv(M, BM), tl.cdiv(N, BN), GROUP)
     m = pm * BM + tl.arange(0, BM)
     n = pn * BN + tl.arange(0, BN)
     k = tl.arange(0, CHUNK)
     columns = padded * _PADDING
-    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * columns + k[None, :]
+    s_columns = s_units * UNIT
+    s_at = s_ptr + (m % M).to(tl.int64)[:, None] * s_columns + k[None, :]
     w_at = w_ptr + (n % N).to(tl.int64)[:, None] * columns + k[None, :]
     plane = tl.cast(N, tl.int64) * columns
     total = tl.zeros([BM, BN], tl.float32)
-    for _ in range(columns // CHUNK):
-        s = tl.load(s_at)
+    for j in range(columns // CHUNK):
+        s = _load(s_at, (k < s_columns - j * CHUNK)[None, :], UNIT < CHUNK)
         part = tl.zeros([BM, BN], tl.float32)
         for p in tl.static_range(PARTS):  # the smallest first
             part = dot(s, tl.trans(tl.load(w_at + (PARTS - 1 - p) * plane)), part)
         total += part
         s_at += CHUNK
         w_at += CHUNK
+    if SCALED:
+        total *= _float(scale_bits)
     if BIAS:
         total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
     tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=(m < M)[:, None] & (n < N)[None, :])
@@ -146,57 +178,66 @@ def outputs_kernel(
 
 @triton.jit
 def weights_kernel(
-    g_ptr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
     s_ptr,
     out_ptr,
     M,
     N,
     K,
-    g_padded,
-    s_padded,
+    g_units,
+    s_units,
+    G_UNIT: tl.constexpr,
+    S_UNIT: tl.constexpr,
     PARTS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
     SHARES: tl.constexpr,
 ):
-    """`out [SHARES, N, K]`, whose sum is `g^T s`, of `g [PARTS, M, g_padded * _PADDING]` and
-    `s [M, s_padded * _PADDING]`.
+    """`out [SHARES, N, K]`, whose sum is `g^T s`, of parts of g `[M, g_units * G_UNIT]` and `s [M, s_units * S_UNIT]`.
+
+    Pointers to parts beyond `PARTS` are not read.
     """
     tiles = tl.cdiv(K, BK)
     n = tl.program_id(0) // tiles * BN + tl.arange(0, BN)
     k = tl.program_id(0) % tiles * BK + tl.arange(0, BK)
     share = tl.program_id(1)
     chunks = tl.cdiv(tl.cdiv(M, CHUNK), SHARES)
-    g_columns = g_padded * _PADDING
-    s_columns = s_padded * _PADDING
-    plane = tl.cast(M, tl.int64) * g_columns
+    g_columns = g_units * G_UNIT
+    s_columns = s_units * S_UNIT
     total = tl.zeros([BN, BK], tl.float32)
     for j in range(chunks):
         m = (share * chunks + j) * CHUNK + tl.arange(0, CHUNK)
         inside = (m < M)[:, None]
         row = m.to(tl.int64)[:, None]
         s = tl.load(s_ptr + row * s_columns + k[None, :], mask=inside & (k < s_columns)[None, :], other=0.0)
-        g_at = g_ptr + row * g_columns + n[None, :]
+        g_at = row * g_columns + n[None, :]
+        here = inside & (n < g_columns)[None, :]
         part = tl.zeros([BN, BK], tl.float32)
-        for p in tl.static_range(PARTS):
-            g = tl.load(g_at + (PARTS - 1 - p) * plane, mask=inside & (n < g_columns)[None, :], other=0.0)
-            part = dot(tl.trans(g), s, part)
-        total += part
+        if PARTS > 2:
+            part = dot(tl.trans(tl.load(g2_ptr + g_at, mask=here, other=0.0)), s, part)
+        if PARTS > 1:
+            part = dot(tl.trans(tl.load(g1_ptr + g_at, mask=here, other=0.0)), s, part)
+        total += dot(tl.trans(tl.load(g0_ptr + g_at, mask=here, other=0.0)), s, part)
     at = out_ptr + share * (tl.cast(N, tl.int64) * K) + n.to(tl.int64)[:, None] * K + k[None, :]
     tl.store(at, total, mask=(n < N)[:, None] & (k < K)[None, :])
 
 
 @triton.jit
 def inputs_kernel(
-    g_ptr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
     w_ptr,
     out_ptr,
     M,
     N,
     K,
-    g_padded,
+    g_units,
     w_padded,
+    G_UNIT: tl.constexpr,
     G_PARTS: tl.constexpr,
     W_PARTS: tl.constexpr,
     BM: tl.constexpr,
@@ -204,32 +245,35 @@ def inputs_kernel(
     CHUNK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two."""
+    """`out [M, K] = g W`, both in parts: products whose parts' numbers add up to less than the most of the two.
+
+    Parts of g are `[M, g_units * G_UNIT]`; pointers to parts beyond `G_PARTS` are not read.
+    """
     pm, pk = _tile(tl.cdiv(M, BM), tl.cdiv(K, BK), GROUP)
     m = pm * BM + tl.arange(0, BM)
     k = pk * BK + tl.arange(0, BK)
     n = tl.arange(0, CHUNK)
-    g_columns = g_padded * _PADDING
+    g_columns = g_units * G_UNIT
     w_columns = w_padded * _PADDING
-    g_at = g_ptr + (m % M).to(tl.int64)[:, None] * g_columns + n[None, :]
+    g_at = (m % M).to(tl.int64)[:, None] * g_columns + n[None, :]
     w_at = w_ptr + n.to(tl.int64)[:, None] * w_columns + k[None, :]
-    g_plane = tl.cast(M, tl.int64) * g_columns
     w_plane = tl.cast(N, tl.int64) * w_columns
     here = (k < w_columns)[None, :]
     total = tl.zeros([BM, BK], tl.float32)
     for j in range(tl.cdiv(N, CHUNK)):
         inside = (n < N - j * CHUNK)[:, None] & here
         part = tl.zeros([BM, BK], tl.float32)
-        g0 = tl.load(g_at)
+        held = (n < g_columns - j * CHUNK)[None, :]
+        g0 = _load(g0_ptr + g_at, held, G_UNIT < CHUNK)
         w0 = tl.load(w_at, mask=inside, other=0.0)
         if G_PARTS > 2:
-            g2 = tl.load(g_at + 2 * g_plane)
+            g2 = _load(g2_ptr + g_at, held, G_UNIT < CHUNK)
             part = dot(g2, w0, part)
         if W_PARTS > 2:
             w2 = tl.load(w_at + 2 * w_plane, mask=inside, other=0.0)
             part = dot(g0, w2, part)
         if G_PARTS > 1:
-            g1 = tl.load(g_at + g_plane)
+            g1 = _load(g1_ptr + g_at, held, G_UNIT < CHUNK)
             if W_PARTS > 1:
                 w1 = tl.load(w_at + w_plane, mask=inside, other=0.0)
                 if G_PARTS > 2 or W_PARTS > 2:
@@ -247,6 +291,16 @@ def inputs_kernel(
 
 
 @triton.jit
+def _any(seen_ptr, count, SEEN: tl.constexpr):
+    """True if one of `count` numbers is not 0."""
+    found = tl.zeros([SEEN], tl.int32)
+    for first in range(0, count, SEEN):
+        at = first + tl.arange(0, SEEN)
+        found = tl.maximum(found, tl.load(seen_ptr + at, mask=at < count, other=0))
+    return tl.max(found, 0) != 0
+
+
+@triton.jit
 def repair_outputs_kernel(
     s_ptr,
     w_ptr,
@@ -261,31 +315,36 @@ def repair_outputs_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    SEEN: tl.constexpr,
 ):
     """Computes `y = s W^T + b` in float32 again for each `BM` rows for which `seen` is not 0."""
     columns = tl.cdiv(N, BN)
     k = tl.arange(0, BK)
-    for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
-        if tl.load(seen_ptr + tile // columns) != 0:
-            m = tile // columns * BM + tl.arange(0, BM)
-            n = tile % columns * BN + tl.arange(0, BN)
-            s_at = s_ptr + m.to(tl.int64)[:, None] * s_row + k[None, :]
-            w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
-            total = tl.zeros([BM, BN], tl.float32)
-            for j in range(tl.cdiv(K, BK)):
-                inside = k < K - j * BK
-                s = tl.load(s_at + j * BK, mask=(m < M)[:, None] & inside[None, :], other=0.0)
-                w = tl.load(w_at + j * BK, mask=(n < N)[None, :] & inside[:, None], other=0.0)
-                total = tl.dot(s, w, total, input_precision="ieee")
-            if BIAS:
-                total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
-            stored = (m < M)[:, None] & (n < N)[None, :]
-            tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=stored)
+    # Nearly always there is none, which is seen at once; a look at each tile takes its time.
+    if _any(seen_ptr, tl.cdiv(M, BM), SEEN):
+        for tile in range(tl.program_id(0), tl.cdiv(M, BM) * columns, tl.num_programs(0)):
+            if tl.load(seen_ptr + tile // columns) != 0:
+                m = tile // columns * BM + tl.arange(0, BM)
+                n = tile % columns * BN + tl.arange(0, BN)
+                s_at = s_ptr + m.to(tl.int64)[:, None] * s_row + k[None, :]
+                w_at = w_ptr + n.to(tl.int64)[None, :] * K + k[:, None]
+                total = tl.zeros([BM, BN], tl.float32)
+                for j in range(tl.cdiv(K, BK)):
+                    inside = k < K - j * BK
+                    s = tl.load(s_at + j * BK, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+                    w = tl.load(w_at + j * BK, mask=(n < N)[None, :] & inside[:, None], other=0.0)
+                    total = tl.dot(s, w, total, input_precision="ieee")
+                if BIAS:
+                    total += tl.load(b_ptr + n, mask=n < N, other=0.0)[None, :]
+                stored = (m < M)[:, None] & (n < N)[None, :]
+                tl.store(y_ptr + m.to(tl.int64)[:, None] * N + n[None, :], total, mask=stored)
 
 
 @triton.jit
 def repair_weights_kernel(
-    g_ptr,
+    g0_ptr,
+    g1_ptr,
+    g2_ptr,
     s_ptr,
     out_ptr,
     seen_ptr,
@@ -295,17 +354,17 @@ def repair_weights_kernel(
     g_row,
     s_row,
     count,
+    PARTS: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     BM: tl.constexpr,
     SEEN: tl.constexpr,
 ):
-    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0."""
-    found = tl.zeros([SEEN], tl.int32)
-    for first in range(0, count, SEEN):
-        at = first + tl.arange(0, SEEN)
-        found = tl.maximum(found, tl.load(seen_ptr + at, mask=at < count, other=0))
-    if tl.max(found, 0) != 0:
+    """Computes `out [N, K] = g^T s` in float32 again if one of `count` numbers of `seen` is not 0.
+
+    g is the sum of its parts, of any dtype.
+    """
+    if _any(seen_ptr, count, SEEN):
         columns = tl.cdiv(K, BK)
         for tile in range(tl.program_id(0), tl.cdiv(N, BN) * columns, tl.num_programs(0)):
             n = tile // columns * BN + tl.arange(0, BN)
@@ -314,8 +373,13 @@ def repair_weights_kernel(
             for j in range(tl.cdiv(M, BM)):
                 m = j * BM + tl.arange(0, BM)
                 row = m.to(tl.int64)
-                g_at = g_ptr + row[None, :] * g_row + n[:, None]
-                g = tl.load(g_at, mask=(m < M)[None, :] & (n < N)[:, None], other=0.0)
+                g_at = row[None, :] * g_row + n[:, None]
+                here = (m < M)[None, :] & (n < N)[:, None]
+                g = tl.load(g0_ptr + g_at, mask=here, other=0.0).to(tl.float32)
+                if PARTS > 1:
+                    g += tl.load(g1_ptr + g_at, mask=here, other=0.0).to(tl.float32)
+                if PARTS > 2:
+                    g += tl.load(g2_ptr + g_at, mask=here, other=0.0).to(tl.float32)
                 s_at = s_ptr + row[:, None] * s_row + k[None, :]
                 s = tl.load(s_at, mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
                 total = tl.dot(g, s, total, input_precision="ieee")

@@ -1,4 +1,4 @@
-"""True of a core that draws random numbers, as far as its code shows it before it runs."""
+"""Code that draws random numbers, as far as it shows before it runs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
+
+from flexsn_nn._torch_private import constant
+from flexsn_nn.transforms._transform import Transform
 
 _NAMES = frozenset({"bernoulli_like", "normal_like", "uniform_like"})
 _LIBRARIES = ("torch", "numpy", "flexsn_")
@@ -45,6 +49,18 @@ def draws(core: Callable[..., Any]) -> bool:
     return False
 
 
+_BY_KIND: WeakKeyDictionary[type[Transform], bool] = WeakKeyDictionary()
+
+
+@constant
+def step_draws(kind: type[Transform]) -> bool:
+    """As `draws`, of the steps of a kind of transform."""
+    found = _BY_KIND.get(kind)
+    if found is None:
+        found = _BY_KIND[kind] = draws(kind.step)
+    return found
+
+
 def _is_draw(function: FunctionType) -> bool:
     return function.__name__ in _NAMES and function.__module__ == "flexsn_nn.random"
 
@@ -52,9 +68,9 @@ def _is_draw(function: FunctionType) -> bool:
 def _names(code: CodeType) -> Iterator[str]:
     """Names of globals and attributes in a function, and in those that it defines."""
     yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
 
 
 def _named(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:

@@ -1,0 +1,159 @@
+"""Time of a batch norm and a LIF as one layer, forward and backward, beside copies of the bytes that it has to move.
+
+    python benchmarks/norm_neuron.py [--output FILE]
+
+A fused layer moves nine streams, of the bytes of its input each: statistics read one; the forward reads one and writes
+one; the backward reads two and writes one; what flows through the statistics reads two and writes one. Each row is a
+layer of a ResNet18 behind its convolution, T 4, B 32. All is replayed from CUDA graphs; a time is the median over turns
+of the three, so that a change of the clock meets all of them. It needs a GPU; `--check` runs small
+shapes in Triton's interpreter. `--elements` and `--fewest` set other blocks for the kernels that sum gradients: numbers
+of a thread, and programs below which none walks several rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from measure import graphed, milliseconds, publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import LIF
+from flexsn_nn.functional import reset_net
+from flexsn_nn.layer import NormNeuron
+from flexsn_runtime import batch_moments
+from flexsn_runtime.kernels import _rows
+
+T, B = 4, 32
+STREAMS = 9
+TURNS = 3
+FORMATS = {"channels-last": torch.channels_last, "contiguous": torch.contiguous_format}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Shape(NamedTuple):
+    """Of a layer: channels, side of its images, number of the norms of a ResNet18 that have it."""
+
+    channels: int
+    side: int
+    norms: int
+
+
+SHAPES = (Shape(64, 112, 1), Shape(64, 56, 4), Shape(128, 28, 5), Shape(256, 14, 5), Shape(512, 7, 5))
+SMALL = (Shape(5, 6, 1), Shape(64, 3, 19))
+
+
+class Times(NamedTuple):
+    """Milliseconds: of a copy of one stream, of the parts of the layer, of all of it, of torch's norm and ReLU."""
+
+    stream: float
+    torch_statistics: float
+    statistics: float
+    forward: float
+    whole: float
+    relu: float
+
+
+def measured(shape: Shape, dtype: torch.dtype, form: str, device: torch.device) -> Times:
+    size = (T * B, shape.channels, shape.side, shape.side)
+    if device.type == "cpu":
+        size = (T * 2, *size[1:])
+    frames = torch.randn(size, device=device).to(dtype).contiguous(memory_format=FORMATS[form])
+    gradient = torch.randn_like(frames)
+    x = frames.unflatten(0, (T, -1)).detach().requires_grad_()
+    plain = frames.detach().requires_grad_()
+    layer = NormNeuron(nn.BatchNorm2d(shape.channels), LIF()).to(device)
+    relu = nn.Sequential(nn.BatchNorm2d(shape.channels), nn.ReLU()).to(device)
+    mean, var = (torch.zeros(shape.channels, device=device) for _ in range(2))
+    other = torch.empty_like(frames)
+
+    def forward() -> Tensor:
+        reset_net(layer)
+        result: Tensor = layer(x)
+        return result
+
+    def whole() -> None:
+        torch.autograd.grad(forward(), [x, *layer.parameters()], gradient.unflatten(0, (T, -1)))
+
+    def by_relu() -> None:
+        torch.autograd.grad(relu(plain), [plain, *relu.parameters()], gradient)
+
+    works: list[Callable[[], object]] = [
+        lambda: other.copy_(frames),
+        lambda: torch.batch_norm_update_stats(frames, mean, var, 0.1),
+        lambda: batch_moments(frames),
+        forward,
+        whole,
+        by_relu,
+    ]
+    runs = [graphed(work) for work in works] if device.type == "cuda" else works
+    turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
+    copied, *others = [sorted(times)[TURNS // 2] for times in zip(*turns, strict=True)]
+    return Times(copied / 2, *others)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "norm_neuron.md")
+    parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="this one alone")
+    parser.add_argument("--format", choices=FORMATS, action="append", help="this one alone")
+    parser.add_argument("--elements", type=int, default=_rows._ELEMENTS)
+    parser.add_argument("--fewest", type=int, default=_rows._FEWEST_PROGRAMS)
+    chosen = parser.parse_args()
+    _rows._ELEMENTS, _rows._FEWEST_PROGRAMS = chosen.elements, chosen.fewest
+    device = torch.device("cpu" if chosen.check else "cuda")
+    lines: list[tuple[str, ...]] = []
+    sums: dict[tuple[str, str], tuple[float, float, float]] = {}
+    for dtype in chosen.dtype or DTYPES:
+        for form in chosen.format or FORMATS:
+            for shape in SMALL if chosen.check else SHAPES:
+                times = measured(shape, DTYPES[dtype], form, device)
+                row = (
+                    dtype,
+                    form,
+                    f"{shape.channels} x {shape.side}²",
+                    f"{1e3 * times.stream:.1f}",
+                    f"{times.torch_statistics / times.stream:.2f}",
+                    f"{times.statistics / times.stream:.2f}",
+                    f"{(times.forward - times.statistics) / times.stream / 2:.2f}",
+                    f"{(times.whole - times.forward) / times.stream / 6:.2f}",
+                    f"{1e3 * times.whole:.1f}",
+                    f"{times.whole / times.stream / STREAMS:.2f}",
+                    f"{times.whole / times.relu:.2f}",
+                )
+                lines.append(row)
+                print(*row, sep=" | ", flush=True)
+                before = sums.get((dtype, form), (0.0, 0.0, 0.0))
+                of_shape = (times.whole, STREAMS * times.stream, times.relu)
+                whole, copies, relu = (a + shape.norms * b for a, b in zip(before, of_shape, strict=True))
+                sums[dtype, form] = whole, copies, relu
+    head = ("dtype", "format", "layer", "stream, µs", "torch's statistics / stream", "statistics / stream",
+            "forward / 2", "backward / 6", "all, µs", "all / 9 streams", "all / torch's norm + ReLU")  # fmt: skip
+    totals = [
+        (dtype, form, f"{whole:.2f}", f"{whole / copies:.2f}", f"{relu:.2f}", f"{whole / relu:.2f}")
+        for (dtype, form), (whole, copies, relu) in sums.items()
+    ]
+    publish(
+        [
+            f"# A batch norm and a LIF as one layer, T {T}, B {B}",
+            "",
+            "`python benchmarks/norm_neuron.py`: `NormNeuron` in training. A stream is the time of a copy that moves",
+            "the bytes of the layer's input; nine are what the layer has to move. All is replayed from CUDA graphs.",
+            where(device),
+            "",
+            *table(head, lines),
+            "",
+            "All 20 norms of a ResNet18:",
+            "",
+            *table(("dtype", "format", "ms", "/ nine streams", "torch's norm + ReLU, ms", "/ that"), totals),
+        ],
+        chosen.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Time of pooling of spikes, forward and backward, beside copies of the bytes that it has to move, and torch's.
+
+    python benchmarks/spike_pooling.py [--output FILE]
+
+A forward reads the input and writes the result; a backward reads the result's gradient and writes the input's. Bytes of
+codes, which say where maxima are, come on top, and do not count as bytes to move. `kept` is what the backward keeps, in
+bytes of the input; torch's keeps the input, and 64 bits for each number of the result. All is replayed from CUDA
+graphs, in turns. It needs a GPU; `--check` runs small shapes in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from measure import graphed, milliseconds, publish, table, where
+from torch import Tensor, nn
+
+from flexsn_nn import spike_pooling
+
+FRAMES, TURNS, RATE = 128, 3, 0.1
+FORMATS = {"channels-last": torch.channels_last, "contiguous": torch.contiguous_format}
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class Case(NamedTuple):
+    """A layer and its input: channels and side."""
+
+    name: str
+    make: Callable[[], nn.Module]
+    channels: int
+    side: int
+
+
+CASES = (
+    Case("max 3 x 3 / 2", lambda: nn.MaxPool2d(3, 2, 1), 64, 112),
+    Case("max 2 x 2 / 2", lambda: nn.MaxPool2d(2), 64, 112),
+    Case("max 2 x 2 / 2", lambda: nn.MaxPool2d(2), 256, 28),
+    Case("average 2 x 2 / 2", lambda: nn.AvgPool2d(2), 64, 112),
+)
+
+
+class Times(NamedTuple):
+    """Milliseconds."""
+
+    copy: float
+    forward: float
+    both: float
+    torch_forward: float
+    torch_both: float
+
+
+def measured(case: Case, dtype: torch.dtype, form: str, device: torch.device) -> tuple[Times, float, float]:
+    """Times, and bytes kept for the backward by ours and by torch's, in bytes of the input."""
+    frames, side = (FRAMES, case.side) if device.type == "cuda" else (2, 9)
+    spikes = torch.rand(frames, case.channels, side, side, device=device) < RATE
+    x = spikes.to(dtype).contiguous(memory_format=FORMATS[form]).requires_grad_()
+    theirs, ours = case.make(), case.make()
+    spike_pooling(ours)
+    y = theirs(x)
+    gradient = torch.randn_like(y)
+    moved = (x.numel() + y.numel()) // 2
+    source, target = (torch.empty(moved, dtype=dtype, device=device) for _ in range(2))
+
+    def both(layer: nn.Module) -> None:
+        torch.autograd.grad(layer(x), x, gradient)
+
+    works: list[Callable[[], object]] = [
+        lambda: target.copy_(source),
+        lambda: ours(x),
+        lambda: both(ours),
+        lambda: theirs(x),
+        lambda: both(theirs),
+    ]
+    runs = [graphed(work) for work in works] if device.type == "cuda" else works
+    turns = [[milliseconds(run, device, warmup=3, rep=12) for run in runs] for _ in range(TURNS)]
+    times = Times(*(sorted(one)[TURNS // 2] for one in zip(*turns, strict=True)))
+    return times, kept(ours, x), kept(theirs, x)
+
+
+def kept(layer: nn.Module, x: Tensor) -> float:
+    found: list[int] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        found.append(tensor.nbytes)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        layer(x)
+    return sum(found) / x.nbytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "spike_pooling.md")
+    parser.add_argument("--check", action="store_true", help="small shapes on the CPU, with TRITON_INTERPRET=1")
+    chosen = parser.parse_args()
+    device = torch.device("cpu" if chosen.check else "cuda")
+    lines = []
+    for dtype, kind in DTYPES.items():
+        for form in FORMATS:
+            for case in CASES:
+                times, ours, theirs = measured(case, kind, form, device)
+                row = (
+                    dtype,
+                    form,
+                    f"{case.name}, {case.channels} x {case.side}²",
+                    f"{1e3 * times.copy:.0f}",
+                    f"{times.forward / times.copy:.2f}",
+                    f"{(times.both - times.forward) / times.copy:.2f}",
+                    f"{times.torch_forward / times.copy:.2f}",
+                    f"{(times.torch_both - times.torch_forward) / times.copy:.2f}",
+                    f"{times.both / times.torch_both:.2f}",
+                    f"{ours:.3f}",
+                    f"{theirs:.2f}",
+                )
+                lines.append(row)
+                print(*row, sep=" | ", flush=True)
+    head = ("dtype", "format", "layer", "copy, µs", "forward / copy", "backward / copy", "torch's forward",
+            "torch's backward", "both / torch's", "kept", "torch's")  # fmt: skip
+    publish(
+        [
+            f"# Pooling of spikes, {FRAMES} frames",
+            "",
+            "`python benchmarks/spike_pooling.py`: `spike_pooling` and torch's layers. A copy moves the bytes of the",
+            "input and the result once. All is replayed from CUDA graphs.",
+            where(device),
+            "",
+            *table(head, lines),
+        ],
+        chosen.output,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""What neurons and the layers between them hand over, so that no pass over memory converts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as _modules
+
+from flexsn_nn._flexsn import FlexSN
+from flexsn_nn._stateful import is_own_forward
+from flexsn_nn.exact._linked_step import LinkedStep
+from flexsn_runtime import Links, ScanProgram, SpikeBitsError, TraceError, scan_again
+
+_WRITTEN, _LINKS = "_flexsn_written", "_flexsn_links"
+ATTRIBUTE = "_exchange"
+
+
+# -- beside a tensor ---------------------------------------------------------------------------------------------------
+
+
+class _Written(NamedTuple):
+    """Spikes in bfloat16, and the tensor as it was when they were written."""
+
+    spikes: Tensor
+    version: int
+    address: int
+
+
+def written_of(x: Tensor) -> Tensor | None:
+    """The numbers of `x` in bfloat16, shaped alike, as the neuron's kernel wrote them; `None`: there are none.
+
+    `x` is the neuron's output, or a view of all of it in the same order, and was not changed since.
+    """
+    found: _Written | None = getattr(x, _WRITTEN, None)
+    if found is None:
+        base = x._base
+        found = None if base is None else getattr(base, _WRITTEN, None)
+    if found is None or x.is_inference() or x._version != found.version or x.data_ptr() != found.address:
+        return None
+    if x.numel() != found.spikes.numel() or not x.is_contiguous() or x.dtype != torch.float32:
+        return None
+    return found.spikes.view(x.shape)
+
+
+def offer_links(y: Tensor, links: Links) -> None:
+    """Puts links beside the output of a product; the neuron that reads it takes them."""
+    setattr(y, _LINKS, (links, y._version))
+
+
+def _take_links(x: Tensor) -> Links | None:
+    """The links beside a tensor, once: gradients of several readers would be added up in bfloat16."""
+    found: tuple[Links, int] | None = getattr(x, _LINKS, None)
+    if found is None:
+        return None
+    delattr(x, _LINKS)
+    links, version = found
+    seen_by_others = x._backward_hooks or x.retains_grad
+    return None if x._version != version or seen_by_others else links
+
+
+def has_hooks_before(modules: Sequence[nn.Module]) -> bool:
+    """True if hooks see inputs of any of these modules, and may change them in ways that a version does not show."""
+    return bool(_modules._global_forward_pre_hooks) or any(one._forward_pre_hooks for one in modules)
+
+
+def has_hooks_after(modules: Sequence[nn.Module]) -> bool:
+    """The same of outputs, but for the hook of `exact_products`."""
+    if _modules._global_forward_hooks:
+        return True
+    return any(_is_of_others(hook) for one in modules for hook in one._forward_hooks.values())
+
+
+def _is_of_others(hook: object) -> bool:
+    return getattr(hook, "__module__", None) != f"{__package__}._exact_products"
+
+
+def can_exchange(neuron: FlexSN) -> bool:
+    """True for a neuron with one input and one output, whose call does what this package's does."""
+    one = neuron.num_inputs == neuron.num_outputs == 1
+    return one and neuron.requires_grad is None and neuron.precision == "eager" and is_own_forward(neuron)
+
+
+# -- in a neuron -------------------------------------------------------------------------------------------------------
+
+
+class Exchange:
+    """Runs calls of a neuron that stands between layers with exact products; attribute `ATTRIBUTE` of the neuron.
+
+    Args:
+        writes: the layers that read its spikes take them in bfloat16.
+        takes: the layer before it takes gradients in parts.
+        around: the neuron, and modules that it is part of.
+
+    Copies and pickles have programs of their own.
+    """
+
+    def __init__(self, writes: bool, takes: bool, around: tuple[nn.Module, ...]) -> None:
+        self.writes, self.takes, self.around = writes, takes, around
+        self._programs: dict[tuple[bool, int, bool], ScanProgram] = {}
+        self._refused: object = None
+        self._zero: Tensor | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Exchange, (self.writes, self.takes, self.around)
+
+    def run(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> Tensor | None:
+        """The output of a call, whose states the neuron holds then; `None`: it has to run as ever.
+
+        Outside of compilers, and with nothing asked for but an output and states.
+        """
+        x = inputs[0]
+        own = neuron.__dict__
+        if type(x) is not Tensor or x.dtype != torch.float32 or x.dim() < 2 or 0 in x.shape:
+            return None
+        core = neuron.core
+        if core is self._refused or torch.is_autocast_enabled(x.device.type):
+            return None
+        if neuron._choose(own["_backend"], "m", x.device, False) != "triton":
+            return None
+        links = _take_links(x) if self.takes else None
+        if links is not None and (not torch.is_grad_enabled() or has_hooks_before(self.around)):
+            links = None
+        writes = self.writes and not has_hooks_after(self.around)
+        if links is None and not writes:
+            return None
+        parts, sums = (0, False) if links is None else (len(links.parts), links.total is not None)
+        program = self._program(neuron, core, (writes, parts, sums))
+        states: list[Tensor] = own["states"]
+        given = inputs
+        if states:
+            states = neuron._fitting(states, inputs)
+        elif sums or not neuron._kernels_start_alike(inputs):
+            states = self._initial(neuron, inputs)
+        if links is not None:
+            given = (x.detach(), *links.parts)
+            if links.total is not None:
+                states = [*states, links.total]
+        try:
+            results = scan_again(program, given, states)
+        except (TraceError, SpikeBitsError, NotImplementedError):
+            self._refused = core
+            return None
+        except (RuntimeError, ValueError):  # which an ordinary call explains
+            return None
+        end = neuron.num_outputs
+        first_state = end + writes
+        neuron._hold_results(list(results[first_state : first_state + neuron.num_states]), [], None)
+        own["_graph"] = None
+        y = results[0]
+        if writes and not y.is_inference() and y.is_contiguous() and results[end].is_contiguous():
+            setattr(y, _WRITTEN, _Written(results[end].detach(), y._version, y.data_ptr()))
+        return y
+
+    def _initial(self, neuron: FlexSN, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        if not neuron._kernels_start_alike(inputs):
+            return neuron._initial(inputs)
+        x = inputs[0]
+        zero = self._zero
+        if zero is None or zero.device != x.device or zero.is_inference() or zero.shape != x.shape[1:]:
+            zero = torch.zeros((), dtype=x.dtype, device=x.device).expand(x.shape[1:])
+            if not (x.is_cuda and torch.cuda.is_current_stream_capturing()):  # else it is written at a replay
+                self._zero = zero
+        return [zero] * neuron.num_states
+
+    def _program(self, neuron: FlexSN, core: Any, kind: tuple[bool, int, bool]) -> ScanProgram:
+        program = self._programs.get(kind)
+        if program is None or not isinstance(program.core, LinkedStep) or program.core.core is not core:
+            writes, parts, sums = kind
+            outputs, states = neuron.num_outputs, neuron.num_states
+            program = self._programs[kind] = ScanProgram(
+                LinkedStep(core, outputs, *kind),
+                1 + parts,
+                states + sums,
+                outputs + writes,
+                residuals=neuron.residuals,
+                zero_one=(*(False,) * outputs, True) if writes else (),
+            )
+        return program

@@ -1,0 +1,69 @@
+"""A step that also writes its spikes in bfloat16, and its input's gradient in parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The largest bfloat16: larger float32 numbers would become infinite.
+_LARGEST = 3.3895313892515355e38
+
+
+class LinkedStep:
+    """`core` with more inputs, outputs and states, so that its kernels write what products with spikes read.
+
+    `(x, *links, *states, total) -> (*outputs, spikes, *new_states, total)`: `spikes` is the first output in bfloat16.
+    The gradient of `x` flows to the links alone: each link of `parts` receives a bfloat16 part of it, and `total` its
+    sum over time, as the gradient of an initial state.
+
+    Args:
+        core: the step, of one input.
+        num_outputs: of it.
+        writes: whether `spikes` is there.
+        parts: number of links.
+        sums: whether `total` is there.
+    """
+
+    def __init__(self, core: Callable[..., Any], num_outputs: int, writes: bool, parts: int, sums: bool) -> None:
+        self.core, self.num_outputs = core, num_outputs
+        self.writes, self.parts, self.sums = writes, parts, sums
+        self.__name__: str = getattr(core, "__name__", type(core).__name__)
+
+    def __call__(self, x: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
+        links, states = rest[: self.parts], rest[self.parts :]
+        after: tuple[Tensor, ...] = ()
+        if self.sums:
+            *states, total = states  # type: ignore[assignment]
+            after = (total,)
+        if self.parts:
+            x = _Linked.apply(x, *after, *links)
+        found = self.core(x, *states)
+        results = (found,) if isinstance(found, Tensor) else tuple(found)
+        spikes = (results[0].to(torch.bfloat16),) if self.writes else ()
+        return (*results[: self.num_outputs], *spikes, *results[self.num_outputs :], *after)
+
+
+class _Linked(torch.autograd.Function):
+    """The first argument; its gradient flows to the others: whole to those of float32, in parts to the others."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.dtypes = [one.dtype for one in others]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        left, found = grad, []
+        for dtype in ctx.dtypes:
+            if dtype == torch.float32:
+                found.append(grad)
+                continue
+            finite = torch.where(left.abs() == torch.inf, left, left.clamp(-_LARGEST, _LARGEST))
+            part = finite.to(torch.bfloat16)
+            found.append(part)
+            taken = part.to(torch.float32)
+            left = torch.where(taken == left, 0.0, left - taken)
+        return None, *found

@@ -1,0 +1,1 @@
+"""The parts of `FlexSN`: settings, states, the choice of a backend, running."""

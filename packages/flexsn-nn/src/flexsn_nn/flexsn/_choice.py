@@ -1,0 +1,250 @@
+"""Which backend a neuron's call runs on, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._backends import (
+    COMPILED,
+    Backend,
+    StepMode,
+    choose,
+    choose_for_onnx,
+    written_in,
+)
+from flexsn_nn._example_outputs import Spec, compare_specs
+from flexsn_nn._inputs import check_input
+from flexsn_nn._portability import portability
+from flexsn_nn._programs import Program
+from flexsn_nn._refusals import kinds_of
+from flexsn_nn._state_shapes import step_shape
+from flexsn_nn._stateful import is_own
+from flexsn_nn._torch_private import constant, is_onnx_exporting
+from flexsn_nn._unregistered import warn_of_unregistered
+from flexsn_nn.errors import ExampleError, InputCountError, InputShapeError
+from flexsn_nn.flexsn._states import KeepsStates
+from flexsn_nn.transforms._compose import added, before, key_of
+from flexsn_nn.transforms._transform import Call, Transform, Values
+from flexsn_runtime import ScanProgram, transform_at_work
+
+PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+# Calls with what kernels refuse.
+_INSTEAD = "the loop ran instead: here as on a GPU, compiled kernels refuse"
+
+
+class Chooses(KeepsStates):
+    """The part of `FlexSN` that checks the inputs of a call, and chooses its backend."""
+
+    _output_specs: list[Spec] | None
+    _ready_made: bool | None
+
+    def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """The inputs of the core, from those of a call."""
+        for i, value in enumerate(inputs):
+            check_input(f"input {i}", value, type(self).__name__, has_time=self._step_mode == "m")
+        if len(inputs) != self.num_inputs or not inputs:
+            raise InputCountError(f"got {len(inputs)} inputs; num_inputs is {self.num_inputs}.")
+        if self._step_mode == "m" and not all(x.dim() for x in inputs):
+            raise InputShapeError(
+                "an input has no dimensions; in step mode 'm' it is a sequence [T, *step]. For single steps, set "
+                "step_mode='s'."
+            )
+        return inputs
+
+    # Dynamo asks for the result and takes it for a constant; it guards what the arguments are made of.
+    @constant
+    def _choose(self, backend: Backend, step_mode: StepMode, device: torch.device, compiling: bool) -> str:
+        """What runs; decided once for each type of device, inside and outside of compilers."""
+        if compiling and is_onnx_exporting():
+            return choose_for_onnx(backend)
+        situation = (device.type, compiling)
+        choice = self._decisions.choice(situation)
+        if choice is None:
+            choice = choose(backend, step_mode, device, compiling)
+            if not self._decisions:
+                warn_of_unregistered(self.core)
+            self._decisions.choose(situation, choice)
+        return choice.backend
+
+    def _asks_kernels(self, backend: str) -> bool:
+        """Whether the loop runs what the kernels of a backend that "auto" has chosen refuse.
+
+        On a GPU, sequences of such a core are refused; for single steps the loop is no worse than itself.
+        """
+        return backend == "cpp" or (self._step_mode == "s" and backend in COMPILED)
+
+    def _kernels_take(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
+    ) -> bool:
+        """True if kernels can run what the loop can, on these tensors, as far as that shows beforehand."""
+        why = self._why_loop(inputs, states) or self._why_unchanged(inputs, states, transforms)
+        if not torch.compiler.is_compiling():
+            self._decisions.ran((inputs[0].device.type, False), why, kinds_of(self.modules()))
+        return why is None
+
+    def _why_loop(self, inputs: tuple[Tensor, ...], states: list[Tensor]) -> str | None:
+        """Why the loop runs a call for which kernels are chosen; `None`: they run it."""
+        if not PLAIN.issuperset(map(type, (*inputs, *states))):
+            other = next(type(t).__name__ for t in (*inputs, *states) if type(t) not in PLAIN)
+            return f"the loop, in calls with {other}: kernels would bypass what this type of tensor does"
+        transform = transform_at_work()
+        if transform is not None:
+            return f"the loop, in calls inside of {transform}, which sees operations and no kernels"
+        if self._step_mode == "m" and inputs[0].shape[:1] in ((), (0,)):
+            return "the loop, in calls without steps (T == 0)"
+        ready = self._ready_made
+        if ready is None:
+            ready = self.__dict__["_ready_made"] = self._is_ready_made()
+        if ready:
+            return None
+        why = self._refusal(inputs, states, training=self._trains((*inputs, *states)))
+        return None if why is None else f"{_INSTEAD} the core: {why}"
+
+    def _why_unchanged(
+        self, inputs: tuple[Tensor, ...], states: list[Tensor], transforms: tuple[Transform, ...]
+    ) -> str | None:
+        """As `_why_loop`, of a user's transforms."""
+        why = None
+        if any(not is_own(type(transform)) for transform in transforms):
+            why = self._refusal(inputs, states, training=self._trains((*inputs, *states)), transforms=transforms)
+        return None if why is None else f"{_INSTEAD} what transforms make of the core: {why}"
+
+    def _trains(self, given: Sequence[Tensor]) -> bool:
+        return torch.is_grad_enabled() and any(t.requires_grad for t in (*given, *self.parameters()))
+
+    def _ask_for_portability(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        results: Sequence[Tensor],
+        transforms: tuple[Transform, ...],
+    ) -> None:
+        """Says, once, what kernels would refuse of what the loop has just run."""
+        foreign = tuple(transform for transform in transforms if not is_own(type(transform)))
+        if portability() == "ignore" or inputs[0].shape[:1] == (0,) or (self._is_ready_made() and not foreign):
+            return
+        training = any(result.requires_grad for result in results)
+        self._refusals.tell(self._refusal(inputs, states, training=training, transforms=foreign))
+
+    def _refusal(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        training: bool,
+        transforms: tuple[Transform, ...] = (),
+    ) -> str | None:
+        """Why kernels refuse the core, or what a user's transforms make of it, if they do."""
+        used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
+        used = self._with_examples(used)
+        more_inputs: Values = ()
+        if len(used) > len(self._own_transforms):
+            call = self._call("cpp", inputs)  # as if kernels ran
+            inputs, used = before(call, used)
+            more_inputs, more_states = added(call._replace(inputs=inputs), used)
+            if more_states:
+                states = [*(states or self._initial(inputs)), *more_states]
+        return self._refusals.why(
+            lambda: self._program(used).scan,
+            (*inputs, *more_inputs),
+            states,
+            single=self._step_mode == "s",
+            training=training,
+            modules=self.modules(),
+            changes=key_of(used),
+        )
+
+    def _is_ready_made(self) -> bool:
+        """Whether all of the core is this package's, which kernels take."""
+        return False
+
+    def _is_empty(self, inputs: Sequence[Tensor]) -> bool:
+        """True of a sequence without steps, outside of compilers, where the number of steps is a number."""
+        empty = self._step_mode == "m" and not torch.compiler.is_compiling() and inputs[0].shape[:1] == (0,)
+        return bool(empty)
+
+    def _specs_beforehand(self, inputs: Sequence[Tensor]) -> list[Spec] | None:
+        """Shapes and dtypes of one step's outputs, where they are known without the core; `None`: they are not."""
+        if not self.num_outputs:
+            return []
+        step = step_shape(inputs, self._step_mode)
+        given = self._output_specs
+        return given if given is not None and all(tuple(shape) == tuple(step) for shape, _ in given) else None
+
+    def _empty_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+        """Shapes and dtypes of one step's outputs for a sequence without steps.
+
+        Examples of another shape than the step's are compared with a trace of the core, if it can be traced.
+        """
+        known = self._specs_beforehand(inputs)
+        if known is not None:
+            return known
+        if self._output_specs is None:
+            return self._traced_specs(inputs, states)
+        try:
+            specs = self._traced(inputs, states)
+        except Exception:  # the core may raise anything on tensors without data
+            return self._output_specs
+        compare_specs(self._output_specs, specs)
+        return self._output_specs
+
+    def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+        """Where no example says it."""
+        raise ExampleError(
+            "the input has no steps (T == 0), and the loop cannot know what an output looks like without one: give "
+            "FlexSN example_outputs=(...), one step's outputs."
+        )
+
+    def _get_program(self) -> ScanProgram:
+        """What kernels of calls without transforms are made from."""
+        return self._program(self._with_examples(self._own_transforms)).scan
+
+    def _with_places(self, examples: Sequence[Tensor]) -> Sequence[Tensor]:
+        """One step's inputs and states, and those that transforms add."""
+        transforms = self._with_examples(self._own_transforms)
+        count = self.num_inputs + self.num_states
+        if len(examples) != count or not any(transform.num_inputs for transform in transforms):
+            return examples
+        inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
+        return *inputs, *added(Call(inputs, "s", False, False, lambda: None), transforms)[0], *states
+
+    def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+        """Shapes and dtypes of a step's outputs, by a trace of the step without transforms.
+
+        Args:
+            inputs, states: sequences and initial states; their values do not matter.
+        """
+        transforms = self._with_examples(self._own_transforms)
+        call = Call(tuple(inputs), "m", False, False, lambda: None)
+        traced, _ = self._program(transforms).scan.specialize((*inputs, *added(call, transforms)[0]), states)
+        return [(value.shape, value.dtype) for value in traced.trace.outputs]
+
+    def _program(self, transforms: Sequence[Transform]) -> Program:
+        """What kernels are made from, as `Programs.get` says.
+
+        Args:
+            transforms: all of a call, the neuron's own among them.
+        """
+        core: Callable[..., Any] = self.core
+        return self._programs.get(core, self.requires_grad, written_in(self._backend), transforms)
+
+    def _absorbs(self, inputs: tuple[Tensor, ...]) -> bool:
+        """Whether nobody but the step asks for the first input."""
+        return not self._starts_by_input() and PLAIN.issuperset(map(type, inputs))
+
+    def _call(self, backend: str, inputs: tuple[Tensor, ...]) -> Call:
+        """The call as transforms see it."""
+        compiling = torch.compiler.is_compiling()
+        kernels = backend in COMPILED
+        in_step = (kernels or (backend == "hop" and compiling)) and self._absorbs(inputs)
+
+        def initial_states() -> list[Tensor] | None:
+            return None if self._starts_at_zero() else self._initial(inputs)
+
+        return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)

@@ -1,0 +1,399 @@
+"""How the calls of a neuron run: with which transforms, and by what."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_hop import eager_scan, eager_scan_final_state, flex_sn_scan, flex_sn_scan_final_state
+from flexsn_nn._backends import COMPILED, KERNEL_BACKENDS
+from flexsn_nn._diagnosis import explain_devices, explain_dtypes
+from flexsn_nn._example_outputs import Spec
+from flexsn_nn._programs import Program
+from flexsn_nn._run_kernels import BETWEEN, run_again, run_kernels
+from flexsn_nn._torch_private import between_graphs
+from flexsn_nn.errors import DrawError, PlacementError
+from flexsn_nn.flexsn._choice import PLAIN, Chooses
+from flexsn_nn.noise._draws import Draws, Means
+from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
+from flexsn_nn.transforms._transform import Transform, Values
+from flexsn_runtime import SpikeBitsError, TraceError, repeated_scan, repeated_step, single_step, transform_at_work
+
+Ran = tuple[list[Tensor], list[Tensor], list[Tensor]]
+_Kinds = tuple[type[Transform], ...]
+_Asked = tuple[str, bool, _Kinds]
+
+
+class _Repeats(NamedTuple):
+    """An earlier call that others may repeat.
+
+    Attributes:
+        program: runs them.
+        asked: the results and side effects of such a call, `Runs._asked`. A call that differs in it takes the long way.
+    """
+
+    program: Program
+    asked: _Asked
+
+
+class Runs(Chooses):
+    """The part of `FlexSN` that runs calls."""
+
+    _repeats: _Repeats | None
+
+    def _run(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        transforms: tuple[Transform, ...] = (),
+    ) -> Ran:
+        """As `_run_unexplained`, and an error of the core's operations names the argument that is the cause."""
+        if torch.compiler.is_compiling():
+            return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
+        try:
+            return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
+        except DrawError:
+            if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
+                raise
+            self._draws = True  # by a function that the code does not name
+            changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
+            return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
+        except (RuntimeError, ValueError) as error:
+            if inputs and all(isinstance(x, Tensor) for x in inputs):
+                self._explain_error(inputs, states, error)
+            raise
+
+    def _explain_error(self, inputs: Sequence[Tensor], states: Sequence[Tensor], error: Exception) -> None:
+        """Raises a clearer error than `error`, by checks too slow for a call that succeeds.
+
+        Args:
+            inputs, states: of the call that failed.
+        """
+        explain_devices(inputs, self, self.core, error)
+        explain_dtypes(inputs, error)
+
+    def _run_unexplained(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        *,
+        keep: bool,
+        transforms: tuple[Transform, ...] = (),
+    ) -> Ran:
+        """Outputs, final states, and the state sequences if they are to be kept.
+
+        Args:
+            states: empty for the initial ones.
+            transforms: of this call.
+        """
+        inputs = self._checked(inputs)
+        if not PLAIN.issuperset(map(type, inputs)) and _are_sharded(inputs):
+            if transforms:
+                inputs, transforms = before(self._call("torch", inputs), transforms)
+            if transforms:
+                names = ", ".join(type(transform).__name__ for transform in transforms)
+                raise PlacementError(
+                    f"the inputs are DTensors, and the call changes the step ({names}): call the neuron with each "
+                    "process's local part, x.to_local(), and with the lengths, resets or transforms of that part. "
+                    "Random numbers are those of its rows: flexsn_nn.random.configure(net, seed=..., first_row=...)."
+                )
+            ran: Ran = self._run_shards(inputs, states, keep=keep)
+            return ran
+        compiling = torch.compiler.is_compiling()
+        backend = self._choose(self._backend, self._step_mode, inputs[0].device, compiling)
+        if self._backend == "auto" and self._asks_kernels(backend):
+            if self._kernels_take(inputs, states, transforms):
+                try:
+                    return self._run_on(backend, inputs, states, keep, transforms)
+                except (TraceError, NotImplementedError):
+                    if compiling:
+                        raise
+                    self._refusals.forget()  # the core may have changed since
+                    self._decisions.forget((inputs[0].device.type, False))
+                    if self._kernels_take(inputs, states, transforms):
+                        raise
+            backend = "torch"
+        if self._is_empty(inputs) and not transforms and self._specs_beforehand(inputs) is not None:
+            backend = "torch" if backend in COMPILED else backend  # nothing to launch, and no trace of the core
+        return self._run_on(backend, inputs, states, keep, transforms)
+
+    def _run_on(
+        self,
+        backend: str,
+        inputs: tuple[Tensor, ...],
+        states: list[Tensor],
+        keep: bool,
+        transforms: tuple[Transform, ...],
+    ) -> Ran:
+        """As `_run`, by the backend that was chosen."""
+        compiling = torch.compiler.is_compiling()
+        at_zero = compiling and not states and self._starts_at_zero()
+        asked, given, transforms = inputs, transforms, (*self._own_transforms, *transforms)
+        more_inputs: Values = ()
+        more_states: Values = ()
+        call = self._call(backend, inputs) if transforms else None
+        if call is not None:
+            inputs, transforms = before(call, transforms)
+        if states:
+            states = self._fitting(states, inputs)
+        elif (
+            backend not in COMPILED
+            or not self._kernels_start_alike(inputs)
+            or any(transform.num_states for transform in transforms)
+        ):
+            states = self._initial(inputs)
+        if call is not None:
+            more_inputs, more_states = added(call._replace(inputs=inputs), transforms)
+        tensors = (*inputs, *more_inputs), (*states, *more_states)
+        if backend in COMPILED:
+            if compiling:
+                results = self._between_graphs(*tensors, keep, transforms)
+            else:
+                left_out = any(transform.optional and transform not in transforms for transform in given)
+                kinds = None if left_out else tuple(map(type, given))
+                results = self._run_kernels(*tensors, keep, transforms, kinds)
+        else:
+            results = self._run_core(backend, *tensors, keep, at_zero, transforms)
+            if backend == "torch" and self._backend == "auto" and self._step_mode == "m" and not compiling:
+                self._ask_for_portability(asked, states, results, given)
+        end = self.num_outputs + sum(transform.num_outputs for transform in transforms)
+        outputs, finals = list(results[:end]), list(results[end:])
+        sequences: list[Tensor] = []
+        if keep and self._step_mode == "m":
+            sequences = finals
+            if inputs[0].shape[0] > 0:
+                finals = [sequence[-1] for sequence in sequences]
+            else:
+                finals = [state.clone() for state in (*(states or self._initial(inputs)), *more_states)]
+        if transforms:
+            tell_ends(transforms, outputs[self.num_outputs :], finals[self.num_states :])
+        return outputs[: self.num_outputs], finals[: self.num_states], sequences[: self.num_states]
+
+    # -- with transforms -----------------------------------------------------------------------------------
+
+    def _run_kernels(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: tuple[Tensor, ...],
+        keep: bool,
+        transforms: tuple[Transform, ...],
+        kinds: _Kinds | None,
+    ) -> Sequence[Tensor]:
+        """`(*outputs, *final_states)`, or with the state sequences instead, by compiled kernels.
+
+        Args:
+            inputs, states: those of the transforms among them.
+            kinds: of the transforms of the call, which later calls may repeat; `None`: they may not.
+        """
+        program = self._program(transforms)
+        try:
+            if self._step_mode == "s":
+                results = self._launch_step(program, inputs, states, transforms)
+            elif keep:
+                results = run_kernels(program.scan, (*inputs, *states), True, program.changes(transforms))
+            else:
+                results = run_again(program.scan, inputs, states, program.changes(transforms))
+        except SpikeBitsError as error:
+            if not program.scan.bits:
+                raise
+            self._bits.refuse(self.core, str(error))
+            without = tuple(transform for transform in transforms if not transform.bits)
+            return self._run_kernels(inputs, states, keep, without, None)
+        repeats = kinds is not None and (self._step_mode == "s" or not keep)
+        if repeats and not any(transform.num_states or transform.num_outputs for transform in transforms):
+            assert kinds is not None
+            self.__dict__["_repeats"] = _Repeats(program, (self._step_mode, False, kinds))
+        return self._without_bits(program, results)
+
+    def _launch_step(
+        self,
+        program: Program,
+        inputs: tuple[Tensor, ...],
+        states: tuple[Tensor, ...],
+        transforms: tuple[Transform, ...],
+    ) -> Sequence[Tensor]:
+        # One step is a scan of length 1: the same checks, the same results.
+        if program.stand_ins is None:
+            return single_step(program.scan, inputs, states)
+        sequences = [x.unsqueeze(0) for x in inputs]
+        found = run_kernels(program.scan, (*sequences, *states), False, program.changes(transforms))
+        end = program.scan.num_outputs
+        return [*[output.squeeze(0) for output in found[:end]], *found[end:]]
+
+    @between_graphs(BETWEEN)
+    def _between_graphs(
+        self,
+        inputs: tuple[Tensor, ...],
+        states: tuple[Tensor, ...],
+        keep: bool,
+        transforms: tuple[Transform, ...],
+    ) -> Sequence[Tensor]:
+        return self._run_kernels(inputs, states, keep, transforms, None)
+
+    def _without_bits(self, program: Program, results: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The results, and notes the bits behind them, if there are some."""
+        if not program.scan.bits:
+            return results
+        *others, bits = results
+        self._bits.note(others[0], bits)
+        return others
+
+    def _run_core(
+        self,
+        backend: str,
+        inputs: tuple[Tensor, ...],
+        states: tuple[Tensor, ...],
+        keep: bool,
+        at_zero: bool,
+        transforms: tuple[Transform, ...],
+    ) -> Sequence[Tensor]:
+        """Outputs, and the state sequences or the final states, by the core itself.
+
+        Args:
+            inputs, states: those of the transforms among them.
+            at_zero: whether a compiler may take the neuron's states for zeros.
+        """
+        single = self._step_mode == "s"
+        counts = Counts(self.num_inputs, self.num_states, self.num_outputs)
+        core = composed(self.core, counts, transforms, [transform.tensors for transform in transforms])
+        if self.requires_grad is not None:  # kernels do it by themselves
+            inputs = (*_masked(inputs, self.requires_grad[: self.num_inputs]), *inputs[self.num_inputs :])
+            states = (*_masked(states, self.requires_grad[self.num_inputs :]), *states[self.num_states :])
+        if single:
+            backend, keep, at_zero = "torch", False, False
+            inputs = tuple([x.unsqueeze(0) for x in inputs])
+        sequences, finals = _SCANS[backend]
+        specs: Sequence[Spec] | None = self._output_specs
+        if self._is_empty(inputs):
+            specs = self._empty_specs(inputs[: self.num_inputs], states[: self.num_states])
+        elif specs is None and torch.compiler.is_compiling() and inputs[0].dim() > 0 and inputs[0].shape[0] == 0:
+            specs = self._specs_beforehand(inputs[: self.num_inputs])
+        options: dict[str, object] = {}
+        if backend == "hop" and at_zero:
+            options["zero_states"] = tuple([i < self.num_states for i in range(len(states))])
+        if backend == "hop" and self._backend in KERNEL_BACKENDS:
+            options["lowering"] = "kernel"  # kernels were asked for: the operator may not become anything else
+        num_outputs = counts.with_all(transforms).outputs
+        found = (sequences if keep else finals)(
+            core,
+            len(inputs),
+            len(states),
+            num_outputs,
+            *inputs,
+            *states,
+            output_template_specs=specs,
+            **options,
+        )
+        if not single:
+            return found
+        return [*[output.squeeze(0) for output in found[:num_outputs]], *found[num_outputs:]]
+
+    @between_graphs("a neuron on DTensors runs between the graphs of torch.compile")
+    def _run_shards(self, inputs: tuple[Tensor, ...], states: list[Tensor], *, keep: bool) -> Ran:
+        """As `_run`, of `DTensor`: each process runs its part of the step."""
+        from flexsn_nn._shards import StepShards, check_parts  # takes as long to import as all of flexsn_nn
+
+        lead = 1 if self._step_mode == "m" else 0
+        shards = StepShards.of(inputs, lead)
+        parts = tuple(shards.local(x) for x in inputs)
+        own = [shards.state(state, i) for i, state in enumerate(states)]
+        with shards.local_parameters(self) as local:
+            if shards.is_cut:
+                sequences = parts if lead else [x.unsqueeze(0) for x in parts]
+                check_parts(self._get_program(), sequences, own or self._initial(parts), local)
+            outputs, new_states, state_seqs = self._run(parts, own, keep=keep)
+        return (
+            [shards.whole(output, lead) for output in outputs],
+            [shards.whole(state, 0) for state in new_states],
+            [shards.whole(sequence, lead) for sequence in state_seqs],
+        )
+
+    # -- again ---------------------------------------------------------------------------------------------
+
+    def _packs(self) -> bool:
+        """Whether kernels may write the bits of the first output."""
+        if not torch.is_grad_enabled() or self._step_mode == "s" or self.spike_range != (0, 1):
+            return False
+        return self._bits.why_refused(self.core) is None
+
+    def _asked(self, transforms: tuple[Transform, ...]) -> _Asked:
+        """Results and side effects of a call of `forward`, by the attributes as they are now."""
+        own = self.__dict__  # a module's attributes take five times as long
+        mode = own["_step_mode"]
+        return mode, own["store_state_seqs"] and mode == "m", tuple(map(type, transforms))
+
+    def _repeat(
+        self, inputs: tuple[Tensor, ...], transforms: tuple[Transform, ...]
+    ) -> tuple[Tensor | list[Tensor] | None, tuple[Tensor, ...], tuple[Transform, ...]]:
+        """What `forward` returns, of a call like an earlier one of the same program; `None`: there was none.
+
+        Returns:
+            The result, and inputs and transforms for the long way: what a norm computes of a batch before its step is
+            computed once.
+        """
+        none = None, inputs, transforms
+        own = self.__dict__
+        repeats: _Repeats | None = own["_repeats"]
+        if repeats is None or repeats.asked != self._asked(transforms):
+            return none
+        program = repeats.program
+        if (own["core"] if "core" in own else own["_modules"].get("core")) is not program.core:
+            return none  # one that was registered, and not assigned
+        single = own["_step_mode"] == "s"
+        states = own["states"]
+        every = (*self._own_transforms, *transforms)
+        tensors, changes = inputs, None
+        if every:
+            plain = len(inputs) == own["num_inputs"] and PLAIN.issuperset(map(type, inputs))
+            if not plain or (not single and not inputs[0].dim()) or transform_at_work() is not None:
+                return none
+        if single:
+            if not states:
+                return none
+        elif len(states) != own["num_states"] and (states or not self._kernels_start_alike(inputs)):
+            return none
+        if every:
+            call = self._call("cpp", inputs)  # kernels did run
+            inputs, used = before(call, every)
+            none = None, inputs, tuple(t for t in used if t not in self._own_transforms)
+            if key_of(used) != program.key:
+                return none
+            tensors = (*inputs, *added(call._replace(inputs=inputs), used)[0])
+            changes = program.changes(used)
+        if single:
+            results = repeated_step(program.scan, tensors, states) if program.stand_ins is None else None
+        elif changes is None:
+            results = repeated_scan(program.scan, tensors, states)
+        else:
+            completion = changes.completion
+            results = repeated_scan(program.scan, tensors, states, changes.instead, completion and completion.formula)
+        if results is None:
+            return none
+        results = self._without_bits(program, results)
+        end = own["num_outputs"]
+        self._hold_results(list(results[end:]), [], None)
+        return results[0] if end == 1 else list(results[:end]), inputs, transforms
+
+
+# By backend: the scan that keeps the state sequences, and the one that keeps the final states.
+_SCANS: dict[str, tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]] = {
+    "torch": (eager_scan, eager_scan_final_state),
+    "hop": (flex_sn_scan, flex_sn_scan_final_state),
+}
+
+
+def _masked(tensors: Sequence[Tensor], allowed: Sequence[bool]) -> list[Tensor]:
+    """Inputs or states, detached where `requires_grad` says so."""
+    return [t if flows else t.detach() for t, flows in zip(tensors, allowed, strict=False)]
+
+
+def _are_sharded(inputs: Sequence[Tensor]) -> bool:
+    """Whether there is a `DTensor` among the inputs; without importing what they are defined in."""
+    module: Any = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(x, module.DTensor) for x in inputs)

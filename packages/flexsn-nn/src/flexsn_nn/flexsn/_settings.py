@@ -1,0 +1,111 @@
+"""How a neuron runs: the settings of `FlexSN`, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flexsn_nn._backends import BACKENDS, Backend, StepMode, check_backend, check_step_mode, takes_step_mode
+from flexsn_nn._checks import check_count
+from flexsn_nn._decisions import Decisions
+from flexsn_nn._leaf import Leaf
+from flexsn_nn._refusals import Refusals
+from flexsn_nn._stateful import is_own_forward
+from flexsn_nn.noise._numbers import Numbers
+from flexsn_nn.transforms._precision import InFloat32
+from flexsn_nn.transforms._transform import Transform
+
+
+class Settings(Leaf):
+    """The part of `FlexSN` that says what is run, and how.
+
+    Attributes:
+        core, num_inputs, num_states, num_outputs, requires_grad, store_state_seqs: as in `FlexSN`.
+    """
+
+    core: Callable[..., Any]
+    num_inputs: int
+    num_states: int
+    num_outputs: int
+    requires_grad: Sequence[bool] | None
+    store_state_seqs: bool
+    _backend: Backend
+    _step_mode: StepMode
+    _residuals: str
+    _spike_range: tuple[int, int] | None
+    _decisions: Decisions
+    _refusals: Refusals
+    _numbers: Numbers
+    # Whether the core draws random numbers.
+    _draws: bool
+    # Those of every call, innermost.
+    _own_transforms: tuple[Transform, ...] = ()
+    # Those of the calls inside of `functional.run`.
+    _shared_transforms: tuple[Transform, ...] = ()
+
+    @property
+    def backend(self) -> str:
+        """The backend asked for; `explain()` says which one runs."""
+        return self._backend
+
+    @backend.setter
+    def backend(self, backend: str) -> None:
+        self._backend = check_backend(backend, self._step_mode)
+        self._forget_decisions()
+
+    @property
+    def step_mode(self) -> str:
+        """`"m"` for sequences, `"s"` for single steps."""
+        return self._step_mode
+
+    @step_mode.setter
+    def step_mode(self, step_mode: str) -> None:
+        mode = check_step_mode(step_mode)
+        check_backend(self._backend, mode)
+        self._step_mode = mode
+        self._forget_decisions()
+
+    @property
+    def supported_backends(self) -> tuple[str, ...]:
+        """The backends that can be asked for in this step mode. (SpikingJelly's `set_backend` looks here.)"""
+        return tuple(name for name in BACKENDS if takes_step_mode(name, self._step_mode))
+
+    @property
+    def spike_range(self) -> tuple[int, int] | None:
+        """Between which whole numbers the (first) output is, both included: `(0, 1)` for spikes; `None`: anything.
+
+        Ready-made neurons know it. Set it of a step of your own that gives nothing else, and
+        `memory.PackedSpikes` keeps its output as bits.
+        """
+        if self._spike_range is None and is_own_forward(self):
+            return self._own_spike_range()
+        return self._spike_range
+
+    @spike_range.setter
+    def spike_range(self, spike_range: tuple[int, int] | None) -> None:
+        if spike_range is not None:
+            low, high = spike_range
+            check_count("spike_range[0]", low, at_least=-(2**31))
+            check_count("spike_range[1]", high, at_least=low + 1)
+            spike_range = low, high
+        self._spike_range = spike_range
+
+    def _own_spike_range(self) -> tuple[int, int] | None:
+        """What the step is known to give, whatever it is set to."""
+        return None
+
+    @property
+    def precision(self) -> str:
+        """`"eager"` or `"float32"`."""
+        return "float32" if any(isinstance(t, InFloat32) for t in self._own_transforms) else "eager"
+
+    @property
+    def residuals(self) -> str:
+        """What is kept for the backward: `"auto"`, `"recompute"` or `"save"`."""
+        return self._residuals
+
+    def _forget_decisions(self) -> None:
+        """Begins the account of what runs again: another core, or another way to run it."""
+        if "_decisions" in self.__dict__:  # not in the constructor
+            self._decisions.clear()
+            self._refusals = Refusals()

@@ -1,0 +1,231 @@
+"""The state that a neuron keeps from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._freed_graphs import GraphOfCall
+from flexsn_nn._programs import Programs
+from flexsn_nn._spike_bits import SpikeBits
+from flexsn_nn._state_shapes import check_states, plain_states, step_shape
+from flexsn_nn._stateful import is_own
+from flexsn_nn._torch_private import recomputation
+from flexsn_nn.errors import StateError
+from flexsn_nn.flexsn._settings import Settings
+from flexsn_nn.noise._draws import Draws, Means, example
+from flexsn_nn.noise._found import draws, step_draws
+from flexsn_nn.transforms._transform import Transform
+
+
+class KeepsStates(Settings):
+    """The part of `FlexSN` that holds what calls leave behind, and makes and checks initial states.
+
+    Attributes:
+        states, state_seqs, count_spikes, spike_counts: as in `FlexSN`.
+    """
+
+    states: list[Tensor]
+    state_seqs: list[Tensor]
+    count_spikes: bool
+    spike_counts: Tensor | None
+    _bits: SpikeBits
+    _programs: Programs
+    _shapes_for: tuple[torch.Size, list[torch.Size]] | None
+    _graph: GraphOfCall | None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        kept: Any = self._as_states(value) if name == "states" else value
+        super().__setattr__(name, kept)
+        if not torch.compiler.is_compiling():
+            self.__dict__.update(_ready_made=None, _repeats=None)
+            if name == "states":
+                self.__dict__.update(_graph=None, _reset_in=recomputation())
+            if name == "core":
+                self.__dict__["_draws"] = draws(value)
+                self._forget_decisions()
+
+    def _as_states(self, states: Any) -> list[Any]:
+        """What `states` is set to; `None` is a reset."""
+        if isinstance(states, Tensor):
+            raise TypeError(f"states is a tensor; give a list of num_states={self.num_states} tensors.")
+        if states is not None and not isinstance(states, Iterable):
+            raise TypeError(
+                f"states is a {type(states).__name__}; give a list of num_states={self.num_states} tensors."
+            )
+        return [] if states is None else list(states)
+
+    def _hold_results(self, states: list[Tensor], state_seqs: list[Tensor], counts: Tensor | None) -> None:
+        """Everything that a call leaves on the module, whichever way it ran."""
+        # Not through nn.Module's __setattr__, which takes half as long as launching a kernel.
+        self.__dict__.update(states=states, state_seqs=state_seqs, spike_counts=counts)
+
+    def reset(self) -> None:
+        """Forgets the state: the next call starts from the initial one."""
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs, self.spike_counts = [], [], None
+        else:  # as in forward
+            self._forget(recomputation())
+
+    def _forget(self, inside: tuple[int, int] | None) -> None:
+        """A reset outside of compilers.
+
+        Args:
+            inside: the `recomputation()` that this is in.
+        """
+        self.__dict__.update(states=[], state_seqs=[], spike_counts=None, _graph=None, _reset_in=inside)
+
+    def detach(self) -> None:
+        """Cuts the state off from the graph that led to it (truncated backpropagation through time)."""
+        states = [state.detach() for state in self.states]
+        state_seqs = [state.detach() for state in self.state_seqs]
+        counts = None if self.spike_counts is None else self.spike_counts.detach()
+        if torch.compiler.is_compiling():
+            self.states, self.state_seqs, self.spike_counts = states, state_seqs, counts
+        else:  # no assignment from outside, which would begin a second run of checkpointing
+            self._hold_results(states, state_seqs, counts)
+
+    def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+        """The initial states, `[*step]` each. Zeros of the first input's dtype; override for others.
+
+        They have the memory format of the first input that has the step's shape.
+
+        Args:
+            num_states: how many.
+            step_mode: whether `inputs` lead with time (`"m"`).
+            inputs: as given to `forward`.
+        """
+        shape = step_shape(inputs, step_mode)
+        dtype = self._state_dtype(inputs)
+        for x in inputs:
+            if step_mode == "s" and x.shape == shape:
+                return [torch.zeros_like(x, dtype=dtype) for _ in range(num_states)]
+            if step_mode == "m" and x.shape[1:] == shape and x.shape[0] > 0:
+                return [torch.zeros_like(x[0], dtype=dtype) for _ in range(num_states)]
+        return [inputs[0].new_zeros(shape, dtype=dtype) for _ in range(num_states)]
+
+    def _starts_at_zero(self) -> bool:
+        """True if `init_states` makes zeros, so that no call of it is needed."""
+        return self._starts_by(KeepsStates)
+
+    def _starts_by(self, kind: type[KeepsStates]) -> bool:
+        """True if `init_states` is that of a class: neither a subclass nor an assignment to the object changed it."""
+        return type(self).init_states is kind.init_states and "init_states" not in self.__dict__
+
+    def _starts_by_input(self) -> bool:
+        """True if `init_states` may read more of the inputs than shape, dtype and format: a user's may."""
+        # Dynamo of torch 2.11 takes `__module__` of a bound method for a descriptor.
+        own = self.__dict__
+        return not is_own(own["init_states"] if "init_states" in own else type(self).init_states)
+
+    def _kernels_start_alike(self, inputs: Sequence[Tensor]) -> bool:
+        """Whether the initial states are what kernels start from by themselves: zeros of the first input's dtype."""
+        if not self._own_transforms:
+            return self._starts_at_zero()
+        return self._starts_at_zero() and self._state_dtype(inputs) == inputs[0].dtype
+
+    def _state_dtype(self, inputs: Sequence[Tensor]) -> torch.dtype:
+        dtype: torch.dtype = inputs[0].dtype
+        for transform in self._own_transforms:
+            dtype = transform.state_dtype(dtype)
+        return dtype
+
+    def _in_state_dtype(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """States in the dtypes that the neuron's own transforms give them."""
+        return [state.to(self._state_dtype([state])) for state in states] if self._own_transforms else [*states]
+
+    def _initial(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        if torch.compiler.is_compiling() and self._starts_at_zero():
+            # One zero that all elements read: a compiler would write out as many as there are elements.
+            zero = inputs[0].new_zeros((), dtype=self._state_dtype(inputs))
+            return [zero.expand(step_shape(inputs, self._step_mode)) for _ in range(self.num_states)]
+        states = list(self.init_states(self.num_states, self._step_mode, *inputs))
+        if len(states) != self.num_states:
+            raise StateError(f"init_states returned {len(states)} tensors; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            self.__dict__["_shapes_for"] = torch.Size(step_shape(inputs, self._step_mode)), [s.shape for s in states]
+        return states
+
+    def _state_shapes(self, inputs: tuple[Tensor, ...]) -> list[torch.Size]:
+        """The shapes that the states have for these inputs: those of the initial ones."""
+        shape = torch.Size(step_shape(inputs, self._step_mode))
+        if self._starts_by(KeepsStates):
+            return [shape] * self.num_states
+        if torch.compiler.is_compiling():
+            return [state.shape for state in self._initial(inputs)]
+        if self._shapes_for is None or self._shapes_for[0] != shape:
+            with torch.no_grad():
+                self._shapes_for = shape, [state.shape for state in self._initial(inputs)]
+        return self._shapes_for[1]
+
+    def _fitting(self, states: list[Tensor], inputs: tuple[Tensor, ...]) -> list[Tensor]:
+        """The states, or an error if they are not for these inputs."""
+        if len(states) != self.num_states:
+            raise StateError(f"there are {len(states)} states; num_states is {self.num_states}.")
+        if not torch.compiler.is_compiling():
+            states = plain_states(states)
+        shape, device = step_shape(inputs, self._step_mode), inputs[0].device
+        check_states(states, shape, device, lambda: self._state_shapes(inputs))
+        if not torch.compiler.is_compiling():
+            states = for_autograd(states)
+        # A module that was moved to half precision has moved its states, too.
+        return self._in_state_dtype(states)
+
+    # -- random numbers ------------------------------------------------------------------------------------
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        """Transforms of a call that compute inputs which it leaves out."""
+        return ()
+
+    def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
+        """By which transform random numbers reach the step with these changes; `None`: it draws none."""
+        if not self._draws and not any(step_draws(type(transform)) for transform in transforms):
+            return None
+        return Draws if self.training or self._numbers.in_evaluation else Means
+
+    def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
+        """The transforms of a call, and the one by which random numbers reach its step, if it draws some.
+
+        Args:
+            begins, keep: as of `Numbers.places`.
+        """
+        kind = self._drawing(transforms)
+        if kind is None:
+            return transforms
+        return *transforms, Means() if kind is Means else Draws(self._numbers, begins=begins, keep=keep)
+
+    def _with_examples(self, transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+        """As `_with_draws`, for a trace, which changes no generator."""
+        kind = self._drawing(transforms)
+        if kind is None:
+            return transforms
+        return *transforms, Means() if kind is Means else example()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: kernels are built again, the state is cut off from its graph."""
+        attributes = self.__dict__.copy()
+        attributes["_repeats"] = attributes["_graph"] = None
+        attributes["_numbers"] = copy(self._numbers)
+        attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
+        attributes["states"] = [state.detach() for state in self.states]
+        attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
+        attributes["spike_counts"] = None if self.spike_counts is None else self.spike_counts.detach()
+        return attributes
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.states = [fn(state) for state in self.states]
+        self.state_seqs = [fn(state) for state in self.state_seqs]
+        self._numbers.apply(fn)
+        return self
+
+
+def for_autograd(states: list[Tensor]) -> list[Tensor]:
+    """States of `torch.inference_mode` as copies that autograd may save, outside of it."""
+    if torch.is_inference_mode_enabled():
+        return states
+    return [state.clone() if state.is_inference() else state for state in states]

@@ -1,0 +1,7 @@
+"""Pooling of spikes by kernels that read and write each number once."""
+
+from __future__ import annotations
+
+from flexsn_nn.pooling._spike_pooling import PooledLayer, SpikePooling, plain_pooling, spike_pooling
+
+__all__ = ["PooledLayer", "SpikePooling", "plain_pooling", "spike_pooling"]

@@ -1,0 +1,99 @@
+"""Forward of a pooling layer by a kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn._torch_private import is_exporting
+from flexsn_runtime import Window, average_pool, max_pool, why_no_kernel
+
+_MAXIMA = (nn.MaxPool1d, nn.MaxPool2d)
+_AVERAGES = (nn.AvgPool1d, nn.AvgPool2d)
+KINDS = (*_MAXIMA, *_AVERAGES)
+_OTHERS = (
+    nn.MaxPool3d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d, nn.FractionalMaxPool2d, nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
+)  # fmt: skip
+_NEVER = "not called yet"
+_BY_KERNEL = "by a kernel"
+
+
+class PoolForward:
+    """Forward of a pooling layer; stands as attribute `forward` of the layer.
+
+    Args:
+        layer: one of `KINDS`.
+
+    Attributes:
+        last: outcome of the last call in eager mode, in words; whether a kernel ran.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.last: tuple[str, bool] = (_NEVER, False)
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """As the layer's own `forward`."""
+        layer: Any = self.layer
+        images, window = _images(layer, input), window_of(layer)
+        why: str | None = f"its input has {input.dim()} dimensions"
+        if images is not None:
+            why = "exported programs have torch's operators alone" if is_exporting() else why_no_kernel(images, window)
+        if not torch.compiler.is_compiling():
+            self.last = (_BY_KERNEL, True) if why is None else (why, False)
+        if images is None or why is not None:
+            result: Tensor = type(layer).forward(layer, input)
+            return result
+        if isinstance(layer, _MAXIMA):
+            pooled = max_pool(images, window)
+        else:
+            divisor = getattr(layer, "divisor_override", None)
+            pooled = average_pool(images, window, divisor, pads=layer.count_include_pad)
+        return pooled if input.dim() == images.dim() else pooled.squeeze(-2)
+
+
+def window_of(layer: Any) -> Window:
+    """The windows of a layer; in one dimension, they are of one row."""
+    flat = isinstance(layer, nn.MaxPool1d | nn.AvgPool1d)
+    stride = layer.kernel_size if layer.stride is None else layer.stride
+    return Window(
+        _pair(layer.kernel_size, 1, flat=flat),
+        _pair(stride, 1, flat=flat),
+        _pair(layer.padding, 0, flat=flat),
+        _pair(getattr(layer, "dilation", 1), 1, flat=flat),
+        bool(layer.ceil_mode),
+    )
+
+
+def why_torch(layer: nn.Module) -> str | None:
+    """Why a layer keeps torch's pooling whatever its input is; `None`: it need not."""
+    kind: Any = type(layer)
+    own: Any = next((one for one in KINDS if isinstance(layer, one)), None)
+    if own is None:
+        return f"there is no kernel for {kind.__name__}"
+    if kind.forward is not own.forward or "forward" in vars(layer):
+        return f"{kind.__name__} has a forward of its own"
+    if getattr(layer, "return_indices", False):
+        return "it returns indices"
+    return None
+
+
+def is_pooling(module: nn.Module) -> bool:
+    """True for a layer that pools."""
+    return isinstance(module, (*KINDS, *_OTHERS))
+
+
+def _pair(numbers: Any, beside: int, *, flat: bool) -> tuple[int, int]:
+    if isinstance(numbers, int):
+        return (beside, numbers) if flat else (numbers, numbers)
+    return (beside, *numbers) if flat else tuple(numbers) * (2 // len(numbers))
+
+
+def _images(layer: nn.Module, x: Tensor) -> Tensor | None:
+    """The input as `[N, C, H, W]`; `None`: it cannot be that."""
+    if isinstance(layer, nn.MaxPool1d | nn.AvgPool1d):
+        return x.unsqueeze(-2) if x.dim() == 3 else None
+    return x if x.dim() == 4 else None

@@ -1,0 +1,127 @@
+"""Lets the layers of a network pool by kernels, in place."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import nn
+
+from flexsn_nn._checks import check_module, check_name
+from flexsn_nn.pooling._layer import PoolForward, is_pooling, why_torch
+
+
+@dataclass(frozen=True, slots=True)
+class PooledLayer:
+    """Outcome of a layer's last call in eager mode.
+
+    Attributes:
+        layer: its name, as in `named_modules()`.
+        by_kernel: a kernel of this package ran.
+        account: that, or why torch's pooling ran.
+    """
+
+    layer: str
+    by_kernel: bool
+    account: str
+
+    def __str__(self) -> str:
+        return f"{self.layer}: {self.account}"
+
+
+class SpikePooling:
+    """Layers of a network that pool; `print` it to see what ran. `spike_pooling` makes it.
+
+    Args:
+        net: the network.
+        left: layers that keep torch's pooling whatever their input is, and why.
+    """
+
+    def __init__(self, net: nn.Module, left: dict[str, str]) -> None:
+        self._net, self._left = weakref.ref(net), left
+
+    @property
+    def layers(self) -> tuple[PooledLayer, ...]:
+        """Layers that pool, in the order of `named_modules()`."""
+        net = self._net()
+        found = []
+        for name, module in () if net is None else net.named_modules():
+            forward = vars(module).get("forward")
+            if isinstance(forward, PoolForward):
+                account, ran = forward.last
+                found.append(PooledLayer(name, ran, account))
+            elif name in self._left:
+                found.append(PooledLayer(name, False, self._left[name]))
+        return tuple(found)
+
+    def undo(self) -> None:
+        """Gives the layers torch's pooling back, as `plain_pooling(net)`."""
+        net = self._net()
+        if net is not None:
+            plain_pooling(net)
+
+    def __str__(self) -> str:
+        layers = self.layers
+        ran = [one for one in layers if one.by_kernel]
+        others = [one for one in layers if not one.by_kernel]
+        lines = [f"{len(ran)} of {len(layers)} layers pooled by a kernel", *(f"  {one}" for one in ran)]
+        if others:
+            lines += ["by torch:", *(f"  {one}" for one in others)]
+        return "\n".join(lines)
+
+
+def spike_pooling(net: nn.Module, *, skip: Collection[str] = ()) -> SpikePooling:
+    """Lets layers pool by kernels that read and write each number once, forward and backward, in place.
+
+    Among spikes, a maximum is an `or`, and its gradient belongs to the first spike of a window. For the backward, a
+    kernel keeps which position that is, in 2 to 8 bits for each number of the result; torch keeps the input and 64
+    bits. An average keeps nothing. Values, gradients (also of ties, padding, dilation and `ceil_mode`) and memory
+    formats are torch's, for any input: that it consists of spikes need not be known. Modules, parameters and
+    `state_dict()` stay what and where they are.
+
+    It concerns `nn.MaxPool1d`, `MaxPool2d`, `AvgPool1d` and `AvgPool2d` on a GPU, alone or in an `OverTime`. In other
+    calls torch's pooling runs as before; in compiled graphs, it does for averages, of which compilers write kernels.
+
+    Args:
+        net: trained or new, in any mode, on any device. Call it before `torch.compile` and before a wrapper as
+            `DistributedDataParallel`.
+        skip: names of layers that stay as they are.
+
+    Returns:
+        An account of what ran in each layer, to be printed after a call.
+
+    Raises:
+        UnknownNameError: a name in `skip` that `net` does not have.
+
+    Example:
+        >>> from flexsn_nn import LIF, OverTime
+        >>> net = nn.Sequential(OverTime(nn.Conv2d(3, 8, 3)), LIF(), OverTime(nn.MaxPool2d(2)))
+        >>> pooling = spike_pooling(net)
+        >>> y = net(torch.rand(4, 2, 3, 8, 8))
+        >>> [one.layer for one in pooling.layers]  # print(pooling) says what each ran, and why
+        ['2.0']
+    """
+    check_module("net", net)
+    modules = dict(net.named_modules())
+    for name in skip:
+        check_name("layer", name, modules)
+    plain_pooling(net)
+    left: dict[str, str] = {}
+    for name, module in modules.items():
+        if not is_pooling(module):
+            continue
+        reason = "it was to be skipped" if name in skip else why_torch(module)
+        if reason is None:
+            module.forward = PoolForward(module)
+        else:
+            left[name] = reason
+    return SpikePooling(net, left)
+
+
+def plain_pooling(net: nn.Module) -> None:
+    """Gives the layers of a network torch's pooling back, after `spike_pooling`."""
+    check_module("net", net)
+    for module in net.modules():
+        if isinstance(vars(module).get("forward"), PoolForward):
+            del module.forward

@@ -1,0 +1,9 @@
+"""Changes of a step as values that compose: lengths, resets, and your own."""
+
+from __future__ import annotations
+
+from flexsn_nn.transforms._lengths import Lengths
+from flexsn_nn.transforms._resets import Resets
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform
+
+__all__ = ["Call", "Changed", "Core", "Lengths", "Own", "Resets", "Transform"]

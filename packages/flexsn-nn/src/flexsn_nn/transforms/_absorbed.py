@@ -1,0 +1,67 @@
+"""A function of the first input that the step computes: an affine part, a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor
+
+from flexsn_nn._affine import Absorbed, Producer
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+from flexsn_runtime import Completion
+
+
+class Absorb(Transform):
+    """A producer in front of a step: part of the step where that saves a sequence, computed before it elsewhere.
+
+    Args:
+        producer: gives the first input.
+        flows: whether gradients flow to the first input, and so to what the producer captures.
+    """
+
+    def __init__(self, producer: Producer, *, flows: bool = True) -> None:
+        self.producer = producer
+        self.flows = flows
+
+    def before(self, call: Call) -> tuple[Values, Transform | None]:
+        """Statistics of a norm are computed here."""
+        x, *others = call.inputs
+        if not call.in_step:
+            return (self.producer.of(x), *others), None
+        x, absorbed = self.producer.absorbed(x)
+        if not self.flows:
+            absorbed = absorbed.with_tensors(*(tensor.detach() for tensor in absorbed.tensors))
+        return (x, *others), InStep(absorbed, flows=self.flows)
+
+
+class InStep(Absorb):
+    """A function of its first input that a step computes."""
+
+    def __init__(self, absorbed: Absorbed, *, flows: bool) -> None:
+        super().__init__(absorbed, flows=flows)
+        self.absorbed = absorbed
+
+    @property
+    def key(self) -> Hashable:
+        """As of the function."""
+        return self.absorbed.kind
+
+    @property
+    def tensors(self) -> Values:
+        """What the function captures."""
+        return self.absorbed.tensors
+
+    @property
+    def learned(self) -> tuple[bool, ...]:
+        """As of the function."""
+        return self.absorbed.learned
+
+    @property
+    def completion(self) -> Completion | None:
+        """As of the function."""
+        return self.absorbed.completion
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """`core` of the function of the first input."""
+        x: Tensor = self.absorbed.with_tensors(*own.tensors).of(inputs[0])
+        return Changed(*core((x, *inputs[1:]), states))

@@ -1,0 +1,158 @@
+"""Transforms on top of each other, and of a step: one function, one key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.transforms._transform import Call, Own, Transform, Values
+
+
+class Counts(NamedTuple):
+    """The numbers of a step's inputs, states and outputs."""
+
+    inputs: int
+    states: int
+    outputs: int
+
+    def with_all(self, transforms: Sequence[Transform]) -> Counts:
+        """Those of the changed step."""
+        if not transforms:
+            return self
+        return Counts(
+            self.inputs + sum(t.num_inputs for t in transforms),
+            self.states + sum(t.num_states for t in transforms),
+            self.outputs + sum(t.num_outputs for t in transforms),
+        )
+
+
+def composed(
+    core: Callable[..., Any], counts: Counts, transforms: Sequence[Transform], tensors: Sequence[Values]
+) -> Callable[..., Any]:
+    """`core` with all transforms, the first one innermost: `(*inputs, *states) -> (*outputs, *new_states)`.
+
+    What a transform adds stands after what was there: its inputs after the inputs, its states after the states.
+
+    Args:
+        core: the step.
+        counts: of the core.
+        tensors: for each transform, its tensors, or others that stand for them.
+    """
+    name: str = getattr(core, "__name__", type(core).__name__)
+    for transform, own in zip(transforms, tensors, strict=True):
+        core = partial(_step, transform, own, counts, core)
+        if not torch.compiler.is_compiling():
+            core.__name__ = name  # type: ignore[attr-defined]
+        counts = counts.with_all([transform])
+    return core
+
+
+def _step(
+    transform: Transform, tensors: Values, counts: Counts, core: Callable[..., Any], *values: Tensor
+) -> tuple[Tensor, ...]:
+    num_inputs, num_states, num_outputs = counts
+    begin = num_inputs + transform.num_inputs
+    end = begin + num_states
+
+    def inner(inputs: Sequence[Tensor], states: Sequence[Tensor]) -> tuple[Values, Values]:
+        returned = core(*inputs, *states)
+        every = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+        return every[:num_outputs], every[num_outputs:]
+
+    own = Own(values[num_inputs:begin], values[end:], tensors)
+    changed = transform.step(inner, values[:num_inputs], values[begin:end], own)
+    if len(changed.own_outputs) != transform.num_outputs or len(changed.own_states) != transform.num_states:
+        raise ParameterError(
+            f"{type(transform).__name__}.step returned {len(changed.own_outputs)} outputs and "
+            f"{len(changed.own_states)} states of its own; its num_outputs is {transform.num_outputs} and its "
+            f"num_states {transform.num_states}."
+        )
+    return *changed.outputs, *changed.own_outputs, *changed.states, *changed.own_states
+
+
+def check_transforms(transforms: Sequence[Transform]) -> None:
+    """Raises `TypeError` unless all are transforms."""
+    for i, transform in enumerate(transforms):
+        if isinstance(transform, type):
+            raise TypeError(f"transforms[{i}] is the class {transform.__name__}; give an instance.")
+        if not isinstance(transform, Transform):
+            raise TypeError(f"transforms[{i}] is a {type(transform).__name__}; give a flexsn_nn.transforms.Transform.")
+
+
+def key_of(transforms: Sequence[Transform]) -> Hashable:
+    """Equal for compositions that one trace serves."""
+    return tuple([(type(transform), transform.key) for transform in transforms])
+
+
+def before(call: Call, transforms: Sequence[Transform]) -> tuple[Values, tuple[Transform, ...]]:
+    """The inputs of the step, and the transforms that are part of it in this call."""
+    used = []
+    for transform in transforms:
+        inputs, transform_used = transform.before(call)
+        call = call._replace(inputs=inputs)
+        if transform_used is not None:
+            used.append(transform_used)
+    return call.inputs, tuple(used)
+
+
+def added(call: Call, transforms: Sequence[Transform]) -> tuple[Values, Values]:
+    """The inputs and initial states that transforms add.
+
+    Raises:
+        ParameterError: another number of them than a transform says.
+    """
+    inputs: list[Tensor] = []
+    states: list[Tensor] = []
+    for transform in transforms:
+        kind = type(transform)
+        adds = transform.num_inputs or transform.num_states
+        if not adds and kind.inputs is Transform.inputs and kind.states is Transform.states:
+            continue
+        own_inputs, own_states = tuple(transform.inputs(call)), tuple(transform.states(call))
+        if len(own_inputs) != transform.num_inputs or len(own_states) != transform.num_states:
+            raise ParameterError(
+                f"{type(transform).__name__} gave {len(own_inputs)} inputs and {len(own_states)} states; its "
+                f"num_inputs is {transform.num_inputs} and its num_states {transform.num_states}."
+            )
+        inputs += own_inputs
+        states += own_states
+    return tuple(inputs), tuple(states)
+
+
+def tell_ends(transforms: Sequence[Transform], outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+    """Hands transforms what they have added.
+
+    Args:
+        outputs, states: all that were added, in the transforms' order.
+    """
+    outputs, states = list(outputs), list(states)
+    for transform in transforms:
+        own_outputs, outputs = outputs[: transform.num_outputs], outputs[transform.num_outputs :]
+        own_states, states = states[: transform.num_states], states[transform.num_states :]
+        transform.ended(own_outputs, own_states)
+
+
+class StandIns:
+    """A function of tensors that it captures, for kernels: they are given with each call.
+
+    A trace captures tensors that stand for them and that never change, so that nothing is traced again.
+
+    Args:
+        like: tensors with the shapes, dtypes and devices of those to come.
+        learned: for each, whether a gradient may flow to it.
+    """
+
+    def __init__(self, like: Sequence[Tensor], learned: Sequence[bool]) -> None:
+        self.stand_ins = tuple(
+            torch.zeros_like(tensor, memory_format=torch.contiguous_format).requires_grad_(flows)
+            for tensor, flows in zip(like, learned, strict=True)
+        )
+
+    def instead(self, tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+        """The tensors of a call, by the ids of those that stand for them."""
+        return {id(a): b.contiguous() for a, b in zip(self.stand_ins, tensors, strict=True)}

@@ -1,0 +1,63 @@
+"""Spike counts: added up by the step itself, so that the spikes are not read again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+
+
+class SpikeCounts(Transform):
+    """One more state: the sum of the first output over time, `[*step]`.
+
+    Compiled kernels keep it in a register, and write it once. Its gradient is one of a final state: added to that of
+    the output at every step, and no sequence.
+
+    Attributes:
+        total: of the call, `[*step]`; `None`: the call ran without it, and the output is to be summed.
+    """
+
+    num_states = 1
+    optional = True
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+
+    def before(self, call: Call) -> tuple[Values, Transform | None]:
+        """In kernels over sequences alone."""
+        return call.inputs, self if call.kernels and call.step_mode == "m" else None
+
+    def states(self, call: Call) -> Sequence[Tensor]:
+        """A count of nothing."""
+        x = call.inputs[0]
+        return (x.new_zeros((), dtype=count_dtype(x.dtype)).expand(call.step_shape),)
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """Adds the first output up."""
+        (count,) = own.states
+        outputs, new_states = core(inputs, states)
+        return Changed(outputs, new_states, own_states=(count + outputs[0].to(count.dtype),))
+
+    def ended(self, outputs: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+        """Keeps the total."""
+        (self.total,) = states
+
+
+def count_dtype(dtype: torch.dtype) -> torch.dtype:
+    """In which outputs of a dtype are summed: float32, or a wider one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def per_channel(values: Tensor, *, lead: int) -> Tensor:
+    """The sum over all but channels, `[C]`: the second dimension of a step, or the only one.
+
+    Args:
+        values: `[*step]` behind `lead` dimensions.
+    """
+    step = values.dim() - lead
+    channel = lead + min(1, step - 1)
+    dims = [d for d in range(values.dim()) if step == 0 or d != channel]
+    return values.sum(dims, dtype=count_dtype(values.dtype)) if dims else values.to(count_dtype(values.dtype))

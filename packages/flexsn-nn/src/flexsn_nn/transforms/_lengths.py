@@ -1,0 +1,81 @@
+"""Sequences of different lengths in one batch: behind its end, a sequence gives zeros and keeps its state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_tensor
+from flexsn_nn.errors import ParameterError, StepModeError
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+from flexsn_nn.transforms._where import per_sequence, select
+
+
+class Lengths(Transform):
+    """Ends each sequence of a batch after its own number of steps; `neuron(x, lengths=lengths)` uses it.
+
+    After its end, a sequence gives zeros, its states stay as they were, and no gradient flows to its inputs, whatever
+    they hold. Results are equal to the bit to those of each sequence alone.
+
+    Args:
+        lengths: `[B]`, whole numbers from 0 to T; B is the first dimension of a step.
+
+    Raises:
+        ParameterError: at the call: `lengths` of another shape or dtype; on the CPU, also a length out of range. To
+            look at numbers on a GPU would be to wait for it: nothing is checked there. Leave the lengths on the CPU.
+        StepModeError: at the call: single steps.
+    """
+
+    num_inputs = 1
+
+    def __init__(self, lengths: Tensor) -> None:
+        check_tensor("lengths", lengths)
+        self.lengths = lengths
+        self._kept: tuple[object, Tensor] | None = None
+
+    def inputs(self, call: Call) -> Sequence[Tensor]:
+        """`[T, B, 1, ...]`: True at the steps that a sequence has."""
+        lengths, shape = self.lengths, call.step_shape
+        if call.step_mode == "s":
+            raise StepModeError(
+                "lengths are those of sequences, and this neuron runs single steps (step_mode='s'): leave out the "
+                "sequences that have ended, or set step_mode='m'."
+            )
+        if lengths.dtype.is_floating_point or lengths.dtype.is_complex or lengths.dtype is torch.bool:
+            raise ParameterError(f"lengths are {lengths.dtype}; give whole numbers: lengths.long().")
+        if lengths.shape != torch.Size(shape[:1]) or not shape:
+            raise ParameterError(
+                f"lengths have the shape {list(lengths.shape)} and a step {list(shape)}; give one number for each "
+                f"sequence, {list(shape[:1])}. The input is [T, B, ...]: the first dimension is time."
+            )
+        if lengths.device.type == "cpu" and not torch.compiler.is_compiling() and len(lengths):
+            low, high = (int(bound) for bound in torch.aminmax(lengths))
+            if low < 0 or high > call.num_steps:
+                raise ParameterError(
+                    f"lengths are from {low} to {high}; the input has {call.num_steps} steps: give numbers from 0 to "
+                    f"{call.num_steps}."
+                )
+        if torch.compiler.is_compiling():
+            return (self._mask(call),)
+        # The neurons of a network have one mask.
+        like = call.num_steps, len(shape), call.inputs[0].device, lengths._version
+        if self._kept is None or self._kept[0] != like:
+            self._kept = like, self._mask(call)
+        return (self._kept[1],)
+
+    def _mask(self, call: Call) -> Tensor:
+        steps = torch.arange(call.num_steps, device=self.lengths.device)
+        alive = (steps.unsqueeze(1) < self.lengths).to(call.inputs[0].device)
+        return alive.view(call.num_steps, len(self.lengths), *[1] * (len(call.step_shape) - 1))
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """The step where a sequence goes on, else zeros and the states as they are."""
+        (alive,) = own.inputs
+        # Whatever padding holds, derivatives there are finite: what is multiplied with a gradient of zero is zero.
+        outputs, new_states = core(tuple([select(alive, x, torch.zeros_like(x)) for x in inputs]), states)
+        return Changed(
+            tuple([select(alive, output, torch.zeros_like(output)) for output in outputs]),
+            tuple([select(per_sequence(alive, new), new, old) for new, old in zip(new_states, states, strict=True)]),
+        )

@@ -1,0 +1,42 @@
+"""`precision="float32"`: half-precision sequences through a membrane that is kept in float32."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.transforms._transform import Changed, Core, Own, Transform, Values
+
+Precision = Literal["eager", "float32"]
+PRECISIONS: tuple[Precision, ...] = ("eager", "float32")
+
+_NARROW = frozenset({torch.float16, torch.bfloat16})
+
+
+class InFloat32(Transform):
+    """Arguments widened to float32, and outputs rounded to the first input's dtype.
+
+    It means the same on every backend. Arguments other than float16 and bfloat16 are left as they are.
+    """
+
+    def state_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """float32 for float16 and bfloat16; others as they are."""
+        return _widened(dtype)
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """One step in float32."""
+        outputs, new_states = core(tuple(map(_wide, inputs)), tuple(map(_wide, states)))
+        dtype = inputs[0].dtype
+        if dtype in _NARROW:
+            outputs = tuple(t.to(dtype) if t.dtype == torch.float32 else t for t in outputs)
+        return Changed(outputs, new_states)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(_widened(tensor.dtype))
+
+
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in _NARROW else dtype

@@ -1,0 +1,69 @@
+"""Several runs in one sequence: a reset begins anew at the initial state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn._checks import check_tensor
+from flexsn_nn.errors import ParameterError
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+from flexsn_nn.transforms._where import per_sequence, select
+
+
+class Resets(Transform):
+    """Sets the states to the initial ones before the marked steps; `neuron(x, resets=mask)` uses it.
+
+    For streams of many episodes and documents in one row. Gradients do not cross a reset.
+
+    Args:
+        resets: `[T, B]`, booleans; `[B]` in step mode `"s"`. B is the first dimension of a step.
+
+    Raises:
+        ParameterError: at the call: another shape or dtype.
+    """
+
+    num_inputs = 1
+
+    def __init__(self, resets: Tensor) -> None:
+        check_tensor("resets", resets)
+        self.resets = resets
+        self._initial: Values = ()
+
+    @property
+    def tensors(self) -> Values:
+        """The initial states, where they are not zeros."""
+        return self._initial
+
+    def before(self, call: Call) -> tuple[Values, Transform | None]:
+        """With the initial states of this call."""
+        used = Resets(self.resets)
+        initial = call.initial_states()
+        if initial is not None:
+            used._initial = tuple(initial)
+        return call.inputs, used
+
+    def inputs(self, call: Call) -> Sequence[Tensor]:
+        """`[T, B, 1, ...]`, or `[B, 1, ...]`."""
+        resets, shape = self.resets, call.step_shape
+        lead = [call.num_steps] if call.step_mode == "m" else []
+        if resets.dtype is not torch.bool:
+            raise ParameterError(f"resets are {resets.dtype}; give booleans, True before a step that begins anew.")
+        if not shape or list(resets.shape) != [*lead, shape[0]]:
+            raise ParameterError(
+                f"resets have the shape {list(resets.shape)}; for this input they have {[*lead, *shape[:1]]}: one for "
+                f"each {'step and ' if lead else ''}sequence."
+            )
+        return (resets.to(call.inputs[0].device).view(*resets.shape, *[1] * (len(shape) - 1)),)
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """The step, from the initial states where the mask is True."""
+        (reset,) = own.inputs
+        initial = own.tensors or tuple([torch.zeros_like(state) for state in states])
+        begun = tuple(
+            [select(per_sequence(reset, state), new, state) for new, state in zip(initial, states, strict=False)]
+        )
+        # States that other transforms have added go on.
+        return Changed(*core(inputs, (*begun, *states[len(begun) :])))

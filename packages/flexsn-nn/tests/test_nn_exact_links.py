@@ -1,0 +1,331 @@
+"""What neurons and layers with exact products hand each other: the same results, and nothing that is out of date."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, TernaryLIF, exact_products, functional
+from flexsn_nn.exact import _exchange, _layer
+from flexsn_runtime import Linked, linked_linear
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def network(neuron: Callable[[], nn.Module] = LIF) -> Any:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(24, 32), neuron(), nn.Linear(32, 40), neuron(), nn.Linear(40, 5))
+    with torch.no_grad():
+        for layer in (net[0], net[2]):
+            layer.weight.mul_(4)
+    functional.set_backend(net, "triton")
+    return net
+
+
+def spikes(steps: int = 6) -> Tensor:
+    return (torch.rand(steps, 4, 24, generator=torch.Generator().manual_seed(1)) < 0.4).float()
+
+
+def step(net: nn.Module, x: Tensor, reset: bool = True) -> list[Tensor]:
+    if reset:
+        functional.reset_net(net)
+    y = net(x)
+    return [y.detach(), *torch.autograd.grad(y.square().sum(), list(net.parameters()))]
+
+
+def assert_near(found: list[Tensor], want: list[Tensor], tolerance: float = 3e-6) -> None:
+    for one, other in zip(found, want, strict=True):
+        scale = float(other.abs().max()) + 1e-6
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance * scale)
+
+
+@pytest.fixture
+def handed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """For each product: its spikes came in bfloat16, and it offered links."""
+    calls = []
+
+    def record(s: Tensor, written: Tensor | None, *rest: Any, **options: Any) -> Linked:
+        linked = linked_linear(s, written, *rest, **options)
+        calls.append((written is not None, linked.links is not None))
+        return linked
+
+    monkeypatch.setattr(_layer, "linked_linear", record)
+    return calls
+
+
+BOTH = [(False, True), (True, True), (True, False)]
+
+
+def test_the_results_are_those_of_a_plain_network(handed: list[tuple[bool, bool]]) -> None:
+    want = step(network(), spikes())
+    net = network()
+    products = exact_products(net, also=["0"])
+    for _ in range(3):
+        assert_near(step(net, spikes()), want)
+    assert handed == BOTH * 3
+    assert all(one.exact for one in products.layers)
+    # As before, of a sequence in two parts, whose states are there.
+    functional.detach_net(net)
+    found = step(net, spikes(), reset=False)
+    plain = network()
+    step(plain, spikes())
+    functional.detach_net(plain)
+    assert_near(found, step(plain, spikes(), reset=False))
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"])
+@pytest.mark.long(all_but=["high"])
+def test_fewer_parts(precision: str, handed: list[tuple[bool, bool]]) -> None:
+    net = network()
+    exact_products(net, precision, also=["0"], skip=["2"])
+    plain = network()
+    products = exact_products(plain, precision, also=["0"], skip=["2"])
+    for module in plain.modules():
+        vars(module).pop(_exchange.ATTRIBUTE, None)
+    tolerance = 1e-4 if precision == "high" else 3e-2  # the interpreter truncates parts
+    assert_near(step(net, spikes()), step(plain, spikes()), tolerance)
+    assert handed == [(False, True), (True, False), (False, True), (False, False)]
+    assert len(products.layers) == 3
+
+
+def test_without_gradients(handed: list[tuple[bool, bool]]) -> None:
+    net = network()
+    with torch.no_grad():
+        want = net(spikes())
+        exact_products(net, also=["0"])
+        functional.reset_net(net)
+        assert_near([net(spikes())], [want])
+        assert handed == [(False, False), (True, False), (True, False)]
+    functional.reset_net(net)
+    with torch.inference_mode():
+        assert_near([net(spikes())], [want])
+
+
+def test_parts_of_a_gradient_add_up_to_it() -> None:
+    """The links receive what the layer's output would."""
+    torch.manual_seed(0)
+    s, weight, bias = spikes(), torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
+    y, record, links = linked_linear(s, s.bfloat16(), weight, bias, (3, 3), links=True)
+    assert record is None
+    assert links is not None
+    assert links.total is not None
+    grad = torch.randn_like(y)
+    parts, left = [], grad
+    for _ in range(3):
+        parts.append(left.bfloat16())
+        left = left - parts[-1].float()
+    for given, outputs in (([grad], [y]), ([*parts, grad.sum(0)], [*links.parts, links.total])):
+        found = torch.autograd.grad(outputs, [weight, bias], given, retain_graph=True)
+        torch.testing.assert_close(found[0], grad.flatten(0, 1).t() @ s.flatten(0, 1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[1], grad.sum((0, 1)))
+    found = torch.autograd.grad([y, *links.parts, links.total], [weight], [grad, *parts, grad.sum(0)])
+    torch.testing.assert_close(found[0], 2 * grad.flatten(0, 1).t() @ s.flatten(0, 1), rtol=1e-5, atol=1e-5)
+
+
+# -- what is out of date is not used -----------------------------------------------------------------------------------
+
+
+class Between(nn.Module):
+    """Something between a neuron and a layer, and between a layer and a neuron."""
+
+    def __init__(self, before: Callable[[Tensor], Tensor], after: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.neuron, self.last = nn.Linear(24, 32), LIF(), nn.Linear(32, 8)
+        self.before, self.after = before, after
+        with torch.no_grad():
+            self.first.weight.mul_(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.last(self.after(self.neuron(self.before(self.first(x)))))
+        return y
+
+
+def same(x: Tensor) -> Tensor:
+    return x
+
+
+def under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        x.mul_(0.7)
+    return x
+
+
+def by_data(x: Tensor) -> Tensor:
+    x.data.mul_(0.7)
+    return x
+
+
+def other_memory(x: Tensor) -> Tensor:
+    x.data = x.data * 0.7
+    return x
+
+
+def seen(x: Tensor) -> Tensor:
+    x.register_hook(lambda g: 2 * g)
+    return x
+
+
+class Flag(nn.Module):
+    """A layer of the user's that changes its argument."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.data.add_(0.25)
+        return x
+
+
+CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], list[tuple[bool, bool]]]] = {
+    "nothing": (same, same, [(False, True), (True, False)]),
+    "a view": (same, lambda x: x.flatten(0, 1).view(6, 4, 32), [(False, True), (True, False)]),
+    "a sum with itself": (lambda x: x + x, lambda x: x + x, [(False, False), (False, False)]),
+    "in place": (lambda x: x.mul_(2), lambda x: x.mul_(2), [(False, False)]),
+    "in place, without a graph": (under_no_grad, under_no_grad, [(False, False)]),
+    "by data": (by_data, by_data, [(False, False), (False, False)]),
+    "by other memory": (other_memory, other_memory, [(False, False), (False, False)]),
+    "a hook": (seen, seen, [(False, False), (False, False)]),
+    "another order": (same, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), [(False, True), (False, False)]),
+    "a part": (same, lambda x: x[:4], [(False, True), (False, False)]),
+    "a module": (Flag(), Flag(), [(False, False), (False, False)]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.long(all_but=["a view", "in place", "by data"])
+def test_what_lies_between_is_seen(case: str, handed: list[tuple[bool, bool]]) -> None:
+    before, after, want_handed = CASES[case]
+    torch.manual_seed(0)
+    net = Between(before, after)
+    functional.set_backend(net, "triton")
+    want = step(net, spikes())
+    exact_products(net, also=["first"])
+    assert_near(step(net, spikes()), want)
+    assert handed[: len(want_handed)] == want_handed
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["forward", "pre", "backward"])
+@pytest.mark.long(all_but=["forward-1", "pre-2"])
+def test_hooks_of_modules_see_and_change_what_they_did(place: int, kind: str) -> None:
+    def halve(net: Any) -> list[Tensor]:
+        module = net[place]
+
+        def forward(module: Any, args: Any, output: Tensor) -> None:
+            output.data.mul_(0.5)
+
+        def before(module: Any, args: Any) -> None:
+            args[0].data.mul_(0.5)
+
+        if kind == "forward":
+            module.register_forward_hook(forward)
+        elif kind == "pre":
+            module.register_forward_pre_hook(before)
+        else:
+            module.register_full_backward_hook(lambda module, of_input, of_output: None)
+        return step(net, spikes())
+
+    want = halve(network())
+    net = network()
+    exact_products(net, also=["0"])
+    assert_near(halve(net), want)
+
+
+def test_a_gradient_of_a_layers_output_is_there_for_hooks_and_retain_grad() -> None:
+    def watched(net: Any) -> list[Tensor]:
+        found = []
+        y = net[0](spikes())
+        y.retain_grad()
+        y.register_hook(lambda g: found.append(g.clone()))
+        net[4](net[3](net[2](net[1](y)))).sum().backward()
+        assert y.grad is not None
+        return [y.grad, *found]
+
+    want = watched(network())
+    net = network()
+    exact_products(net, also=["0"])
+    assert_near(watched(net), want)
+
+
+def test_a_hook_that_comes_too_late_is_an_error() -> None:
+    net = network()
+    exact_products(net, also=["0"])
+    for besides in (0, 1):
+        y = net[0](spikes())
+        s = net[1](y)
+        y.retain_grad()
+        with pytest.raises(RuntimeError, match="Register it before"):
+            (s.sum() + besides * y.sum()).backward()
+        functional.reset_net(net)
+
+
+def test_two_readers_of_one_output() -> None:
+    def both(net: Any) -> list[Tensor]:
+        y = net[0](spikes())
+        other = copy.deepcopy(net[1])
+        (net[2](net[1](y)).sum() + net[2](other(y)).square().sum()).backward()
+        return [net[0].weight.grad, net[0].bias.grad]
+
+    want = both(network())
+    net = network()
+    exact_products(net, also=["0"])
+    assert_near(both(net), want)
+
+
+def test_several_gradients_and_second_derivatives_are_those_without_links() -> None:
+    net = network()
+    exact_products(net, also=["0"])
+    y = net(spikes())
+    loss = y.square().sum()
+    first = torch.autograd.grad(loss, list(net.parameters()), retain_graph=True)
+    again = torch.autograd.grad(loss, list(net.parameters()), create_graph=True)
+    assert_near([one.detach() for one in again], list(first))
+    plain = network()
+    y = plain(spikes())
+    again_plain = torch.autograd.grad(y.square().sum(), list(plain.parameters()), create_graph=True)
+    second = torch.autograd.grad(again[-2].square().sum(), [net[4].weight])
+    assert_near(list(second), list(torch.autograd.grad(again_plain[-2].square().sum(), [plain[4].weight])))
+
+
+class Doubled(nn.Module):
+    """A step whose output is no spike."""
+
+    def forward(self, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x - v) * 0.5
+        s = (h >= 1).to(x) + (x - x.detach())
+        return s * self.scale, h
+
+    scale = 1.0
+
+
+def test_only_outputs_that_are_known_to_be_spikes_are_written_so(handed: list[tuple[bool, bool]]) -> None:
+    for neuron in (TernaryLIF, claimed):
+        handed.clear()
+        net = network(neuron)
+        want = step(net, spikes())
+        exact_products(net, also=["0"])
+        assert_near(step(net, spikes()), want)
+        assert [written for written, _ in handed] == [False] * 3
+
+
+def claimed() -> nn.Module:
+    from flexsn_nn import FlexSN
+
+    neuron = FlexSN(Doubled(), 1, 1, 1)
+    neuron.spike_range = (0, 1)
+    return neuron
+
+
+def test_sizes_without_whole_loads() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(7, 13), LIF(), nn.Linear(13, 9), LIF(), nn.Linear(9, 3))
+    with torch.no_grad():
+        net[0].weight.mul_(5)
+    functional.set_backend(net, "triton")
+    x = (torch.rand(5, 3, 7) < 0.5).float()
+    want = step(net, x)
+    exact_products(net, also=["0"])
+    assert_near(step(net, x), want)

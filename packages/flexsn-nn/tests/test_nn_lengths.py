@@ -1,0 +1,300 @@
+"""Sequences of several lengths in one batch: results and gradients are those of each sequence alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from nn_equations import CASES, Case, draw_input
+from torch import Tensor, nn
+
+from flexsn_nn import (
+    LIF,
+    PSN,
+    RLIF,
+    FlexSN,
+    Leaky,
+    OverTime,
+    ParameterError,
+    ParametricLIF,
+    StepModeError,
+    StochasticLIF,
+    functional,
+)
+from flexsn_nn.layer import Delay, NormNeuron, SharedDropout
+from flexsn_nn.memory import PackedSpikes
+from flexsn_nn.neuron import Feedback
+from flexsn_nn.transforms import Lengths
+
+# 35 elements of a step: more than one block of the smallest kernels, and no multiple.
+FEATURES = 35
+# Kernels of more than 8 steps are the same for any number of them.
+LENGTHS = torch.tensor([19, 11, 0, 9, 12])
+T = 19
+
+Ran = tuple[Tensor, list[Tensor], list[Tensor]]
+
+
+def run(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], **options: Any) -> Ran:
+    """Outputs, final states, and the gradients of inputs and initial states."""
+    leaves = [tensor.clone().requires_grad_() for tensor in (*inputs, *states)]
+    output, final = neuron.step(leaves[: len(inputs)], leaves[len(inputs) :], **options)
+    assert isinstance(output, Tensor)
+    # The same weights for the same step and sequence, however many there are of each.
+    steps, rows = torch.arange(len(output)), torch.arange(FEATURES, dtype=output.dtype).cos()
+    loss = (output * (1 + steps).view(-1, 1, 1) * rows).sum()
+    for i, state in enumerate(final):
+        loss = loss + (state * (rows + i)).sum()
+    return output.detach(), [s.detach() for s in final], list(torch.autograd.grad(loss, leaves, materialize_grads=True))
+
+
+def inputs_of(case: Case, neuron: FlexSN) -> list[Tensor]:
+    x = draw_input(case, T, (len(LENGTHS), FEATURES))
+    return [
+        x,
+        *[torch.randn(x.shape, generator=torch.Generator().manual_seed(7), dtype=x.dtype)]
+        * (1 if isinstance(neuron, StochasticLIF) else 0),
+    ]
+
+
+def states_of(neuron: FlexSN) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    shape = len(LENGTHS), FEATURES
+    return [0.3 * torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(neuron.num_states)]
+
+
+def alone(neuron: FlexSN, inputs: Sequence[Tensor], states: Sequence[Tensor], b: int, end: int) -> Ran:
+    """One sequence, as long as it is.
+
+    All sequences where a batch of one is computed in another order: in products, and in exponentials of a loop.
+    """
+    everything = isinstance(neuron, Feedback) or neuron.backend == "torch"
+    rows, row = (slice(None), slice(b, b + 1)) if everything else (slice(b, b + 1), slice(None))
+    output, final, gradients = run(neuron, [x[:end, rows] for x in inputs], [s[rows] for s in states])
+    count = len(inputs)
+    of_inputs, of_states = [g[:, row] for g in gradients[:count]], [g[row] for g in gradients[count:]]
+    return output[:, row], [state[row] for state in final], [*of_inputs, *of_states]
+
+
+def assert_alone(neuron: FlexSN, inputs: list[Tensor], states: list[Tensor], got: Ran) -> None:
+    output, final, gradients = got
+    for b, end in enumerate(LENGTHS.tolist()):
+        row = slice(b, b + 1)
+        assert not output[end:, row].any()
+        for gradient in gradients[: len(inputs)]:
+            assert not gradient[end:, row].any()
+        if end == 0:
+            assert all(torch.equal(a[row], s[row]) for a, s in zip(final, states, strict=True))
+            continue
+        wanted = alone(neuron, inputs, states, b, end)
+        assert torch.equal(output[:end, row], wanted[0])
+        assert all(torch.equal(a[row], s) for a, s in zip(final, wanted[1], strict=True))
+        for i, (found, expected) in enumerate(zip(gradients, wanted[2], strict=True)):
+            part = found[:end, row] if i < len(inputs) else found[row]
+            # Sums of more than two gradients are in another order in a loop's autograd, and in products step by step.
+            if neuron.backend == "torch" or isinstance(neuron, Feedback):
+                torch.testing.assert_close(part, expected, rtol=1e-12, atol=1e-12)
+            else:
+                assert torch.equal(part, expected), f"gradient {i} of sequence {b}"
+
+
+def compare(case: Case, backend: str) -> None:
+    neuron = case.make(backend=backend)
+    inputs, states = inputs_of(case, neuron), states_of(neuron)
+    poisoned = [x.clone() for x in inputs]
+    for x in poisoned:
+        for b, end in enumerate(LENGTHS.tolist()):
+            x[end:, b] = torch.nan
+    got = run(neuron, poisoned, states, lengths=LENGTHS)
+    assert_alone(neuron, inputs, states, got)
+
+
+EACH = [case for case in CASES if not case.name.startswith("gated_lif_t")]
+
+
+@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
+def test_each_neuron_in_a_loop(case: Case) -> None:
+    compare(case, "torch")
+
+
+@pytest.mark.long(all_but=["recurrent_lif"])
+@pytest.mark.parametrize("case", EACH, ids=lambda case: case.name)
+def test_each_neuron_in_cpp(case: Case) -> None:
+    compare(case, "auto")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.long(all_but=["ilif"])
+@pytest.mark.parametrize("case", [c for c in EACH if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
+def test_each_neuron_in_triton(case: Case) -> None:
+    compare(case, "triton")
+
+
+# -- networks ----------------------------------------------------------------------------------------------------
+
+
+def data(*shape: int, seed: int = 0) -> Tensor:
+    return 3 * torch.rand(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def network(backend: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        OverTime(nn.Linear(6, 5), nn.LayerNorm(5)), LIF(), nn.Linear(5, 4), RLIF(4), SharedDropout(0.0), Leaky(0.9)
+    )
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.abs_().mul_(2)  # so that all neurons fire
+    functional.set_backend(net, backend)
+    return net
+
+
+@pytest.mark.long(all_but=["torch"])
+@pytest.mark.parametrize("backend", ["torch", "auto", "hop"])
+def test_a_network_runs_each_sequence_as_if_alone(backend: str) -> None:
+    net, lengths = network(backend), torch.tensor([12, 9, 0])
+    for seed in range(3):  # what a repeated call finds out is of other lengths
+        x = data(12, 3, 6, seed=seed).requires_grad_()
+        functional.reset_net(net)
+        output = functional.run(net, x, lengths=lengths)
+        (gradient,) = torch.autograd.grad(output.square().sum(), x)
+        states = functional.get_states(net)
+        for b, end in enumerate(lengths.tolist()):
+            assert not output[end:, b].any()
+            assert not gradient[end:, b].any()
+            if end:
+                functional.reset_net(net)
+                alone = net(x[:end])
+                torch.testing.assert_close(output[:end, b], alone[:, b])
+                (wanted,) = torch.autograd.grad(alone[:, b].square().sum(), x)
+                torch.testing.assert_close(gradient[:end, b], wanted[:end, b])
+                for name, found in functional.get_states(net).items():
+                    if name != "4":
+                        for state, other in zip(found, states[name], strict=True):
+                            torch.testing.assert_close(other[b], state[b])
+        lengths = lengths.roll(1)
+    functional.reset_net(net)
+    assert net(x).square().sum() > output.square().sum(), "without lengths, nothing ends"
+
+
+def test_layers_that_look_at_several_steps_are_refused() -> None:
+    for layer in (Delay(1), PSN(T=3)):
+        net = nn.Sequential(LIF(), layer)
+        with pytest.raises(StepModeError, match=f"layer 1 \\({type(layer).__name__}\\) looks at several steps"):
+            functional.run(net, data(3, 2, 4), lengths=torch.tensor([1, 2]))
+        assert functional.run(net, data(3, 2, 4)).shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "between graphs", "inductor"])
+@pytest.mark.long(all_but=["aot_eager"])
+def test_compiled(backend: str, compiler: None) -> None:
+    net, lengths = nn.Sequential(OverTime(nn.Linear(6, 5)), LIF(), nn.Linear(5, 4), RLIF(4)), torch.tensor([5, 2, 0])
+
+    def run(x: Tensor, lengths: Tensor) -> Tensor:
+        result: Tensor = functional.run(net, x, lengths=lengths)
+        return result
+
+    kernels = backend == "between graphs"
+    compiled = torch.compile(run, backend="aot_eager" if kernels else backend, fullgraph=not kernels)
+    for seed in range(2):
+        x = data(5, 3, 6, seed=seed).requires_grad_()
+        functional.reset_net(net)
+        functional.set_backend(net, "torch")
+        wanted = functional.run(net, x, lengths=lengths)
+        states = functional.get_states(net)
+        functional.set_backend(net, "cpp" if kernels else "auto")
+        functional.reset_net(net)
+        got = compiled(x, lengths)
+        torch.testing.assert_close(got, wanted)
+        for name, found in functional.get_states(net).items():
+            torch.testing.assert_close(found, states[name])
+        pair = [torch.autograd.grad(y.square().sum(), x)[0] for y in (got, wanted)]
+        torch.testing.assert_close(*pair)
+        lengths = lengths.roll(1)
+
+
+def test_exported_with_any_number_of_steps() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.neuron = LIF()
+
+        def forward(self, x: Tensor, lengths: Tensor, resets: Tensor) -> Tensor:
+            result: Tensor = self.neuron(x, lengths=lengths, resets=resets)
+            return result
+
+    net, T = Net(), torch.export.Dim("T", min=2)
+    resets = torch.zeros(6, 3, dtype=torch.bool)
+    example = data(6, 3, 4), torch.tensor([6, 2, 0]), resets
+    program = torch.export.export(net, example, dynamic_shapes=({0: T}, {}, {0: T}))
+    lengths, resets = torch.tensor([11, 3, 8]), torch.rand(11, 3, generator=torch.Generator().manual_seed(0)) > 0.7
+    x = data(11, 3, 4)
+    assert torch.equal(program.module()(x, lengths, resets), net(x, lengths, resets))
+
+
+# -- together with everything else -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_counts_sequences_of_states_bits_and_norms(backend: str) -> None:
+    norm = nn.BatchNorm1d(4)
+    layer, lengths = NormNeuron(norm, ParametricLIF(backend=backend)), torch.tensor([3, 9])
+    plain = nn.Sequential(OverTime(deepcopy(norm)), deepcopy(layer.neuron))
+    layer.neuron.count_spikes = layer.neuron.store_state_seqs = True
+    x = data(9, 2, 4)
+    with PackedSpikes(layer):
+        for _ in range(3):
+            layer.neuron.reset()
+            output = layer(x, lengths=lengths)
+            assert layer.neuron.spike_counts is not None
+            assert torch.equal(layer.neuron.spike_counts, output.sum((0, 1)))
+            sequence = layer.neuron.state_seqs[0]
+            assert torch.equal(sequence[2:, 0], sequence[2, 0].expand(7, 4))
+            functional.reset_net(plain)
+            torch.testing.assert_close(output, functional.run(plain, x, lengths=lengths))
+            layer.neuron.store_state_seqs = False
+            layer.neuron.reset()
+            assert torch.equal(layer(x, lengths=lengths), output)
+            layer.neuron.store_state_seqs = True
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_half_precision_in_float32(backend: str) -> None:
+    neuron = LIF(backend=backend, precision="float32")
+    x, lengths = data(9, 2, 4).bfloat16(), torch.tensor([3, 9])
+    output = neuron(x, lengths=lengths)
+    assert output.dtype == torch.bfloat16
+    assert neuron.states[0].dtype == torch.float32
+    neuron.reset()
+    assert torch.equal(output[:3, :1], neuron(x[:3, :1]))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    neuron, x = LIF(), data(3, 2, 4)
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        ([1, 2], TypeError, "lengths is a list"),
+        (torch.tensor([1.0, 2.0]), ParameterError, "torch.float32; give whole numbers"),
+        (torch.tensor([1, 2, 3]), ParameterError, r"shape \[3\] and a step \[2, 4\].*\[2\]"),
+        (torch.tensor([1, 4]), ParameterError, "from 1 to 4; the input has 3 steps"),
+        (torch.tensor([-1, 2]), ParameterError, "from -1 to 2"),
+    ]
+    for lengths, kind, words in wrong:
+        with pytest.raises(kind, match=words):
+            neuron(x, lengths=lengths)
+    neuron.step_mode = "s"
+    with pytest.raises(StepModeError, match="leave out the sequences that have ended"):
+        neuron(x[0], lengths=torch.tensor([1, 2]))
+
+
+def test_lengths_that_are_written_to_are_read_again() -> None:
+    neuron, x, lengths = LIF(), data(9, 2, 4) + 2, torch.tensor([9, 9])
+    kept = Lengths(lengths)
+    output, _ = neuron.step(x, transforms=[kept])
+    assert output[5:].any()
+    lengths.fill_(5)
+    output, _ = neuron.step(x, transforms=[kept])
+    assert output[:5].any()
+    assert not output[5:].any()

@@ -1,0 +1,137 @@
+"""Layers of networks that pool by kernels: same results, what is left to torch and why, ranges, undoing."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, OverTime, UnknownNameError, functional, plain_pooling, spike_pooling
+from flexsn_nn.memory import PackedSpikes
+
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "max 2d": (lambda: nn.MaxPool2d(3, 2, 1), (2, 3, 9, 8)),
+    "max 2d, sides": (lambda: nn.MaxPool2d((3, 2), padding=(1, 0), dilation=(2, 1), ceil_mode=True), (2, 3, 9, 8)),
+    "max 1d": (lambda: nn.MaxPool1d(3, 2, 1), (2, 3, 11)),
+    "average 2d": (lambda: nn.AvgPool2d(3, 2, 1, count_include_pad=False), (2, 3, 9, 8)),
+    "average 2d, divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), (2, 3, 9, 8)),
+    "average 1d": (lambda: nn.AvgPool1d(3, 2, 1, ceil_mode=True), (2, 3, 11)),
+}
+
+
+def network(pool: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    convolution = OverTime(nn.Conv2d(2, 4, 3, padding=1, bias=False))
+    return nn.Sequential(convolution, LIF(), OverTime(pool), OverTime(nn.Conv2d(4, 3, 3, bias=False)))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_layer_gives_what_it_gave(kind: str) -> None:
+    make, shape = LAYERS[kind]
+    layer = make()
+    pooling = spike_pooling(layer)
+    x = (torch.rand(shape) < 0.3).float()
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found, want = layer(ours), make()(theirs)
+    torch.testing.assert_close(found, want)
+    grad = torch.randn(found.shape)
+    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
+    assert [one.account for one in pooling.layers] == ["by a kernel"]
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("last", [False, True])
+def test_a_network_learns_as_before(last: bool) -> None:
+    net = network(nn.MaxPool2d(3, 2, 1))
+    plain = copy.deepcopy(net)
+    names = list(net.state_dict())
+    pooling = spike_pooling(net)
+    assert "not called yet" in str(pooling)
+    x = torch.rand(3, 2, 2, 8, 7)
+    if last:
+        x = x.flatten(0, 1).contiguous(memory_format=torch.channels_last).unflatten(0, (3, 2))
+    found, want = net(x), plain(x)
+    assert torch.equal(found, want)
+    assert found.stride() == want.stride()
+    found.square().sum().backward()
+    want.square().sum().backward()
+    for (name, ours), theirs in zip(net.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, msg=name)
+    assert list(net.state_dict()) == names
+    assert str(pooling) == "1 of 1 layers pooled by a kernel\n  2.0: by a kernel"
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_spikes_are_followed_through_it() -> None:
+    net = network(nn.MaxPool2d(2))
+    spike_pooling(net)
+    with PackedSpikes(net) as packing:
+        loss = net(torch.rand(3, 2, 2, 8, 8)).sum()
+    assert packing.bytes_whole == 3 * 2 * 4 * 4 * 4 * 4  # what the second convolution keeps
+    assert packing.kept_whole == []
+    loss.backward()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_one_step_at_a_time_and_compiled() -> None:
+    net = network(nn.MaxPool2d(3, 2, 1)).eval()
+    spike_pooling(net)
+    x = torch.rand(3, 2, 2, 8, 7)
+    want = net(x)
+    functional.reset_net(net)
+    functional.set_step_mode(net, "s")
+    torch.testing.assert_close(torch.stack([net(step) for step in x]), want)
+    functional.reset_net(net)
+    functional.set_step_mode(net, "m")
+    torch._dynamo.reset()
+    torch.testing.assert_close(torch.compile(net, backend="eager")(x), want)
+
+
+class OwnPool(nn.MaxPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        result: Tensor = super().forward(input)
+        return result + 1
+
+
+def test_what_is_left_to_torch_and_why() -> None:
+    net = nn.Sequential(
+        nn.MaxPool2d(2, return_indices=True), OwnPool(2), nn.AdaptiveAvgPool2d(1), nn.MaxPool3d(2), nn.MaxPool2d(2)
+    )
+    pooling = spike_pooling(net, skip=["4"])
+    assert [one.account for one in pooling.layers] == [
+        "it returns indices",
+        "OwnPool has a forward of its own",
+        "there is no kernel for AdaptiveAvgPool2d",
+        "there is no kernel for MaxPool3d",
+        "it was to be skipped",
+    ]
+    assert not any("forward" in vars(module) for module in net)
+    with pytest.raises(UnknownNameError):
+        spike_pooling(net, skip=["5"])
+
+
+def test_inputs_that_torch_pools() -> None:
+    layer = nn.MaxPool2d(2)
+    pooling = spike_pooling(layer)
+    x = torch.rand(3, 8, 8)
+    assert torch.equal(layer(x), nn.MaxPool2d(2)(x))
+    assert [(one.by_kernel, one.account) for one in pooling.layers] == [(False, "its input has 3 dimensions")]
+    whole = torch.randint(0, 9, (2, 3, 8, 8))
+    assert torch.equal(layer(whole), nn.MaxPool2d(2)(whole))
+    assert [one.account for one in pooling.layers] == ["its input is torch.int64"]
+
+
+def test_it_is_undone() -> None:
+    net = network(nn.MaxPool2d(2))
+    pooling = spike_pooling(net)
+    spike_pooling(net)  # again
+    assert sum("forward" in vars(module) for module in net.modules()) == 1
+    twin = copy.deepcopy(net)
+    pooling.undo()
+    assert not any("forward" in vars(module) for module in net.modules())
+    plain_pooling(twin)
+    assert not any("forward" in vars(module) for module in twin.modules())

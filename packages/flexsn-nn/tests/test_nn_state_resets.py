@@ -1,0 +1,184 @@
+"""A reset begins at the initial state: what comes after it is a run of its own, and gradients do not cross."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from nn_equations import CASES, Case, draw_input
+from torch import Tensor, nn
+
+from flexsn_nn import LIF, FlexSN, OverTime, ParameterError, StochasticLIF, functional
+from flexsn_nn.neuron import Feedback, Neuron
+
+FEATURES, T, B = 35, 23, 3
+# Sequences of which steps are marked: none, the first and one more, and two.
+MARKED = {1: [0, 10], 2: [9, 18]}
+
+
+def marks() -> Tensor:
+    found = torch.zeros(T, B, dtype=torch.bool)
+    for b, steps in MARKED.items():
+        found[steps, b] = True
+    return found
+
+
+def run(neuron: FlexSN, inputs: list[Tensor], **options: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Output, gradient of the first input, and final states."""
+    neuron.reset()
+    x = inputs[0].clone().requires_grad_()
+    output = neuron(x, *inputs[1:], **options)
+    assert isinstance(output, Tensor)
+    weights = torch.arange(FEATURES, dtype=x.dtype).cos()
+    loss = (output * weights).sum()
+    for state in neuron.states:
+        loss = loss + (state * weights).sum()
+    (gradient,) = torch.autograd.grad(loss, x)
+    return output.detach(), gradient, [state.detach() for state in neuron.states]
+
+
+def compare(case: Case, backend: str) -> None:
+    neuron = case.make(backend=backend)
+    inputs = [draw_input(case, T, (B, FEATURES))]
+    if isinstance(neuron, StochasticLIF):
+        inputs.append(torch.randn(inputs[0].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64))
+    output, gradient, states = run(neuron, inputs, resets=marks())
+    exact = not isinstance(neuron, Feedback) and backend != "torch"
+    for b in range(B):
+        cuts = [0, *[step for step in MARKED.get(b, []) if step], T]
+        for begin, end in pairwise(cuts):
+            part, part_gradient, part_states = run_part(neuron, inputs, begin, end, last=end == T)
+            assert torch.equal(output[begin:end, b], part[:, b])
+            if exact:
+                assert torch.equal(gradient[begin:end, b], part_gradient[:, b])
+            else:
+                torch.testing.assert_close(gradient[begin:end, b], part_gradient[:, b], rtol=1e-12, atol=1e-12)
+        assert all(torch.equal(state[b], other[b]) for state, other in zip(states, part_states, strict=True))
+
+
+def run_part(
+    neuron: Neuron, inputs: list[Tensor], begin: int, end: int, *, last: bool
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Some steps by themselves; a loss of final states is one of the last steps alone."""
+    neuron.reset()
+    x = inputs[0][begin:end].clone().requires_grad_()
+    output = neuron(x, *[other[begin:end] for other in inputs[1:]])
+    weights = torch.arange(FEATURES, dtype=x.dtype).cos()
+    loss = (output * weights).sum()
+    for state in neuron.states if last else []:
+        loss = loss + (state * weights).sum()
+    (gradient,) = torch.autograd.grad(loss, x)
+    return output.detach(), gradient, [state.detach() for state in neuron.states]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_neuron_in_a_loop(case: Case) -> None:
+    compare(case, "torch")
+
+
+# It starts at other values than zeros.
+@pytest.mark.long(all_but=["adex"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_each_neuron_in_cpp(case: Case) -> None:
+    compare(case, "auto")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.long
+@pytest.mark.parametrize("case", [c for c in CASES if c.name != "recurrent_gated_lif"], ids=lambda case: case.name)
+def test_each_neuron_in_triton(case: Case) -> None:
+    compare(case, "triton")
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_gradients_do_not_cross(backend: str) -> None:
+    neuron = LIF(v_reset=None, backend=backend)
+    x = torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    resets = torch.zeros(9, 2, dtype=torch.bool)
+    resets[5, 1] = True
+    for _ in range(3):
+        neuron.reset()
+        output = neuron(x, resets=resets)
+        (gradient,) = torch.autograd.grad(output[5:].sum(), x)
+        assert gradient[:5, 0].any()
+        assert not gradient[:5, 1].any()
+        assert gradient[5:, 1].any()
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_single_steps(backend: str) -> None:
+    """A stream of episodes, one step at a time."""
+    neuron, marked = LIF(v_reset=-0.3, backend=backend), marks()
+    x = 2 * torch.rand(T, B, FEATURES, generator=torch.Generator().manual_seed(0))
+    whole = neuron(x, resets=marked)
+    states = neuron.states
+    neuron.reset()
+    neuron.step_mode = "s"
+    with torch.no_grad():
+        steps = [neuron(step, resets=mark) for step, mark in zip(x, marked, strict=True)]
+    assert torch.equal(torch.stack(steps), whole)
+    assert torch.equal(neuron.states[0], states[0])
+
+
+@pytest.mark.long(all_but=["torch"])
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_networks_and_lengths_together(backend: str) -> None:
+    net = nn.Sequential(OverTime(nn.Linear(4, 5)), LIF(), nn.Linear(5, 3), LIF(v_reset=0.1))
+    functional.set_backend(net, backend)
+    x, lengths = 3 * torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([6, 9])
+    resets = torch.zeros(9, 2, dtype=torch.bool)
+    resets[4] = True
+    resets[7] = True
+    got = functional.run(net, x, lengths=lengths, resets=resets)
+    last = functional.get_states(net)["3"][0]
+    functional.reset_net(net)
+    pieces = [x[:4], x[4:7], x[7:]]
+    wanted = []
+    for piece in pieces:
+        functional.reset_net(net)
+        wanted.append(net(piece))
+    whole = torch.cat(wanted)
+    assert torch.equal(got[:, 1], whole[:, 1])
+    assert torch.equal(got[:6, 0], whole[:6, 0])
+    assert not got[6:, 0].any()
+    functional.reset_net(net)
+    net(x[4:6])
+    assert torch.equal(last[0], functional.get_states(net)["3"][0][0])
+
+
+@pytest.mark.long(all_but=["torch"])
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_an_initial_state_that_is_learned_gets_gradients_from_resets(backend: str) -> None:
+    class Begins(LIF):
+        def __init__(self) -> None:
+            super().__init__(v_reset=None, backend=backend)
+            self.start = nn.Parameter(torch.tensor([0.5]))
+
+        def init_states(self, num_states: int, step_mode: str, *inputs: Tensor) -> list[Tensor]:
+            return [self.start.expand(inputs[0].shape[1:] if step_mode == "m" else inputs[0].shape).clone()]
+
+    neuron = Begins()
+    x = torch.rand(9, 2, 4, generator=torch.Generator().manual_seed(0))
+    resets = torch.zeros(9, 2, dtype=torch.bool)
+    resets[5] = True
+    (found,) = torch.autograd.grad(neuron(x, resets=resets).sum(), neuron.start)
+    wanted = torch.zeros(1)
+    for piece in (x[:5], x[5:]):
+        neuron.reset()
+        wanted += torch.autograd.grad(neuron(piece).sum(), neuron.start)[0]
+    torch.testing.assert_close(found, wanted)
+    assert wanted.abs() > 0
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    neuron, x = LIF(), torch.ones(3, 2, 4)
+    with pytest.raises(TypeError, match="resets is a list"):
+        neuron(x, resets=[True])
+    with pytest.raises(ParameterError, match=r"resets are torch.int64; give booleans"):
+        neuron(x, resets=torch.ones(3, 2, dtype=torch.int64))
+    with pytest.raises(ParameterError, match=r"shape \[2\]; for this input they have \[3, 2\]"):
+        neuron(x, resets=torch.ones(2, dtype=torch.bool))
+    neuron.step_mode = "s"
+    with pytest.raises(ParameterError, match=r"shape \[3, 2\]; for this input they have \[2\]: one for each sequence"):
+        neuron(x[0], resets=torch.ones(3, 2, dtype=torch.bool))

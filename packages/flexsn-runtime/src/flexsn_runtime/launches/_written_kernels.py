@@ -1,0 +1,49 @@
+"""Launches kernels that are written by hand, of `flexsn_codegen.targets.triton.device`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flexsn_codegen.targets.triton import interpreting, launcher
+from flexsn_runtime._availability import triton_interpreted
+from flexsn_runtime._recent import Recent
+from flexsn_runtime.launches._launch import on_device
+
+_again: Recent[Callable[[Sequence[Tensor]], None]] = Recent()
+
+
+def run_kernel(
+    kernel: Any,
+    grid: tuple[int, ...],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    constants: tuple[Any, ...],
+    num_warps: int = 4,
+    stages: int = 1,
+) -> None:
+    """Launches a kernel; for tensors and numbers like those of an earlier launch, without Triton's search for it.
+
+    Args:
+        kernel: a `triton.jit` function of `(*tensors, *numbers, *constants)`.
+    """
+    device = tensors[0].device
+    if triton_interpreted():
+        with interpreting():
+            kernel[grid](*tensors, *numbers, *constants)
+        return
+    like = [(t.dtype, t.data_ptr() % 16 == 0) for t in tensors]
+    key = (kernel, device, grid, numbers, constants, num_warps, stages, *like)
+    again = _again.get(key)
+    with on_device(device):
+        if again is not None:
+            again(tensors)
+            return
+        # Said, because the default changes with the version of Triton.
+        options = {"num_warps": num_warps, "num_stages": stages, "enable_fp_fusion": True}
+        compiled = kernel[grid](*tensors, *numbers, *constants, **options)
+        if compiled is not None:
+            whole = (*grid, 1, 1)[:3]
+            _again[key] = launcher(compiled, (whole[0], whole[1], whole[2]), (*numbers, *constants), device)

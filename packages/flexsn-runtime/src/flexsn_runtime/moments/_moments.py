@@ -1,0 +1,106 @@
+"""Mean and variance per channel: a function, and an operator for compilers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import why_unavailable
+from flexsn_runtime._torch_private import transform_at_work
+from flexsn_runtime.moments._launch import Running, moments
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def has_moments(x: Tensor) -> bool:
+    """True for a tensor whose moments kernels compute: of floating point, on a device with Triton's kernels."""
+    return x.dtype in _DTYPES and why_unavailable(x.device) is None
+
+
+def batch_moments(
+    x: Tensor,
+    running: tuple[Tensor, Tensor] | None = None,
+    momentum: float = 0.0,
+    tracked: Tensor | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """Mean and variance over all but the second dimension, without a graph of autograd.
+
+    They are as exact as of centred data, and the same to the bit in each run.
+
+    Args:
+        x: `[N, C, ...]`, a tensor that `has_moments`.
+        running: mean and variance `[C]`, float32, moved by `momentum`, as by `torch.nn.functional.batch_norm`; needs a
+            result in float32.
+        momentum: share of the batch.
+        tracked: an int64 that counts batches.
+
+    Returns:
+        Two `[C]`, float32, or float64 of float64; the variance is the mean square. `None`, and nothing is changed: no
+        kernel can run, as for wrapped tensors, or for less than two numbers of a channel.
+    """
+    if type(x) is not Tensor or transform_at_work() is not None or not has_moments(x) or x.numel() < 2 * x.shape[1]:
+        return None
+    if running is None:
+        return moments(x, None)
+    changed = [*running] if tracked is None else [*running, tracked]
+    given = [one.detach() for one in changed]
+    if any(type(one) is not Tensor or not one.is_contiguous() for one in given) or x.dtype == torch.float64:
+        return None
+    found = moments(x, Running(given[0], given[1], momentum, None if tracked is None else given[2]))
+    torch.autograd.graph.increment_version(changed)
+    return found
+
+
+# -- for compilers -----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("flexsn::batch_moments", mutates_args=())
+def batch_moments_op(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of `x [N, C, ...]`, as `batch_moments`; differentiable, twice, too."""
+    found = batch_moments(x.detach())
+    return _by_torch(x) if found is None else found
+
+
+def _by_torch(x: Tensor) -> tuple[Tensor, Tensor]:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    var, mean = torch.var_mean(x.to(kind), [0, *range(2, x.dim())], correction=0)
+    return mean, var
+
+
+@batch_moments_op.register_fake
+def _(x: Tensor) -> tuple[Tensor, Tensor]:
+    kind = torch.promote_types(x.dtype, torch.float32)
+    return x.new_empty(x.shape[1], dtype=kind), x.new_empty(x.shape[1], dtype=kind)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(inputs[0], output[0])
+
+
+def _backward(ctx: Any, of_mean: Tensor | None, of_var: Tensor | None) -> Tensor | None:
+    x, mean = ctx.saved_tensors
+    shape = (-1, *(1,) * (x.dim() - 2))
+    count = x.numel() // x.shape[1]
+    gradient = None
+    if of_mean is not None:
+        gradient = (of_mean / count).view(shape).expand(x.shape)
+    if of_var is not None:
+        through = (x.to(mean.dtype) - mean.view(shape)) * (2.0 / count * of_var).view(shape)
+        gradient = through if gradient is None else gradient + through
+    return None if gradient is None else gradient.to(x.dtype)
+
+
+batch_moments_op.register_autograd(_backward, setup_context=_setup)
+
+
+@batch_moments_op.register_vmap
+def _(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
+    (dim,) = in_dims
+    assert dim is not None
+    batched = x.movedim(dim, 0)
+    kind = torch.promote_types(x.dtype, torch.float32)
+    var, mean = torch.var_mean(batched.to(kind), [1, *range(3, batched.dim())], correction=0)
+    return (mean, var), (0, 0)

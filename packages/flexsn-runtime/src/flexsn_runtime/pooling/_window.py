@@ -1,0 +1,105 @@
+"""The windows of a pooling."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flexsn_runtime._availability import why_unavailable
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# All positions of a window are written out in a kernel.
+_MOST_POSITIONS = 64
+_MOST_ROWS = 2**31 - 2**16
+
+
+class Window(NamedTuple):
+    """Where windows are; each attribute is `(height, width)`.
+
+    Attributes:
+        size: of a window.
+        stride: from one window to the next.
+        padding: on both sides.
+        dilation: from one position of a window to the next.
+        ceil: a last window may reach out of the padded image.
+    """
+
+    size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int] = (0, 0)
+    dilation: tuple[int, int] = (1, 1)
+    ceil: bool = False
+
+    @property
+    def positions(self) -> int:
+        return self.size[0] * self.size[1]
+
+    @property
+    def bits(self) -> int:
+        """Bits that say which position of a window is meant: 2, 4 or 8."""
+        return 2 if self.positions <= 4 else 4 if self.positions <= 16 else 8
+
+    def out_size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result."""
+        across = zip((height, width), *self[:4], strict=True)
+        down, aside = (_windows(*numbers, self.ceil) for numbers in across)
+        return down, aside
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """What kernels take."""
+        return tuple(number for pair in self[:4] for number in pair)
+
+
+def _windows(length: int, size: int, stride: int, padding: int, dilation: int, ceil: bool) -> int:
+    left = length + 2 * padding - dilation * (size - 1) - 1
+    count = (left + (stride - 1 if ceil else 0)) // stride + 1
+    # The last one begins in the image or in the padding before it.
+    return count - 1 if ceil and (count - 1) * stride >= length + padding else count
+
+
+def why_no_kernel(x: Tensor, window: Window) -> str | None:
+    """Why PyTorch pools `x [N, C, H, W]`; `None`: a kernel does."""
+    if x.dtype not in _DTYPES:
+        return f"its input is {x.dtype}"
+    why = why_unavailable(x.device)
+    if why is not None:
+        return f"on the CPU there is no kernel for it: {why}" if x.device.type == "cpu" else why
+    if x.dim() != 4:
+        return f"its input has {x.dim()} dimensions"
+    if window.positions > _MOST_POSITIONS:
+        return f"its windows have {window.positions} positions, and {_MOST_POSITIONS} is the most"
+    fits = all(n >= 1 for pair in (window.size, window.stride, window.dilation) for n in pair) and all(
+        0 <= p <= n // 2 for p, n in zip(window.padding, window.size, strict=True)
+    )
+    if not fits or min(window.out_size(*x.shape[2:])) < 1:
+        return "its windows do not fit"
+    if 0 in x.shape:
+        return "its input is empty"
+    if x.numel() // min(x.shape[1], x.shape[2] * x.shape[3]) > _MOST_ROWS:
+        return "its input is too large"
+    return None
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """True if results are channels-last, as those of PyTorch's pooling are."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def memory_format(last: bool) -> torch.memory_format:
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def codes_shape(shape: tuple[int, int, int, int], last: bool, bits: int) -> tuple[int, int]:
+    """The shape of the codes of a maximum of this shape, uint8."""
+    rows, columns = matrix(shape, last)
+    per = 8 // bits
+    return (rows + per - 1) // per, columns
+
+
+def matrix(shape: tuple[int, int, int, int], last: bool) -> tuple[int, int]:
+    """Rows and columns of a tensor `[N, C, H, W]` in its memory."""
+    samples, channels, height, width = shape
+    return (samples * height * width, channels) if last else (samples * channels, height * width)

@@ -1,0 +1,169 @@
+"""Statistics per channel: against float64, in all formats, the same in each run, as an operator, on a GPU, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_runtime import batch_moments, batch_moments_op, has_moments
+from flexsn_runtime.moments import _launch
+
+# Whole tiles, odd ones, one channel with several programs, no places, one place, three dimensions.
+SHAPES = [(2, 8, 8, 8), (3, 5, 7, 9), (1, 1, 17, 41), (33, 70), (300, 3), (40, 3, 11), (5, 2, 3, 4, 3), (2, 1, 1, 1)]
+FORMATS: dict[str, Callable[[Tensor], Tensor]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels-last": lambda x: x.movedim(1, -1).contiguous().movedim(-1, 1),
+    "holes": lambda x: torch.stack([x, x], -1)[..., 0],
+}
+# Of the variance, and of the mean in deviations, where it is as large as they are.
+ERROR = 1e-6
+
+
+def data(kind: str, shape: tuple[int, ...]) -> Tensor:
+    """Numbers of which sums of squares, of all or of deviations from some number, would be wrong."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(len(shape)))
+    if kind == "far":
+        return x + 1e4
+    if kind == "first is far":
+        x.movedim(1, -1)[(0,) * (len(shape) - 1)] = 1e4
+    if kind == "drifts":
+        x += torch.linspace(0, 1e4, shape[0]).view(-1, *(1,) * (len(shape) - 1))
+    if kind == "begins with zeros":
+        x += 1e4
+        x[0] = 0
+    return x
+
+
+KINDS = ["plain", "far", "first is far", "drifts", "begins with zeros"]
+
+
+def check(x: Tensor) -> None:
+    found = batch_moments(x)
+    assert found is not None
+    mean, var = (one.double() for one in found)
+    wanted, want = torch.var_mean(x.double(), [0, *range(2, x.dim())], correction=0)
+    assert found[0].dtype == (torch.float64 if x.dtype == torch.float64 else torch.float32)
+    torch.testing.assert_close(var, wanted, rtol=ERROR, atol=0)
+    assert ((mean - want).abs() <= ERROR * wanted.sqrt() + 1.2e-7 * x.abs().max().double()).all()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.long(all_but=["far-channels-last", "first is far-contiguous"])
+def test_they_are_as_exact_as_float32(kind: str, form: str) -> None:
+    for shape in SHAPES:
+        check(FORMATS[form](data(kind, shape)))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    for form in ("contiguous", "channels-last"):
+        check(FORMATS[form]((data("plain", (6, 5, 4, 7)) + 30).to(dtype)))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.0])
+def test_running_statistics_are_torchs(momentum: float) -> None:
+    x = data("plain", (6, 5, 4, 7)) * 3 + 2
+    ours = torch.nn.BatchNorm2d(5, momentum=momentum)
+    theirs = torch.nn.BatchNorm2d(5, momentum=momentum)
+    theirs(x)
+    assert ours.running_mean is not None
+    assert ours.running_var is not None
+    assert ours.num_batches_tracked is not None
+    versions = [buffer._version for buffer in ours.buffers()]
+    batch_moments(x, (ours.running_mean, ours.running_var), momentum, ours.num_batches_tracked)
+    for (name, buffer), other, before in zip(ours.named_buffers(), theirs.buffers(), versions, strict=True):
+        torch.testing.assert_close(buffer, other, msg=name)
+        assert buffer._version > before, name  # what was saved of it for a backward has changed
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_what_has_no_kernel_changes_nothing() -> None:
+    running = torch.zeros(3), torch.ones(3)
+    tracked = torch.zeros((), dtype=torch.int64)
+    for x in (torch.ones(1, 3), torch.ones(0, 3, 4), torch.ones(4, 3, dtype=torch.int32)):
+        assert batch_moments(x, running, 0.5, tracked) is None
+    assert batch_moments(torch.ones(4, 3, dtype=torch.float64), running, 0.5, tracked) is None
+    assert not has_moments(torch.ones(3, 3, device="meta"))
+    assert (running[0].tolist(), running[1].tolist(), int(tracked)) == ([0] * 3, [1] * 3, 0)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_infinite_numbers_stay_in_their_channel() -> None:
+    x = data("plain", (6, 3, 4))
+    x[0, 1, 0], x[3, 2, 1] = torch.inf, torch.nan
+    found = batch_moments(x)
+    assert found is not None
+    assert [bool(one[0].isfinite()) for one in found] == [True, True]
+    assert not found[0][1:].isfinite().any()
+    assert found[1][1:].isnan().all()
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_operator_has_gradients() -> None:
+    x = torch.randn(3, 2, 4, dtype=torch.float64, requires_grad=True)
+
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        mean, var = batch_moments_op(x)
+        return mean, var
+
+    assert torch.autograd.gradcheck(both, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(both, x, fast_mode=True)
+    # The others warn of what they do themselves; `test_in_compiled_graphs` does as much.
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(batch_moments_op, (x.detach().float().requires_grad_(),), test_utils=checks)
+    rows = torch.randn(3, 4, 3, 2)
+    mean, var = torch.vmap(both)(rows)
+    for i, row in enumerate(rows):
+        torch.testing.assert_close((mean[i], var[i]), both(row))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_in_compiled_graphs() -> None:
+    x = data("plain", (6, 5, 4, 7))
+
+    def normalised(x: Tensor) -> Tensor:
+        mean, var = batch_moments_op(x)
+        deviation: Tensor = x - mean.view(-1, 1, 1)
+        return deviation * torch.rsqrt(var + 1e-5).view(-1, 1, 1)
+
+    torch._dynamo.reset()
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found = torch.compile(normalised, backend="aot_eager", fullgraph=True)(ours)
+    want = torch.nn.functional.batch_norm(theirs, None, None, training=True)
+    torch.testing.assert_close(found, want)
+    grad = torch.randn(found.shape)
+    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_programs_share_large_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_launch, "_multiprocessors", lambda device: 3)
+    for form in ("contiguous", "channels-last"):
+        x = FORMATS[form](data("far", (7, 2, 31, 17)))
+        check(x)
+        first, second = batch_moments(x), batch_moments(x)
+        assert first is not None
+        assert second is not None
+        assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("form", FORMATS)
+def test_on_a_gpu(form: str, dtype: torch.dtype) -> None:
+    for shape in [*SHAPES, (128, 64, 56, 56), (128, 512, 7, 7), (128, 256, 14, 14), (2, 64, 112, 112), (4099, 1000)]:
+        for kind in KINDS if dtype == torch.float32 else ["plain", "drifts"]:
+            x = FORMATS[form](data(kind, shape).to("cuda", dtype))
+            if x.isfinite().all():
+                check(x)
+            first, second = batch_moments(x), batch_moments(x)
+            assert first is not None
+            assert second is not None
+            assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -1,0 +1,228 @@
+"""Pooling by kernels: values, gradients, ties and formats are torch's; as operators, on a GPU, too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flexsn_runtime import Window, average_pool, max_pool, why_no_kernel
+
+FORMATS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+WINDOWS = {
+    "3/2": Window((3, 3), (2, 2), (1, 1)),
+    "2/2": Window((2, 2), (2, 2)),
+    "dilated": Window((3, 2), (2, 3), (1, 0), (2, 1), ceil=True),
+    "gaps": Window((2, 2), (3, 3), (1, 1), ceil=True),
+    "overlapping": Window((5, 4), (1, 2), (2, 2), (1, 2)),
+    "wide": Window((3, 3), (1, 1), (1, 1), (3, 2)),
+    "of a row": Window((1, 3), (1, 2), (0, 1)),
+    "ceil": Window((3, 3), (2, 2), (0, 1), ceil=True),
+}
+UNDILATED = ["3/2", "2/2", "gaps", "of a row", "ceil"]
+SHAPE = (3, 5, 11, 13)
+# The others warn of what they do themselves; `test_in_compiled_graphs` does as much.
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def spikes(shape: tuple[int, ...] = SHAPE, rate: float = 0.2) -> Tensor:
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(0)) < rate).float()
+
+
+def by_torch(x: Tensor, window: Window) -> Tensor:
+    return F.max_pool2d(x, window.size, window.stride, window.padding, window.dilation, window.ceil)
+
+
+def check_maximum(x: Tensor, window: Window) -> None:
+    """Compares with torch's; gradients with those of float64, rounded once."""
+    ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, want = max_pool(ours, window), by_torch(exact, window)
+    theirs = by_torch(x, window)
+    assert torch.equal(y.isnan(), want.isnan())
+    assert torch.equal(y.nan_to_num(), theirs.nan_to_num())
+    assert y.stride() == theirs.stride()
+    assert torch.equal(y.detach().nan_to_num(), max_pool(x, window).nan_to_num())
+    grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y)
+    (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
+    assert of_ours.stride() == ours.stride()
+    assert torch.equal(of_ours == 0, of_exact == 0)  # the place of a tie's gradient
+    torch.testing.assert_close(of_ours, of_exact.to(x.dtype))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.long(all_but=["*-float32", "3/2-*-bfloat16", "2/2-channels-last-float64"])
+def test_maxima_of_spikes(window: str, form: str, dtype: str) -> None:
+    check_maximum(spikes().to(getattr(torch, dtype)).contiguous(memory_format=FORMATS[form]), WINDOWS[window])
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("form", FORMATS)
+def test_maxima_of_any_numbers(form: str) -> None:
+    x = torch.randint(-2, 3, SHAPE, generator=torch.Generator().manual_seed(0)).float()
+    x[0, 0, 3:6, 3:6] = -torch.inf
+    x[1, 1] = -torch.inf
+    x[2, 2, ::3, 1::4] = torch.nan
+    x[0, 3, 0, 0] = torch.inf
+    for window in ("3/2", "dilated"):
+        check_maximum(x.contiguous(memory_format=FORMATS[form]), WINDOWS[window])
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("window", UNDILATED)
+@pytest.mark.parametrize(("pads", "divisor"), [(True, None), (False, None), (True, 7)])
+@pytest.mark.long(all_but=["True-None-*", "False-None-ceil-*", "True-7-2/2-contiguous"])
+def test_averages(window: str, form: str, pads: bool, divisor: int | None) -> None:
+    where = WINDOWS[window]
+    for dtype in (torch.float32, torch.bfloat16):
+        x = spikes().to(dtype).contiguous(memory_format=FORMATS[form])
+        ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+        y = average_pool(ours, where, divisor, pads=pads)
+        want = F.avg_pool2d(exact, where.size, where.stride, where.padding, where.ceil, pads, divisor)
+        theirs = F.avg_pool2d(x, where.size, where.stride, where.padding, where.ceil, pads, divisor)
+        torch.testing.assert_close(y, want.to(dtype))
+        assert y.stride() == theirs.stride()
+        assert torch.equal(y, average_pool(x, where, divisor, pads=pads))
+        grad = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+        (of_ours,), (of_exact,) = torch.autograd.grad(y, ours, grad), torch.autograd.grad(want, exact, grad.double())
+        torch.testing.assert_close(of_ours, of_exact.to(x.dtype))
+        assert of_ours.stride() == ours.stride()
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.long(all_but=["contiguous"])
+def test_gradients_in_float64(form: str) -> None:
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64).contiguous(memory_format=FORMATS[form]).requires_grad_()
+
+    def pooled(x: Tensor) -> Tensor:
+        return max_pool(x, WINDOWS["3/2"])
+
+    assert torch.autograd.gradcheck(pooled, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(pooled, x, fast_mode=True)
+
+    def averaged(x: Tensor) -> Tensor:
+        return average_pool(x, WINDOWS["ceil"], pads=False)
+
+    assert torch.autograd.gradcheck(averaged, x, fast_mode=True)
+    assert torch.autograd.gradgradcheck(averaged, x, fast_mode=True)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_the_backward_keeps_bits() -> None:
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    x = spikes((4, 8, 16, 16)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = max_pool(x, WINDOWS["3/2"])
+        average_pool(x, WINDOWS["2/2"])
+    assert [one.nbytes for one in kept] == [y.numel() // 2]  # 4 bits each
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        y = max_pool(x, WINDOWS["2/2"])
+    assert [one.nbytes for one in kept] == [y.numel() // 4]
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_views_and_gradients_of_other_formats() -> None:
+    x = spikes((3, 5, 13, 11)).transpose(2, 3)
+    check_maximum(x.contiguous(), WINDOWS["3/2"])
+    ours = x.clone().requires_grad_()
+    y = max_pool(ours[:, 1:4, ::2], WINDOWS["2/2"])
+    grad = torch.randn(y.shape).contiguous(memory_format=torch.channels_last)
+    (found,) = torch.autograd.grad(y, ours, grad)
+    theirs = x.clone().requires_grad_()
+    (want,) = torch.autograd.grad(by_torch(theirs[:, 1:4, ::2], WINDOWS["2/2"]), theirs, grad)
+    torch.testing.assert_close(found, want)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_transforms_take_torchs() -> None:
+    x = spikes((4, 2, 3, 6, 6))
+    window = WINDOWS["3/2"]
+    found = torch.vmap(lambda x: max_pool(x, window))(x)
+    assert torch.equal(found, by_torch(x.flatten(0, 1), window).unflatten(0, (4, 2)))
+    of = torch.func.grad(lambda x: max_pool(x, window).square().sum())(x[0])
+    assert torch.equal(of, torch.func.grad(lambda x: by_torch(x, window).square().sum())(x[0]))
+
+
+def test_what_has_no_kernel() -> None:
+    window = WINDOWS["2/2"]
+    cases: list[tuple[Any, Window]] = [
+        (torch.zeros(2, 3, 8, 8, dtype=torch.int32), window),
+        (torch.zeros(2, 3, 8, 8, device="meta"), window),
+        (torch.zeros(3, 8, 8), window),
+        (torch.zeros(2, 0, 8, 8), window),
+        (torch.zeros(2, 3, 8, 8), Window((9, 8), (1, 1))),
+        (torch.zeros(2, 3, 8, 8), Window((3, 3), (2, 2), (2, 0))),
+        (torch.zeros(2, 3, 2, 2), Window((5, 5), (1, 1))),
+    ]
+    for x, where in cases:
+        assert why_no_kernel(x, where)
+    with pytest.raises(RuntimeError, match="pad should be at most"):
+        max_pool(torch.zeros(2, 3, 8, 8), Window((3, 3), (2, 2), (2, 0)))
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.long(all_but=["channels-last"])
+def test_in_compiled_graphs(form: str) -> None:
+    x = spikes((2, 3, 9, 8)).contiguous(memory_format=FORMATS[form])
+    window = WINDOWS["3/2"]
+
+    def layers(x: Tensor) -> Tensor:
+        return max_pool(x * 2, window) + average_pool(x, window)
+
+    torch._dynamo.reset()
+    ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    found = torch.compile(layers, backend="aot_eager", fullgraph=True)(ours)
+    want = layers(theirs)
+    torch.testing.assert_close(found, want)
+    assert found.stride() == want.stride()
+    grad = torch.randn(found.shape)
+    torch.testing.assert_close(torch.autograd.grad(found, ours, grad), torch.autograd.grad(want, theirs, grad))
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_operators_follow_the_rules() -> None:
+    from flexsn_runtime.pooling._maximum import max_pool_backward_op, max_pool_op
+
+    how: tuple[Any, ...] = ([3, 3], [2, 2], [1, 1], [1, 1], False)
+    for form in FORMATS.values():
+        x = spikes((2, 3, 7, 8)).contiguous(memory_format=form).requires_grad_()
+        torch.library.opcheck(max_pool_op, (x, *how), test_utils=CHECKS)
+        y, codes = max_pool_op(x.detach(), *how)
+        last = form is torch.channels_last
+        backward = (torch.randn_like(y), codes, [*x.shape], *how, last)
+        torch.library.opcheck(max_pool_backward_op, backward, test_utils=CHECKS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("window", ["3/2", "2/2", "dilated", "ceil"])
+def test_on_a_gpu(window: str, form: str, dtype: str) -> None:
+    for shape in (SHAPE, (8, 64, 56, 57), (33, 70, 31, 29), (4, 512, 14, 14)):
+        x = spikes(shape).to("cuda", getattr(torch, dtype)).contiguous(memory_format=FORMATS[form])
+        check_maximum(x, WINDOWS[window])
+        if window in UNDILATED:
+            where = WINDOWS[window]
+            for pads, divisor in ((True, None), (False, None), (True, 7)):
+                ours, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+                y = average_pool(ours, where, divisor, pads=pads)
+                want = F.avg_pool2d(exact, where.size, where.stride, where.padding, where.ceil, pads, divisor)
+                torch.testing.assert_close(y, want.to(x.dtype))
+                grad = torch.randn_like(y)
+                (found,) = torch.autograd.grad(y, ours, grad)
+                (of_exact,) = torch.autograd.grad(want, exact, grad.double())
+                torch.testing.assert_close(found, of_exact.to(x.dtype))

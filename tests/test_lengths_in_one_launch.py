@@ -1,0 +1,72 @@
+"""Lengths and resets of recurrent layers, whose loop runs in one launch: results of the loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from flexsn_codegen.recurrent import NotOneLaunchError
+from flexsn_nn import RLIF, FlexSN, Recurrent
+from flexsn_nn.neuron import ALIF
+from flexsn_runtime import RecurrentSpecialization
+from flexsn_runtime.recurrent import _one_launch, _staged
+from flexsn_runtime.recurrent._over_time import OverTime
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Records each loop: `"one launch"`, or why not."""
+    found: list[str] = []
+    original = _one_launch.run_in_one_launch
+
+    def noted(step: RecurrentSpecialization, over: OverTime) -> str:
+        try:
+            how = original(step, over)
+        except NotOneLaunchError as error:
+            found.append(str(error))
+            raise
+        found.append("one launch")
+        return how
+
+    monkeypatch.setattr(_staged, "run_in_one_launch", noted)
+    return found
+
+
+def rlif() -> FlexSN:
+    return RLIF(20, tau=2.0)
+
+
+def adaptive() -> FlexSN:
+    """Starts at values of its own."""
+    return Recurrent(ALIF(v_reset=-0.25), 20)
+
+
+@pytest.mark.long(all_but=["rlif"])
+@pytest.mark.parametrize("make", [rlif, adaptive])
+def test_recurrent_layers(make: Any, launched: list[str]) -> None:
+    torch.manual_seed(0)
+    neuron = make().to(DEVICE)
+    with torch.no_grad():
+        neuron.V.copy_(torch.randint(-4, 5, neuron.V.shape) / 8)  # sums are the same in any order
+    x = (3 * torch.rand(5, 17, 20)).to(DEVICE)
+    lengths = torch.randint(0, 6, (17,))
+    resets = (torch.rand(5, 17) > 0.7).to(DEVICE)
+    found = []
+    for backend in ("torch", "triton"):
+        neuron.backend = backend
+        neuron.reset()
+        leaf = x.clone().requires_grad_()
+        output = neuron(leaf, lengths=lengths, resets=resets)
+        results: list[Tensor] = [output, *neuron.states]
+        gradients = torch.autograd.grad(output.square().sum() + neuron.states[1].sum(), [leaf, *neuron.parameters()])
+        found.append([*[r.detach() for r in results], *gradients])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    assert all(torch.equal(a, b) for a, b in zip(found[0][:2], found[1][:2], strict=True))
+    assert launched == ["one launch"] * 2
+    assert not found[1][0][lengths[0] :, 0].any()
