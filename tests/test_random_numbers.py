@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from flexsn_graph import NORMAL_NUMBER, UNIFORM_NUMBER, RandomOpError
-from flexsn_graph.ir._random import words
+from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER, RandomOpError
+from flexsn_graph.ir._random import philox_2x32, philox_4x32, words_of_steps
 from flexsn_nn import FlexSN, Recurrent, StochasticLIF, surrogate
 from flexsn_nn.errors import DrawError, InputDtypeError, ParameterError
 from flexsn_nn.layer import SharedDropout
@@ -75,53 +75,63 @@ def numbers(shape: tuple[int, ...], backend: str, seed: int = 1, dtype: torch.dt
             (0xA4093822, 0x299F31D0),
             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1),
         ),
+        ((0, 0), (0,), (0x257A3673, 0xCD26BE2A)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF,), (0xAB302C4D, 0x3DC9D239)),
+        ((0x243F6A88, 0x85A308D3), (0x13198A2E,), (0xBEDBBE6B, 0xE4C770B3)),
     ],
 )
 def test_philox_gives_the_published_words(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
+    counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]
 ) -> None:
-    """The known answers of the authors' library, Random123."""
-    first, row, step, stream = counter
-    low, high, of_step, of_row = _int32(*key, step, row)
-    found = words(low, high, of_step, of_row, torch.tensor([first << 2]), stream)
+    """The known answers of the authors' library, Random123: of 4x32 with 10 rounds, of 2x32 with 7."""
+    words, keys = ([torch.tensor([word]) for word in values] for values in (counter, key))
+    found = philox_2x32(words[0], words[1], keys[0]) if len(words) == 2 else philox_4x32(tuple(words), tuple(keys))
     assert [int(word) for word in found] == list(expected)
 
 
-def test_statistics() -> None:
+def _words(key: tuple[int, int], rows: int, columns: int) -> list[Tensor]:
+    row, column = torch.arange(rows, dtype=torch.int32)[:, None], torch.arange(columns, dtype=torch.int32)
+    return [ELEMENT_WORD(*_int32(*key), row, column, index=i) for i in range(3)]
+
+
+@pytest.mark.parametrize("over", ["steps", "columns"])
+def test_statistics(over: str) -> None:
     """Moments, correlations between neighbours and the distribution of 2^20 numbers, at 5 standard deviations."""
     n = 1 << 20
-    key, zero = _int32(11, 0xFFFF0001), _int32(0)[0]
-    column = torch.arange(n // 4, dtype=torch.int32)
-    row = torch.arange(4, dtype=torch.int32)[:, None]
-    z = NORMAL_NUMBER(*key, zero, row, column, stream=0).double()
-    u = UNIFORM_NUMBER(*key, zero, row, column, stream=1, bits=24).double()
+    if over == "columns":
+        words, step = _words((11, 0xFFFF0001), 4, n // 4), _int32(6)[0]
+    else:
+        words, step = [word.view(4, 1) for word in _words((11, 0xFFFF0001), 2, 2)], torch.arange(n // 4).int()
+    z = NORMAL_NUMBER(*words, step, stream=0).double()
+    u = UNIFORM_NUMBER(*words, step, stream=1, bits=24).double()
     assert z.mean().abs() < 5 / n**0.5
     assert (z.square().mean() - 1).abs() < 5 * (2 / n) ** 0.5
     assert z.pow(3).mean().abs() < 5 * (15 / n) ** 0.5
     assert (z.pow(4).mean() - 3).abs() < 5 * (96 / n) ** 0.5
     for distance in (1, 2, 3, 4):
         assert (z[:, distance:] * z[:, :-distance]).mean().abs() < 5.5 / n**0.5
+        products = (z[:, distance:].square() - 1) * (z[:, :-distance].square() - 1)
+        assert products.mean().abs() < 5.5 * 2 / n**0.5
     assert (z[0] * z[1]).mean().abs() < 5 / (n / 4) ** 0.5
     assert (u.mean() - 0.5).abs() < 5 * (1 / 12 / n) ** 0.5
     for values in (u.flatten(), torch.special.ndtr(z.flatten())):
-        distance = (values.sort().values - torch.arange(n) / n).abs().max()
-        assert distance < 2.2 / n**0.5  # Kolmogorov and Smirnov, at 1e-4
+        distances = (values.sort().values - torch.arange(n) / n).abs().max()
+        assert distances < 2.2 / n**0.5  # Kolmogorov and Smirnov, at 1e-4
     assert u.min() >= 0
     assert u.max() < 1
 
 
-def test_normal_numbers_are_those_of_the_formula() -> None:
-    key, zero = _int32(5, 6), _int32(0)[0]
-    column = torch.arange(1 << 16, dtype=torch.int32)
-    z = NORMAL_NUMBER(*key, zero, zero, column, stream=3)
-    a, b, c, d = (word.double() for word in words(*key, zero, zero, column, 3))
-    first = column & 2 == 0
-    radius = (-2.0 * torch.log((torch.where(first, a, c) + 0.5) * 2.0**-32)).sqrt()
-    angle = torch.where(first, b, d) * (2.0 * math.pi * 2.0**-32)
-    exact = radius * torch.where(column & 1 == 0, angle.cos(), angle.sin())
-    assert (z.double() - exact).abs().max() < 2e-5  # of small radii, whose u rounds to a multiple of 2^-24
+@pytest.mark.parametrize("step", [6, 7])
+def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
+    words, time = _words((5, 6), 1, 1 << 16), _int32(step)[0]
+    z = NORMAL_NUMBER(*words, time, stream=3).double()
+    a, b = (word.double() for word in words_of_steps(*words, time, 3))
+    radius = (-2.0 * torch.log((a + 0.5) * 2.0**-32)).sqrt()
+    angle = b * (2.0 * math.pi * 2.0**-32)
+    exact = radius * (angle.sin() if step % 2 else angle.cos())
+    assert (z - exact).abs().max() < 2e-5  # of small radii, whose logarithm is of a rounded number
     usual = radius > 0.1
-    assert ((z.double() - exact).abs() / radius)[usual].max() < 4e-6
+    assert ((z - exact).abs() / radius)[usual].max() < 4e-6
 
 
 # -- one set of numbers on all backends --------------------------------------------------------------------

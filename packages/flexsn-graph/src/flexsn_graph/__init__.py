@@ -29,7 +29,7 @@ from flexsn_graph.ir._info import FlexSNInfo, extract_info
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ops import OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph.ir._ports import Port, Role, ports
-from flexsn_graph.ir._random import NORMAL_NUMBER, UNIFORM_NUMBER
+from flexsn_graph.ir._random import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
 from flexsn_graph.passes._presence import Flag, Presence
@@ -55,6 +55,7 @@ from flexsn_graph.tracing._trace_lock import TRACE_LOCK
 __version__ = "0.1.0"
 
 __all__ = [
+    "ELEMENT_WORD",
     "MAX_DIMENSIONS",
     "NORMAL_NUMBER",
     "TRACE_LOCK",

@@ -31,7 +31,7 @@ from flexsn_nn.noise._found import draws
 from flexsn_nn.noise._numbers import Numbers
 from flexsn_nn.transforms._absorbed import Absorb, InStep
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added, check_transforms
+from flexsn_nn.transforms._compose import Counts, added, before, check_transforms
 from flexsn_nn.transforms._counts import SpikeCounts, per_channel
 from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
@@ -150,10 +150,9 @@ class FlexSN(Runs):
         self._shapes_for = None
         self._graph = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
-        program = self._get_program()
+        self._get_program()
         if example_inputs is not None:
-            step = program.specialize_examples(self._with_places(example_inputs))
-            compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
+            compare_specs(self._output_specs, self._specialize_examples(example_inputs))
 
     def forward(
         self,
@@ -338,14 +337,17 @@ class FlexSN(Runs):
                 transforms.append(InStep(affine.frozen().absorbed(inputs[0])[1], flows=True))
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
-        transforms = [*self._with_examples(tuple(transforms))]
-        program = self._program(transforms).scan
+        used = self._with_examples(tuple(transforms))
+        given = self._checked(inputs) if inputs else ()
+        call = self._call(self._backend, given)._replace(kernels=True)
+        if inputs and len(used) > len(transforms):
+            _, used = before(call, used)
+        program = self._program(used).scan
         lines += [*kernels(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
-            given = self._checked(inputs)
-            counts = any(transform.num_states for transform in transforms)
+            counts = any(transform.num_states for transform in used)
             states = None if self._kernels_start_alike(given) and not counts else self._initial(given)
-            more_inputs, more_states = added(self._call(self._backend, given), transforms)
+            more_inputs, more_states = added(call, used)
             given = (*given, *more_inputs)
             if states is not None:
                 states += more_states
@@ -365,9 +367,7 @@ class FlexSN(Runs):
 
     def kernel_names(self) -> tuple[str, ...]:
         """Names of the kernels that were built so far."""
-        program = self._get_program()
-        names = [name for step in program.specializations for name in step.kernel_names]
-        return tuple(dict.fromkeys(map(without_hash, names)))
+        return tuple(dict.fromkeys(map(without_hash, self._programs.kernel_names())))
 
     def extra_repr(self) -> str:
         core = getattr(self.core, "__name__", type(self.core).__name__)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flexsn_graph import StepValue
 from flexsn_nn._backends import (
     COMPILED,
     Backend,
@@ -205,25 +206,28 @@ class Chooses(KeepsStates):
         """What kernels of calls without transforms are made from."""
         return self._program(self._with_examples(self._own_transforms)).scan
 
-    def _with_places(self, examples: Sequence[Tensor]) -> Sequence[Tensor]:
-        """One step's inputs and states, and those that transforms add."""
-        transforms = self._with_examples(self._own_transforms)
-        count = self.num_inputs + self.num_states
-        if len(examples) != count or not any(transform.num_inputs for transform in transforms):
-            return examples
-        inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
-        return *inputs, *added(Call(inputs, "s", False, False, lambda: None), transforms)[0], *states
+    def _completed(self, call: Call) -> tuple[ScanProgram, Values]:
+        """What kernels of a call without transforms are made from, and the inputs that its step has."""
+        inputs, transforms = before(call, self._with_examples(self._own_transforms))
+        return self._program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
 
-    def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
-        """Shapes and dtypes of a step's outputs, by a trace of the step without transforms.
+    def _specialize_examples(self, examples: Sequence[Tensor]) -> list[Spec]:
+        """Shapes and dtypes of a step's outputs.
 
         Args:
-            inputs, states: sequences and initial states; their values do not matter.
+            examples: one step's inputs and states.
         """
-        transforms = self._with_examples(self._own_transforms)
-        call = Call(tuple(inputs), "m", False, False, lambda: None)
-        traced, _ = self._program(transforms).scan.specialize((*inputs, *added(call, transforms)[0]), states)
-        return [(value.shape, value.dtype) for value in traced.trace.outputs]
+        program = self._get_program()
+        if self._drawing(()) is not None and len(examples) == self.num_inputs + self.num_states:
+            inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
+            program, inputs = self._completed(Call(inputs, "s", True, False, lambda: None))
+            examples = *inputs, *states
+        return _specs(program.specialize_examples(examples).trace.outputs)
+
+    def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+        """As `_specialize_examples`, of sequences and initial states; their values do not matter."""
+        program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
+        return _specs(program.specialize(given, states)[0].trace.outputs)
 
     def _program(self, transforms: Sequence[Transform]) -> Program:
         """What kernels are made from, as `Programs.get` says.
@@ -248,3 +252,7 @@ class Chooses(KeepsStates):
             return None if self._starts_at_zero() else self._initial(inputs)
 
         return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)
+
+
+def _specs(values: Sequence[StepValue]) -> list[Spec]:
+    return [(value.shape, value.dtype) for value in values]

@@ -15,7 +15,7 @@ from flexsn_hop import complete_captured
 from flexsn_nn.errors import DrawError
 
 _library = torch.library.Library("flexsn_nn", "DEF")
-_library.define("places(Tensor low, Tensor high, Tensor step, Tensor row, Tensor column) -> ()")
+_library.define("places(Tensor first, Tensor second, Tensor third, Tensor step) -> ()")
 _library.define("means() -> ()")
 _library.define("draw(Tensor x, int bits) -> Tensor")
 _library.define("below(Tensor number, Tensor p) -> Tensor")

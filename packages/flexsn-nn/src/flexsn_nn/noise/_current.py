@@ -12,18 +12,30 @@ _Result = TypeVar("_Result")
 
 
 class Places(NamedTuple):
-    """Arguments of the numbers of one step, which broadcast to its shape, int32 each.
+    """Arguments of the numbers of one step, int32 each.
+
+    Attributes:
+        first, second, third: words of each element of the step, `[*step]`.
+        step: in time; broadcasts to the step.
+    """
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+    step: Tensor
+
+
+class Elements(NamedTuple):
+    """What the words of a step's elements are computed from, int32 each; they broadcast to the step.
 
     Attributes:
         low, high: the key.
-        step: in time.
         row: the index in the batch.
         column: the place of each element in its row, `[1, *step[1:]]`.
     """
 
     low: Tensor
     high: Tensor
-    step: Tensor
     row: Tensor
     column: Tensor
 

@@ -66,11 +66,11 @@ def _begin_draw(name: str) -> Step:
 
 def _check_shape(x: Tensor, places: Places, name: str) -> None:
     """Refuses a tensor of another shape than the step's. (The number of rows is read by no step.)"""
-    column = places.column
-    sizes = [column.size(d) for d in range(1, column.dim())]
+    word = places.first
+    sizes = [word.size(d) for d in range(1, word.dim())]
     found = [x.size(d) for d in range(1, x.dim())]
-    if x.dim() != places.row.dim() or (column.dim() and found != sizes):
-        step = ["rows", *map(str, sizes)] if places.row.dim() else []
+    if x.dim() != word.dim() or found != sizes:
+        step = ["rows", *map(str, sizes)] if word.dim() else []
         raise DrawError(
             f"{name} draws a number for each element of the step, [{', '.join(step)}], and got a tensor of shape "
             f"{list(x.shape)}: expand it to the step's shape."

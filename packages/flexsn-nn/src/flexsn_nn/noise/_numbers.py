@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_nn.noise._current import Places
+from flexsn_graph.ir._random import words_of_elements
+from flexsn_nn.noise._current import Elements, Places
 
 
 class Numbers:
@@ -42,8 +43,8 @@ class Numbers:
 
     def places(
         self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
-    ) -> Places:
-        """The places of a call, with a dimension of time in front where `steps` is no `None`.
+    ) -> tuple[Elements, Tensor]:
+        """Of a call: what the words of its elements are computed from, and its steps, `[T, 1, ...]` or `[1, ...]`.
 
         Args:
             shape: of the step.
@@ -69,11 +70,8 @@ class Numbers:
             row = row.view(-1, *ones[1:])
         else:
             row = torch.full((), self.first_row, dtype=torch.int32, device=device)
-        low, high, column = key[0].view(ones), key[1].view(ones), self._columns_of(shape, device)
-        if steps is None:
-            return Places(low, high, numbers.view(ones), row, column)
-        low, high, row, column = (place.expand(steps, *place.shape) for place in (low, high, row, column))
-        return Places(low, high, numbers.view(-1, *ones), row, column)
+        elements = Elements(key[0].view(ones), key[1].view(ones), row, self._columns_of(shape, device))
+        return elements, numbers.view(ones if steps is None else [-1, *ones])
 
     def _columns_of(self, shape: Sequence[int], device: torch.device) -> Tensor:
         """The place of each element in its row, `[1, *shape[1:]]`."""
@@ -108,7 +106,8 @@ def draw_all(
         shape, steps, device: as of `Numbers.places`.
         bits: of uniform numbers; `None`: normal ones.
     """
-    places = numbers.places(shape, steps, device, begins=True, keep=False)
+    elements, step = numbers.places(shape, steps, device, begins=True, keep=False)
+    places = Places(*words_of_elements(*elements), step)
     number: Tensor
     if bits is None:
         number = torch.ops.flexsn_graph.normal_number(*places, stream=0)
