@@ -143,9 +143,12 @@ def _shape_of_word(*tensors: Tensor, index: int) -> Tensor:
     return _shape(*tensors, dtype=torch.int32)
 
 
-library.define(f"element_word({_OF_ELEMENT}, *, int index) -> Tensor")
-library.define(f"uniform_number({_OF_STEP}, int bits) -> Tensor")
-library.define(f"normal_number({_OF_STEP}) -> Tensor")
+for _definition in (
+    f"element_word({_OF_ELEMENT}, *, int index) -> Tensor",
+    f"uniform_number({_OF_STEP}, int bits) -> Tensor",
+    f"normal_number({_OF_STEP}) -> Tensor",
+):
+    library.define(_definition, tags=torch.Tag.pointwise)
 for _name, _function in {"element_word": _one_word, "uniform_number": uniform, "normal_number": normal}.items():
     library.impl(_name, _function, "CompositeExplicitAutograd")
     _fake = _shape_of_word if _name == "element_word" else _shape
