@@ -52,17 +52,21 @@ DEV_INLINE float normal_number(int32_t first, int32_t second, int32_t third, int
     int32_t bits = int32_t(bits_of(x));
     int32_t exponent = (bits - 0x3F3504F3) >> 23;
     x = from_bits(uint32_t(bits) - (uint32_t(exponent) << 23)) - 1.0f;
-    float value = x * -0.23792216181755066f + 0.3733570873737335f;
-    value = value * x + -0.4099265933036804f;
-    value = value * x + 0.4981948733329773f;
-    value = value * x + -0.6662901639938354f;
-    value = value * x + 1.000022292137146f;
-    value = value * x + -2.000001907348633f;
-    float radius = sqrt(value * x + float(31 - exponent) * 1.3862943649291992f);
+    float value = x * 0.2858414053916931f + -0.4411187171936035f;
+    value = value * x + 0.508065402507782f;
+    value = value * x + -0.6651604771614075f;
+    value = value * x + 0.9998043775558472f;
+    value = value * x + -2.000009059906006f;
+    float square = value * x + float(31 - exponent) * 1.3862943649291992f;
+    float half = square * 0.5f;
+    float inverse = from_bits(0x5F3759DFu - (bits_of(square) >> 1));
+    inverse = inverse * (1.5f - half * inverse * inverse);
+    inverse = inverse * (1.500002384185791f - half * inverse * inverse);
+    float radius = square * inverse;
     float turn = float(int32_t(w.b - (uint32_t(step & 1) << 30))) * 0x1p-32f;
     float angle = 0.25f - abs(turn);
-    float square = angle * angle;
-    float sine = ((square * -70.9934310913086f + 81.34076690673828f) * square + -41.33714294433594f) * square;
+    float turned = angle * angle;
+    float sine = ((turned * -70.9934310913086f + 81.34076690673828f) * turned + -41.33714294433594f) * turned;
     return radius * ((sine + 6.283164024353027f) * angle);
 }
 

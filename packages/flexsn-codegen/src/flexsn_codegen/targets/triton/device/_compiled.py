@@ -81,12 +81,6 @@ def sqrt(x):
 
 
 @triton.jit
-def rounded_sqrt(x):
-    """Of float32, the nearest number, in the interpreter, too."""
-    return tl.sqrt_rn(x)
-
-
-@triton.jit
 def maximum(x, y):
     # The default does not propagate NaN.
     return tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL)
@@ -389,7 +383,6 @@ __all__ = [
     "pow",
     "round_bfloat16",
     "round_float16",
-    "rounded_sqrt",
     "signbit",
     "sqrt",
     "store",

@@ -74,8 +74,6 @@ round_bfloat16 = _on_torch(lambda x: x.to(torch.bfloat16).to(torch.float32))
 div = _on_torch(torch.div)
 div_by_constant = _on_torch(lambda x, y, reciprocal: x / y)  # eager on the CPU divides
 sqrt = _on_torch(torch.sqrt)
-# Of float32, libraries round some square roots to the second nearest number.
-rounded_sqrt = _on_torch(lambda x: x.double().sqrt().to(x.dtype))
 maximum = _on_torch(torch.maximum)
 minimum = _on_torch(torch.minimum)
 fmax = _on_torch(torch.fmax)
@@ -134,7 +132,6 @@ __all__ = [
     "pow",
     "round_bfloat16",
     "round_float16",
-    "rounded_sqrt",
     "signbit",
     "sqrt",
     "store",

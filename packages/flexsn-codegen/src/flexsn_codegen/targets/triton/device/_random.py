@@ -5,8 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flexsn_codegen.targets.triton.device import _base as base
-
 
 @triton.jit
 def element_word(low, high, row, column, index: tl.constexpr):
@@ -65,13 +63,17 @@ def normal_number(first, second, third, step, stream: tl.constexpr):
     bits = x.to(tl.int32, bitcast=True)
     exponent = (bits - 0x3F3504F3) >> 23
     x = (bits - (exponent << 23)).to(tl.float32, bitcast=True) - 1.0
-    value = x * -0.23792216181755066 + 0.3733570873737335
-    value = value * x + -0.4099265933036804
-    value = value * x + 0.4981948733329773
-    value = value * x + -0.6662901639938354
-    value = value * x + 1.000022292137146
-    value = value * x + -2.000001907348633
-    radius = base.rounded_sqrt(value * x + (31 - exponent).to(tl.float32) * 1.3862943649291992)
+    value = x * 0.2858414053916931 + -0.4411187171936035
+    value = value * x + 0.508065402507782
+    value = value * x + -0.6651604771614075
+    value = value * x + 0.9998043775558472
+    value = value * x + -2.000009059906006
+    square = value * x + (31 - exponent).to(tl.float32) * 1.3862943649291992
+    half = square * 0.5
+    inverse = (0x5F3759DF - (square.to(tl.int32, bitcast=True) >> 1)).to(tl.float32, bitcast=True)
+    inverse = inverse * (1.5 - half * inverse * inverse)
+    inverse = inverse * (1.500002384185791 - half * inverse * inverse)
+    radius = square * inverse
     turn = (b.to(tl.int32, bitcast=True) - ((step & 1) << 30)).to(tl.float32) * 2.3283064365386963e-10
     angle = 0.25 - tl.abs(turn)
     square = angle * angle
