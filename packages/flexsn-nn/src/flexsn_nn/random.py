@@ -8,7 +8,7 @@ A neuron draws its key from PyTorch's generator whenever it begins at the initia
 reproduces it. As long as the state is carried, the time steps count on: a sequence in two calls has the numbers of the
 whole.
 
-Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox 4x32-10).
+Source: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def normal_like(x: Tensor) -> Tensor:
 
     Returns:
         A tensor of the shape, dtype and device of `x`, without a gradient. The numbers are computed in float32 and
-        converted; they are between -6.8 and 6.8, and equal to the bit on all backends.
+        converted; they are between -6.6 and 6.6, and equal to the bit on all backends.
 
     Raises:
         DrawError: outside of a core of `FlexSN`; or `x` has another shape than the step.
