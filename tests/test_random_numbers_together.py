@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flexsn_codegen import UnsupportedOpError
-from flexsn_codegen.source._core import emit_core
+from flexsn_codegen.core._core import emit_core
 from flexsn_codegen.targets.cuda import CUDA
 from flexsn_graph import NORMAL_NUMBER
 from flexsn_nn import FlexSN, Recurrent, StochasticLIF, graphs, surrogate

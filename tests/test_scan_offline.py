@@ -17,10 +17,10 @@ from flexsn_nn import FlexSN, surrogate
 from flexsn_nn.random import bernoulli_like, normal_like, uniform_like
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.kernels import _backward, _forward
+from flexsn_runtime.launches._kernel import CompiledKernel
 from flexsn_runtime.launches._launch import allocator
 from flexsn_runtime.plans._buckets import LaunchConfig, LaunchPlan, launch_plan
 from flexsn_runtime.step._pointwise_step import Specialization
-from flexsn_runtime.step._specialization import CompiledKernel
 
 TARGETS = ("sm_80", "sm_90", "gfx942")
 # Every core by the launch plan of large steps; that of small ones unrolls as much in more stages, and takes several

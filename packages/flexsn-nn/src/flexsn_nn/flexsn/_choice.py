@@ -20,7 +20,7 @@ from flexsn_nn._backends import (
 from flexsn_nn._example_outputs import Spec, compare_specs
 from flexsn_nn._inputs import check_input
 from flexsn_nn._portability import portability
-from flexsn_nn._programs import Program
+from flexsn_nn._programs import StepProgram
 from flexsn_nn._refusals import kinds_of
 from flexsn_nn._state_shapes import step_shape
 from flexsn_nn._stateful import is_own
@@ -229,7 +229,7 @@ class Chooses(KeepsStates):
         program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
         return _specs(program.specialize(given, states)[0].trace.outputs)
 
-    def _program(self, transforms: Sequence[Transform]) -> Program:
+    def _program(self, transforms: Sequence[Transform]) -> StepProgram:
         """What kernels are made from, as `Programs.get` says.
 
         Args:

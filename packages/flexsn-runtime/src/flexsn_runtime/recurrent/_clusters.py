@@ -19,6 +19,9 @@ _OTHER_REGISTERS = 60  # of a thread, beside the matrices
 _MOST_THREADS = 1024
 # Of the matrices in a thread; more of them leave none for operands that are under way.
 _MOST_OF_MATRICES = 192
+# Wider steps, and those in half precision, are faster in programs that exchange through global memory, on an H100
+# (benchmarks/results/clusters.md).
+_MOST_COLUMNS = 256
 
 
 def clusters_wanted() -> bool:
@@ -43,6 +46,9 @@ def clusters_for(loop: Loop, processors: int) -> Iterator[Cluster]:
     Args:
         processors: of the GPU.
     """
+    dtypes = {exchange.dtype for exchange in loop.exchanges}
+    if loop.width > _MOST_COLUMNS or dtypes != {torch.float32}:
+        return
     fitting = [
         Cluster(blocks, splits, row_tiles)
         for row_tiles in _ROW_TILES
