@@ -137,7 +137,7 @@ def test_normal_numbers_are_those_of_the_formula(step: int) -> None:
 # -- one set of numbers on all backends --------------------------------------------------------------------
 
 
-@pytest.mark.long(all_but=["*-torch.float32", "cpp-torch.bfloat16", "triton-torch.float16"])
+@pytest.mark.long(all_but=["cpp-torch.float32", "triton-torch.bfloat16", "hop-torch.float16"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_numbers_are_equal_to_the_bit(backend: str, dtype: torch.dtype) -> None:
@@ -179,6 +179,7 @@ def trained(
     return y.detach(), [state.detach() for state in neuron.states], [x.grad, *weights]
 
 
+@pytest.mark.long(all_but=["cpp-chunks", "triton-whole", "torch-steps"])
 @pytest.mark.parametrize(
     "options",
     [{}, {"chunks": 5}, {"single": True}],
@@ -196,7 +197,7 @@ def test_training_and_chunks_are_the_loop_over_the_whole(backend: str, options: 
     torch.testing.assert_close(found[1:], expected[1:], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.long(all_but=["cpp-3", "triton-0"])
+@pytest.mark.long(all_but=["cpp-3"])
 @pytest.mark.parametrize("chunks", [0, 3])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_recurrent_steps(backend: str, chunks: int) -> None:
@@ -224,6 +225,7 @@ def test_gradients_of_what_is_drawn(backend: str) -> None:
 # -- what a number depends on ------------------------------------------------------------------------------
 
 
+@pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
     first = numbers((6, 3, 50), backend)
@@ -239,6 +241,7 @@ def test_draws_steps_rows_and_neurons_differ(backend: str) -> None:
     assert not torch.equal(one(x)[0], two(x)[0])
 
 
+@pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_a_reset_draws_another_key(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 50)
@@ -257,6 +260,7 @@ def test_a_reset_draws_another_key(backend: str) -> None:
     assert not torch.equal(neuron(x)[0], known)
 
 
+@pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_batches_in_parts(backend: str) -> None:
     """A row has its numbers by its own index: in a process with the rows from the third on, `first_row=3`."""
@@ -270,6 +274,7 @@ def test_batches_in_parts(backend: str) -> None:
         assert torch.equal(neuron(x[:, start:end]), whole[:, start:end])
 
 
+@pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_evaluation_draws_means_where_asked(backend: str) -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4, backend=backend), torch.ones(2, 3, 5)
@@ -311,6 +316,7 @@ def test_compiled_calls_have_the_same_numbers(core: Callable[..., Any]) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+@pytest.mark.long
 def test_compiled_evaluation_draws_means() -> None:
     neuron = FlexSN(drawn, 1, 1, 4).eval()
     configure(neuron, in_evaluation=False)
@@ -318,6 +324,7 @@ def test_compiled_evaluation_draws_means() -> None:
     assert all(bool((values == mean).all()) for values, mean in ((z, 0.0), (u, 0.5), (b, 0.8)))
 
 
+@pytest.mark.long
 def test_compiled_training() -> None:
     x = torch.rand(9, 5, 37) * 1.5
     gradients = []
@@ -332,6 +339,7 @@ def test_compiled_training() -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_compiled_calls_draw_keys() -> None:
     neuron, x = FlexSN(drawn, 1, 1, 4), torch.ones(3, 2, 5)
     compiled = torch.compile(neuron, fullgraph=True, backend="aot_eager")
@@ -357,6 +365,7 @@ def test_exported_programs_draw() -> None:
     assert not torch.equal(program(x)[0], first)
 
 
+@pytest.mark.long(all_but=["cpp"])
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 def test_checkpoints_run_again_with_the_same_numbers(backend: str) -> None:
     neuron = FlexSN(noisy, 1, 1, 1, backend=backend)

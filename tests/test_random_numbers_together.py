@@ -59,7 +59,7 @@ class NoisyInput(Transform):
 # -- with lengths, resets and transforms -------------------------------------------------------------------
 
 
-@pytest.mark.long(all_but=["*-cpp"])
+@pytest.mark.long(all_but=["step-cpp"])
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize(
     "make",
@@ -156,7 +156,7 @@ def random_core(seed: int) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
 @pytest.mark.long(all_but=["0"])
 @pytest.mark.parametrize("first", range(8))
 def test_random_cores(first: int) -> None:
-    for seed in range(3 * first, 3 * first + 3):
+    for seed in range(2 * first, 2 * first + 2):
         generator = random.Random(seed)
         core, x = random_core(seed), sequences(generator.randrange(1, 12), generator.randrange(1, 5), 13)
         expected = run(FlexSN(core, 1, 1, 1, backend="torch"), x)

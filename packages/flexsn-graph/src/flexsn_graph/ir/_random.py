@@ -24,8 +24,6 @@ from flexsn_graph.ir._ops import Op, OpFacts, library, register_facts
 _MASK = 0xFFFFFFFF
 _OF_ELEMENT = "Tensor key_low, Tensor key_high, Tensor row, Tensor column"
 _OF_STEP = "Tensor first, Tensor second, Tensor third, Tensor step, *, int stream"
-WORDS_OF_ELEMENT = 3
-
 _Four = tuple[Tensor, Tensor, Tensor, Tensor]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_graph import StepValue
 from flexsn_nn._backends import (
     COMPILED,
     Backend,
@@ -222,12 +221,14 @@ class Chooses(KeepsStates):
             inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
             program, inputs = self._completed(Call(inputs, "s", True, False, lambda: None))
             examples = *inputs, *states
-        return _specs(program.specialize_examples(examples).trace.outputs)
+        outputs = program.specialize_examples(examples).trace.outputs
+        return [(value.shape, value.dtype) for value in outputs]
 
     def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """As `_specialize_examples`, of sequences and initial states; their values do not matter."""
         program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
-        return _specs(program.specialize(given, states)[0].trace.outputs)
+        outputs = program.specialize(given, states)[0].trace.outputs
+        return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
         """What kernels are made from, as `Programs.get` says.
@@ -252,7 +253,3 @@ class Chooses(KeepsStates):
             return None if self._starts_at_zero() else self._initial(inputs)
 
         return Call(inputs, self._step_mode, kernels and not compiling, in_step, initial_states)
-
-
-def _specs(values: Sequence[StepValue]) -> list[Spec]:
-    return [(value.shape, value.dtype) for value in values]

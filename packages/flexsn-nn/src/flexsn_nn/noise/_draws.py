@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from flexsn_graph.ir._random import WORDS_OF_ELEMENT, words_of_elements
 from flexsn_nn.noise import _captured as _captured  # defines operators of captured steps
 from flexsn_nn.noise._current import Elements, Places, drawing
 from flexsn_nn.noise._numbers import Numbers
 from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+from flexsn_runtime import words_of_elements
 
 
 class Draws(Transform):
@@ -61,9 +61,9 @@ class Draws(Transform):
     def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
         """The step, in which draws know their places."""
         words = own.tensors
-        if len(words) != WORDS_OF_ELEMENT:
+        if len(words) == len(Elements._fields):
             word = torch.ops.flexsn_graph.element_word
-            words = tuple([word(*own.tensors, index=i) for i in range(WORDS_OF_ELEMENT)])
+            words = tuple([word(*own.tensors, index=i) for i in range(3)])
         places = Places(*words, *own.inputs)
         if torch.compiler.is_dynamo_compiling():  # a captured step may not change an object: `number_draws`
             torch.ops.flexsn_nn.places(*places)

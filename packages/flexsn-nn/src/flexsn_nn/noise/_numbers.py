@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flexsn_graph.ir._random import words_of_elements
 from flexsn_nn.noise._current import Elements, Places
+from flexsn_runtime import words_of_elements
 
 
 class Numbers:
