@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -13,6 +13,8 @@ from scan_cores import CASES, Case, problem
 from torch import Tensor
 
 from flexsn_codegen import TRITON, KernelSource, OfflineJob, ResourceUse, compile_offline
+from flexsn_nn import FlexSN, surrogate
+from flexsn_nn.random import bernoulli_like, normal_like, uniform_like
 from flexsn_runtime import ScanProgram, prepare, scan
 from flexsn_runtime.kernels import _backward, _forward
 from flexsn_runtime.launches._kernel import CompiledKernel
@@ -31,18 +33,8 @@ SMALL_CASE = ("lif_hard", "sm_90")
 SHARED_BYTES = 64 * 1024
 
 
-def recorded(
-    case: Case,
-    size: int,
-    monkeypatch: pytest.MonkeyPatch,
-    rule: SegmentRule | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> dict[str, OfflineJob]:
-    """The forward with checkpoints and the backward, as the runtime makes and launches them on a GPU.
-
-    Args:
-        rule: adds the kernels of segments, by what their names say they do.
-    """
+def recording(size: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, OfflineJob]:
+    """What scans launch from now on, as the runtime makes and launches it on a GPU."""
     jobs: dict[str, OfflineJob] = {}
 
     class Recorder:
@@ -73,6 +65,22 @@ def recorded(
     monkeypatch.setattr(_forward, "launch", Recorder)
     monkeypatch.setattr(_backward, "launch", Recorder)
     monkeypatch.setattr(_kernels, "launch", Recorder)
+    return jobs
+
+
+def recorded(
+    case: Case,
+    size: int,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: SegmentRule | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> dict[str, OfflineJob]:
+    """The forward with checkpoints and the backward.
+
+    Args:
+        rule: adds the kernels of segments, by what their names say they do.
+    """
+    jobs = recording(size, monkeypatch)
     p = problem(case, 3 if rule is None else 128, (8, 16), dtype=dtype)
     with using_segments(rule):
         step, arguments = prepare(ScanProgram(p.core, *p.counts), (*p.inputs, *p.states))
@@ -133,3 +141,27 @@ def test_every_core_compiles_without_spills(
         assert 0 < use.registers <= 255, name
         assert use.shared_bytes <= SHARED_BYTES, name
         assert len(use.binary) > 1000, name
+
+
+@pytest.mark.long(all_but=["normal-sm_90"])
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("draw", [normal_like, uniform_like, bernoulli_like], ids=["normal", "uniform", "bernoulli"])
+def test_random_numbers_compile_without_spills(
+    draw: Callable[[Tensor], Tensor], target: str, monkeypatch: pytest.MonkeyPatch, interpreted: None
+) -> None:
+    """And without branches: the registers of one draw leave room for as many warps as memory needs."""
+    spike = surrogate.Sigmoid()
+
+    def lif(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        h = v + (x + 0.2 * draw(x) - v) / 2.0
+        s = spike(h - 1.0)
+        return s, h * (1.0 - s)
+
+    jobs = recording(LARGE, monkeypatch)
+    x = torch.rand(8, 4, 64, requires_grad=True)
+    torch.autograd.grad(FlexSN(lif, 1, 1, 1, backend="triton")(x).sum(), x)
+    assert sorted(jobs) == ["backward", "forward"]
+    for use in compile_offline([replace(job, target=target) for job in jobs.values()]):
+        assert use.spilled_bytes == use.local_bytes == 0
+        assert use.registers <= 128
+        assert use.shared_bytes <= SHARED_BYTES

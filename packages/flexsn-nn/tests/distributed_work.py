@@ -26,12 +26,13 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from flexsn_nn import ALIF, LIF, PLIF, FlexSN, OverTime, surrogate
+from flexsn_nn import ALIF, LIF, PLIF, FlexSN, OverTime, StochasticLIF, surrogate
 from flexsn_nn.distributed import FromReset, TimeShards, time_shard
 from flexsn_nn.functional import reset_net
 from flexsn_nn.fusion import fuse_norms
 from flexsn_nn.layer import Delay, NormNeuron, SharedDropout, Stateful
 from flexsn_nn.neuron import SlidingPSN
+from flexsn_nn.random import configure
 
 Results = dict[str, Any]
 spike = surrogate.ATan()
@@ -121,6 +122,19 @@ def half(x: Tensor, rank: int, dim: int = 1) -> Tensor:
 
 def ddp(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
     return train(DistributedDataParallel(network()), half(batch(), rank))
+
+
+def noisy_network(first_row: int) -> nn.Sequential:
+    """With random numbers of these rows."""
+    net = network()
+    net[1] = StochasticLIF(v_threshold=0.3)
+    configure(net, seed=3, first_row=first_row)
+    return net
+
+
+def noise_of_rows(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
+    part = half(batch(), rank)
+    return train(DistributedDataParallel(noisy_network(rank * part.shape[1])), part)
 
 
 def fully_sharded(mesh: DeviceMesh) -> nn.Sequential:
@@ -357,6 +371,7 @@ def norms(rank: int, mesh: DeviceMesh, folder: Path) -> Any:
 SCENARIOS = (
     norms,
     ddp,
+    noise_of_rows,
     fsdp,
     fsdp_from_an_old_checkpoint,
     tensor_parallel,

@@ -74,6 +74,13 @@ def test_data_parallel(results: list[dict[str, Any]]) -> None:
         assert_close(found["ddp"], wanted)
 
 
+def test_random_numbers_of_rows(results: list[dict[str, Any]]) -> None:
+    """The losses of two processes, and so the parameters, are those of one."""
+    wanted = work.train(work.noisy_network(0), work.batch())
+    for found in results:
+        assert_close(found["noise_of_rows"], wanted)
+
+
 def test_norms_over_processes(results: list[dict[str, Any]]) -> None:
     net = work.normalised(torch.nn.BatchNorm1d)
     x = work.random(3, 5, 8, 6, 2).requires_grad_()

@@ -31,6 +31,7 @@ from flexsn_graph.errors import (
 from flexsn_graph.ir._layout import LiftedLayout
 from flexsn_graph.ir._ops import OpFacts, facts_of, known_ops, register_facts
 from flexsn_graph.ir._ports import Port, Role, ports
+from flexsn_graph.ir._random import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER, words_of_elements
 from flexsn_graph.ir._step_graph import StepGraph
 from flexsn_graph.passes._continuity import continuous_nodes
 from flexsn_graph.passes._linearity import is_linear, linear_part
@@ -55,8 +56,11 @@ from flexsn_graph.tracing._substitute import Converted, Effects, Substituted
 __version__ = "0.1.0"
 
 __all__ = [
+    "ELEMENT_WORD",
     "MAX_DIMENSIONS",
+    "NORMAL_NUMBER",
     "TRACE_LOCK",
+    "UNIFORM_NUMBER",
     "ArgumentType",
     "Axis",
     "CaptureError",
@@ -133,4 +137,5 @@ __all__ = [
     "trace_pointwise",
     "trace_step",
     "without_cotangents",
+    "words_of_elements",
 ]

@@ -15,7 +15,7 @@ from flexsn_hop.loop._arguments import OutputTemplateSpec, StepFunction
 from flexsn_hop.loop._eager import eager_scan, eager_scan_final_state
 from flexsn_hop.lowering._lowering import ScanLowering, register_scan_lowering, scan_lowerings
 from flexsn_hop.operator import _autograd as _autograd  # gives the operator its gradient
-from flexsn_hop.operator._dynamo import dynamo_hop_available, why_dynamo_hop_unavailable
+from flexsn_hop.operator._dynamo import complete_captured, dynamo_hop_available, why_dynamo_hop_unavailable
 from flexsn_hop.operator._operator import FlexSNScan, flex_sn_scan, flex_sn_scan_final_state
 from flexsn_hop.trees._scan import scan
 
@@ -27,6 +27,7 @@ __all__ = [
     "ScanLowering",
     "StepFunction",
     "__version__",
+    "complete_captured",
     "dynamo_hop_available",
     "eager_scan",
     "eager_scan_final_state",

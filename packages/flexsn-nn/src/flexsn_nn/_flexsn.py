@@ -29,9 +29,11 @@ from flexsn_nn.errors import ExportError
 from flexsn_nn.flexsn._exports import InExport
 from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
+from flexsn_nn.noise._found import draws
+from flexsn_nn.noise._numbers import Numbers
 from flexsn_nn.transforms._absorbed import Absorb, InStep
 from flexsn_nn.transforms._bits import SpikesAsBits
-from flexsn_nn.transforms._compose import Counts, added, check_transforms
+from flexsn_nn.transforms._compose import Counts, added, before, check_transforms
 from flexsn_nn.transforms._counts import SpikeCounts, per_channel
 from flexsn_nn.transforms._lengths import Lengths
 from flexsn_nn.transforms._precision import PRECISIONS, InFloat32
@@ -131,6 +133,8 @@ class FlexSN(Runs):
         self._backend = check_backend(backend, step_mode)
         self.store_state_seqs = store_state_seqs
         self._output_specs = specs_of(example_outputs, num_outputs)
+        self._numbers = Numbers()
+        self._draws = draws(core)
         self._programs = Programs(Counts(num_inputs, num_states, num_outputs), residuals)
         self._handover: Handover | None = None
         self._spike_range = None
@@ -150,10 +154,9 @@ class FlexSN(Runs):
         self._exported = None  # by torch.export, in the program that it traces
         self._graph = None  # of the loop's last call
         self._reset_in = recomputation()  # in which reset() was called last
-        program = self._get_program()
+        self._get_program()
         if example_inputs is not None:
-            step = program.specialize_examples(example_inputs)
-            compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
+            compare_specs(self._output_specs, self._specialize_examples(example_inputs))
 
     def forward(
         self,
@@ -197,7 +200,7 @@ class FlexSN(Runs):
         compiling = torch.compiler.is_compiling()
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
-        changes = self._transforms(affine, lengths, resets, transforms)
+        changes = self._transforms(inputs, affine, lengths, resets, transforms)
         counts = SpikeCounts() if self.count_spikes else None
         if counts is not None:
             changes = (*changes, counts)
@@ -212,6 +215,7 @@ class FlexSN(Runs):
                 self._bits.forget()
                 if self._packs():
                     changes = (*changes, SpikesAsBits())
+            changes = self._with_draws(changes, begins=not self.states, keep=True)
             exchange: SequenceRunner | None = self.__dict__.get("_exchange")
             if exchange is not None and len(inputs) == 1 and not self._own_transforms:
                 output = exchange.run(self, inputs) if self._asked(changes) == _SEQUENCE else None
@@ -225,6 +229,8 @@ class FlexSN(Runs):
                 graph.watch(self.states)
         exporting = compiling and is_exporting()
         begin = self._states_in_export() if exporting else self.states
+        if compiling:
+            changes = self._with_draws(changes, begins=not begin, keep=not exporting)
         if not compiling and is_jit_tracing():
             raise ExportError(
                 "torch.jit.trace records the loop for one T, and the state that the neuron has now. Use "
@@ -299,12 +305,15 @@ class FlexSN(Runs):
         given = (inputs,) if isinstance(inputs, Tensor) else tuple(inputs)
         if self._handover is not None:
             given, affine = self._handover.take(given, affine)
-        changes = self._transforms(affine, lengths, resets, transforms)
-        outputs, new_states, _ = self._run(given, self._as_states(states), keep=False, transforms=changes)
+        changes = self._transforms(given, affine, lengths, resets, transforms)
+        begun = self._as_states(states)
+        changes = self._with_draws(changes, begins=not begun, keep=False)
+        outputs, new_states, _ = self._run(given, begun, keep=False, transforms=changes)
         return outputs[0] if self.num_outputs == 1 else outputs, new_states
 
     def _transforms(
         self,
+        inputs: tuple[Tensor, ...],
         affine: Producer | None,
         lengths: Tensor | None,
         resets: Tensor | None,
@@ -317,6 +326,7 @@ class FlexSN(Runs):
         if affine is not None:
             flows = self.requires_grad is None or self.requires_grad[0]
             found = (Absorb(affine, flows=flows), *found)
+        found = (*self._completing(inputs), *found)
         if resets is not None:
             found = (*found, Resets(resets))
         return found if lengths is None else (*found, Lengths(lengths))
@@ -339,20 +349,26 @@ class FlexSN(Runs):
             lines.append("the affine part of the input is computed before the step: init_states looks at the input")
             affine = None
         launched = self._decisions.has_launched(kinds)
-        transforms = [*self._own_transforms]
+        transforms = [*self._own_transforms, *self._completing(inputs)]
         if affine is not None:
             with torch.no_grad():
                 transforms.append(InStep(affine.frozen().absorbed(inputs[0])[1], flows=True))
         if self.count_spikes and launched and self._step_mode == "m":
             transforms.append(SpikeCounts())
-        program = self._program(transforms).scan
+        used = self._with_examples(tuple(transforms))
+        given = self._checked(inputs) if inputs else ()
+        call = self._call(self._backend, given)._replace(kernels=True)
+        if inputs and len(used) > len(transforms):
+            _, used = before(call, used)
+        program = self._program(used).scan
         lines += [*kernels(program), *segments(program), *launchers(program), *products(program), *constants(program)]
         if inputs:
-            given = self._checked(inputs)
-            counts = any(transform.num_states for transform in transforms)
+            counts = any(transform.num_states for transform in used)
             states = None if self._kernels_start_alike(given) and not counts else self._initial(given)
+            more_inputs, more_states = added(call, used)
+            given = (*given, *more_inputs)
             if states is not None:
-                states += added(self._call(self._backend, given), transforms)[1]
+                states += more_states
             sequences = [x.unsqueeze(0) for x in given] if self._step_mode == "s" else given
             lines += traffic(program, sequences, states, keep=self.store_state_seqs)
         unpacked = self._bits.why_refused(self.core)
@@ -369,9 +385,7 @@ class FlexSN(Runs):
 
     def kernel_names(self) -> tuple[str, ...]:
         """Names of the kernels that were built so far."""
-        program = self._get_program()
-        names = [name for step in program.specializations for name in step.kernel_names]
-        return tuple(dict.fromkeys(map(without_hash, names)))
+        return tuple(dict.fromkeys(map(without_hash, self._programs.kernel_names())))
 
     def extra_repr(self) -> str:
         core = getattr(self.core, "__name__", type(self.core).__name__)

@@ -11,6 +11,9 @@ from flexsn_nn.transforms._compose import Counts, StandIns, composed, key_of
 from flexsn_nn.transforms._transform import Transform
 from flexsn_runtime import Completion, ScanProgram, TargetName
 
+# So many programs are kept: the shapes of what transforms capture are part of their keys.
+_MOST = 64
+
 
 class Changes(NamedTuple):
     """What a call passes to a program for the transforms that it was made with.
@@ -101,8 +104,15 @@ class Programs:
             or program.requires_grad is not requires_grad
             or program.scan.on_cpu != on_cpu
         ):
+            while len(self._made) >= _MOST:
+                del self._made[next(iter(self._made))]
             program = self._made[key] = self._make(core, requires_grad, on_cpu, transforms, key)
         return program
+
+    def kernel_names(self) -> list[str]:
+        """Of the kernels of all programs that were built so far."""
+        steps = [step for program in self._made.values() for step in program.scan.specializations]
+        return [name for step in steps for name in step.kernel_names]
 
     def _make(
         self,

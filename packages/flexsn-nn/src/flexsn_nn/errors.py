@@ -43,6 +43,10 @@ class StateError(ValueError):
     """States that do not fit the input, or another number of them than the neuron has."""
 
 
+class DrawError(ValueError):
+    """A random number of `flexsn_nn.random` that no step draws, or of another shape than the step."""
+
+
 class PlacementError(ValueError):
     """A `DTensor` that lies on the processes in a way in which none can run its part of the step by itself."""
 

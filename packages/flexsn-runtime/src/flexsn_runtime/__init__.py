@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flexsn_graph import Phase, TraceError, UnsupportedCoreError
+from flexsn_graph import Phase, TraceError, UnsupportedCoreError, words_of_elements
 from flexsn_runtime._availability import triton_interpreted
 from flexsn_runtime._few_bits import pack_numbers, unpack_numbers
 from flexsn_runtime._torch_private import transform_at_work
@@ -182,4 +182,5 @@ __all__ = [
     "why_refused",
     "why_slow_product",
     "why_unavailable",
+    "words_of_elements",
 ]

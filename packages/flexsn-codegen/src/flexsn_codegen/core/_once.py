@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from flexsn_graph import Role, StepGraph, facts_of
+from flexsn_graph import ELEMENT_WORD, Role, StepGraph, facts_of
 
 _prims = torch.ops.prims
 
@@ -19,7 +19,7 @@ def computed_once(step: StepGraph) -> tuple[fx.Node, ...]:
     """The results of slow ops, functions and divisions, that are computed from lifted tensors alone; of those that such
     results are computed from, only what the step needs besides.
 
-    They have the dtypes of floating-point numbers.
+    They have the dtypes of floating-point numbers, but for the words that random numbers of an element are made from.
     """
     alike = {node for port, node in step.placeholders.items() if port.role is Role.LIFTED}
     for node in step.graph.nodes:
@@ -57,6 +57,8 @@ def ancestors(nodes: tuple[fx.Node, ...]) -> set[fx.Node]:
 
 
 def _is_slow(node: fx.Node) -> bool:
+    if node.target is ELEMENT_WORD:
+        return True
     facts, value = facts_of(node.target), node.meta.get("val")
     if facts is None or facts.exact or node.target in _QUICK:
         return False

@@ -94,11 +94,11 @@ SUM_OP: Op = _prims.sum.default
 
 # Between the gradient of an argument without dimensions, a sum over the elements, and the terms of that sum. Each is
 # the adjoint of the other. See `_pointwise`.
-_library = torch.library.Library("flexsn_graph", "DEF")
-_library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
-_library.define("uniform(Tensor terms) -> Tensor")
-_library.impl("terms", lambda total, shape: total.expand(shape).clone(), "CompositeExplicitAutograd")
-_library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExplicitAutograd")
+library = torch.library.Library("flexsn_graph", "DEF")
+library.define("terms(Tensor sum, SymInt[] shape) -> Tensor")
+library.define("uniform(Tensor terms) -> Tensor")
+library.impl("terms", lambda total, shape: total.expand(shape).clone(), "CompositeExplicitAutograd")
+library.impl("uniform", lambda terms: terms.flatten()[0].clone(), "CompositeExplicitAutograd")
 TERMS: Op = torch.ops.flexsn_graph.terms.default
 UNIFORM: Op = torch.ops.flexsn_graph.uniform.default
 

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from flexsn_graph._location import SourceLocation
 from flexsn_graph.ir._ops import VIEW_OPS, Op
+from flexsn_graph.ir._random import ELEMENT_WORD
 
 
 class Hoists(Enum):
@@ -55,7 +56,7 @@ class CalledOp:
 def stays(called: CalledOp, hoists: Hoists, *, has_gradient: bool) -> bool:
     """Whether an op, called on captured tensors alone, can be a part of the step."""
     if hoists is Hoists.EVERYTHING:
-        return False
+        return called.op is ELEMENT_WORD  # whole numbers, which a kernel makes in a fraction of the time
     name = called.op._opname.rstrip("_") if called.writes else called.op._opname
     if torch.Tag.pointwise in called.op.tags or name in _STAYING_OPS:
         return True

@@ -105,7 +105,8 @@ def refuse_op(
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise RandomOpError(
             f"the core calls {name}: random ops are not supported, because the backward pass "
-            "recomputes the step. Draw the numbers outside and pass them as an input sequence.",
+            "recomputes the step. Draw in the step with normal_like, uniform_like or bernoulli_like of "
+            "flexsn_nn.random, whose numbers are the same each time, or draw outside and pass an input sequence.",
             name,
             location,
         )

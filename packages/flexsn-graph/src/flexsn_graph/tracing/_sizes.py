@@ -29,7 +29,7 @@ def _found(owner: Any, names: str) -> set[Any]:
 # Functions along one dimension: the position of the argument that names it.
 _ALONG_ONE = {
     **dict.fromkeys(["cat", "concat", "concatenate", "gather", "index_select"], 1),
-    **dict.fromkeys(["narrow", "select", "unbind", "unflatten"], 1),
+    **dict.fromkeys(["narrow", "select", "size", "unbind", "unflatten"], 1),
     **dict.fromkeys(["chunk", "repeat_interleave", "split", "tensor_split"], 2),
 }
 

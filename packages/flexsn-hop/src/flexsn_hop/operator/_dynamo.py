@@ -21,7 +21,7 @@ from flexsn_hop.lowering._builtin import through_scan, through_while_loop
 from flexsn_hop.lowering._lowering import code_version, find_lowerings, requested_lowering
 from flexsn_hop.operator._inspect import inspect_step
 
-__all__ = ["dynamo_hop_available", "node_options", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
+__all__ = ["complete_captured", "dynamo_hop_available", "node_options", "offer_to_dynamo", "why_dynamo_hop_unavailable"]
 
 
 def dynamo_hop_available() -> bool:
@@ -45,6 +45,22 @@ def why_dynamo_hop_unavailable() -> str | None:
 def offer_to_dynamo(name: str) -> None:
     """Register the operator ``name`` with Dynamo if that is loaded; cheap if it was done."""
     register_with_dynamo(name, CaptureHooks(before=_before, instead=_instead, after=_after))
+
+
+_COMPLETIONS: list[Callable[[torch.fx.GraphModule], None]] = []
+
+
+def complete_captured(complete: Callable[[torch.fx.GraphModule], None]) -> None:
+    """Registers a function that changes the graph of each step that Dynamo captures, in place.
+
+    For what a step does by changing an object while it runs, which Dynamo refuses: it calls an operator instead, whose
+    nodes the function replaces.
+
+    Example:
+        >>> from flexsn_hop import complete_captured
+        >>> complete_captured(lambda module: None)
+    """
+    _COMPLETIONS.append(complete)
 
 
 def _before(call: CapturedCall) -> dict[str, Any] | Callable[..., Any]:
@@ -110,4 +126,6 @@ def _after(call: CapturedCall, graph: torch.fx.GraphModule, samples: Sequence[An
     num_inputs, num_states, num_outputs = call.args[:3]
     states = samples[num_inputs : num_inputs + num_states]
     check_step(returned, states, num_outputs, step=0)
+    for complete in _COMPLETIONS:
+        complete(graph)
     inspect_step(graph, samples)

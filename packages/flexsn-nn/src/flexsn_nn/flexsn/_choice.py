@@ -142,6 +142,7 @@ class Chooses(KeepsStates):
     ) -> str | None:
         """Why kernels refuse the core, or what a user's transforms make of it, if they do."""
         used = (*self._own_transforms, *(transform for transform in transforms if not is_own(type(transform))))
+        used = self._with_examples(used)
         more_inputs: Values = ()
         if len(used) > len(self._own_transforms):
             call = self._call("cpp", inputs)  # as if kernels ran
@@ -187,10 +188,10 @@ class Chooses(KeepsStates):
         if self._output_specs is None:
             return self._traced_specs(inputs, states)
         try:
-            step, _ = self._get_program().specialize(inputs, states)
+            specs = self._traced(inputs, states)
         except Exception:  # the core may raise anything on tensors without data
             return self._output_specs
-        compare_specs(self._output_specs, [(value.shape, value.dtype) for value in step.trace.outputs])
+        compare_specs(self._output_specs, specs)
         return self._output_specs
 
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
@@ -202,7 +203,32 @@ class Chooses(KeepsStates):
 
     def _get_program(self) -> ScanProgram:
         """What kernels of calls without transforms are made from."""
-        return self._program(self._own_transforms).scan
+        return self._program(self._with_examples(self._own_transforms)).scan
+
+    def _completed(self, call: Call) -> tuple[ScanProgram, Values]:
+        """What kernels of a call without transforms are made from, and the inputs that its step has."""
+        inputs, transforms = before(call, self._with_examples(self._own_transforms))
+        return self._program(transforms).scan, (*inputs, *added(call._replace(inputs=inputs), transforms)[0])
+
+    def _specialize_examples(self, examples: Sequence[Tensor]) -> list[Spec]:
+        """Shapes and dtypes of a step's outputs.
+
+        Args:
+            examples: one step's inputs and states.
+        """
+        program = self._get_program()
+        if self._drawing(()) is not None and len(examples) == self.num_inputs + self.num_states:
+            inputs, states = tuple(examples[: self.num_inputs]), examples[self.num_inputs :]
+            program, inputs = self._completed(Call(inputs, "s", True, False, lambda: None))
+            examples = *inputs, *states
+        outputs = program.specialize_examples(examples).trace.outputs
+        return [(value.shape, value.dtype) for value in outputs]
+
+    def _traced(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
+        """As `_specialize_examples`, of sequences and initial states; their values do not matter."""
+        program, given = self._completed(Call(tuple(inputs), "m", True, False, lambda: None))
+        outputs = program.specialize(given, states)[0].trace.outputs
+        return [(value.shape, value.dtype) for value in outputs]
 
     def _program(self, transforms: Sequence[Transform]) -> StepProgram:
         """What kernels are made from, as `Programs.get` says.

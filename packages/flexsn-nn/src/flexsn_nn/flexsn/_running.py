@@ -16,8 +16,9 @@ from flexsn_nn._example_outputs import Spec
 from flexsn_nn._programs import StepProgram
 from flexsn_nn._run_kernels import BETWEEN, run_kernels
 from flexsn_nn._torch_private import between_graphs
-from flexsn_nn.errors import PlacementError
+from flexsn_nn.errors import DrawError, PlacementError
 from flexsn_nn.flexsn._choice import PLAIN, Chooses
+from flexsn_nn.noise._draws import Draws, Means
 from flexsn_nn.transforms._compose import Counts, added, before, composed, key_of, tell_ends
 from flexsn_nn.transforms._transform import Transform, Values
 from flexsn_runtime import SpikeBitsError, TraceError, repeated_call, single_step, transform_at_work
@@ -57,6 +58,12 @@ class Runs(Chooses):
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
         try:
             return self._run_unexplained(inputs, states, keep=keep, transforms=transforms)
+        except DrawError:
+            if self._draws or any(isinstance(transform, Draws | Means) for transform in transforms):
+                raise
+            self._draws = True  # by a function that the code does not name
+            changes = self._with_draws(transforms, begins=not states, keep=states is self.states)
+            return self._run_unexplained(inputs, states, keep=keep, transforms=changes)
         except (RuntimeError, ValueError) as error:
             if inputs and all(isinstance(x, Tensor) for x in inputs):
                 self._explain_error(inputs, states, error)
@@ -93,7 +100,8 @@ class Runs(Chooses):
                 names = ", ".join(type(transform).__name__ for transform in transforms)
                 raise PlacementError(
                     f"the inputs are DTensors, and the call changes the step ({names}): call the neuron with each "
-                    "process's local part, x.to_local(), and with the lengths, resets or transforms of that part."
+                    "process's local part, x.to_local(), and with the lengths, resets or transforms of that part. "
+                    "Random numbers are those of its rows: flexsn_nn.random.configure(net, seed=..., first_row=...)."
                 )
             ran: Ran = self._run_shards(inputs, states, keep=keep)
             return ran

@@ -11,6 +11,7 @@ from flexsn_nn._decisions import Decisions
 from flexsn_nn._leaf import Leaf
 from flexsn_nn._refusals import Refusals
 from flexsn_nn._stateful import is_own_forward
+from flexsn_nn.noise._numbers import Numbers
 from flexsn_nn.transforms._precision import InFloat32
 from flexsn_nn.transforms._transform import Transform
 
@@ -34,6 +35,9 @@ class Settings(Leaf):
     _spike_range: tuple[int, int] | None
     _decisions: Decisions
     _refusals: Refusals
+    _numbers: Numbers
+    # Whether the core draws random numbers.
+    _draws: bool
     # Those of every call, innermost.
     _own_transforms: tuple[Transform, ...] = ()
     # Those of the calls inside of `functional.run`.

@@ -18,6 +18,9 @@ from flexsn_nn._torch_private import constant, is_exporting, recomputation
 from flexsn_nn.errors import ExportError, StateError
 from flexsn_nn.flexsn._exports import InExport
 from flexsn_nn.flexsn._settings import Settings
+from flexsn_nn.noise._draws import Draws, Means, example
+from flexsn_nn.noise._found import draws, step_draws
+from flexsn_nn.transforms._transform import Transform
 
 
 class KeepsStates(Settings):
@@ -45,6 +48,7 @@ class KeepsStates(Settings):
             if name == "states":
                 self.__dict__.update(_graph=None, _reset_in=recomputation())
             if name == "core":
+                self.__dict__["_draws"] = draws(value)
                 self._forget_decisions()
 
     def _as_states(self, states: Any) -> list[Any]:
@@ -207,10 +211,41 @@ class KeepsStates(Settings):
         # A module that was moved to half precision has moved its states, too.
         return self._in_state_dtype(states)
 
+    # -- random numbers ------------------------------------------------------------------------------------
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        """Transforms of a call that compute inputs which it leaves out."""
+        return ()
+
+    def _drawing(self, transforms: Sequence[Transform]) -> type[Transform] | None:
+        """By which transform random numbers reach the step with these changes; `None`: it draws none."""
+        if not self._draws and not any(step_draws(type(transform)) for transform in transforms):
+            return None
+        return Draws if self.training or self._numbers.in_evaluation else Means
+
+    def _with_draws(self, transforms: tuple[Transform, ...], *, begins: bool, keep: bool) -> tuple[Transform, ...]:
+        """The transforms of a call, and the one by which random numbers reach its step, if it draws some.
+
+        Args:
+            begins, keep: as of `Numbers.places`.
+        """
+        kind = self._drawing(transforms)
+        if kind is None:
+            return transforms
+        return *transforms, Means() if kind is Means else Draws(self._numbers, begins=begins, keep=keep)
+
+    def _with_examples(self, transforms: tuple[Transform, ...]) -> tuple[Transform, ...]:
+        """As `_with_draws`, for a trace, which changes no generator."""
+        kind = self._drawing(transforms)
+        if kind is None:
+            return transforms
+        return *transforms, Means() if kind is Means else example()
+
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: kernels are built again, the state is cut off from its graph."""
         attributes = self.__dict__.copy()
         attributes["_repeats"] = attributes["_graph"] = attributes["_exported"] = None
+        attributes["_numbers"] = copy(self._numbers)
         attributes["_programs"], attributes["_bits"] = copy(self._programs), copy(self._bits)
         attributes["states"] = [state.detach() for state in self.states]
         attributes["state_seqs"] = [state.detach() for state in self.state_seqs]
@@ -221,6 +256,7 @@ class KeepsStates(Settings):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.states = [fn(state) for state in self.states]
         self.state_seqs = [fn(state) for state in self.state_seqs]
+        self._numbers.apply(fn)
         return self
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from flexsn_nn._checks import check_number, check_tensor
 from flexsn_nn._stateful import Stateful, check_floating
 from flexsn_nn.errors import StateError
+from flexsn_nn.noise._numbers import Numbers, draw_all
 
 
 class SharedDropout(Stateful):
     """Drops the same elements at every step of a sequence, and scales the others by `1 / (1 - p)`.
 
-    The mask is drawn at the first call in training mode and kept until `reset()`. In evaluation mode nothing
-    is dropped.
+    The mask is drawn at the first call in training mode, with the numbers of `flexsn_nn.random`, and kept until
+    `reset()`. In evaluation mode nothing is dropped.
 
     Args:
         p: the probability of an element to be dropped, in `[0, 1)`.
@@ -32,6 +32,7 @@ class SharedDropout(Stateful):
         check_number("p", p, at_least=0, below=1)
         self.p = p
         self.channels = channels
+        self._numbers = Numbers()
 
     def forward(self, x: Tensor) -> Tensor:
         """`[T, *step] -> [T, *step]`, or `[*step] -> [*step]` in step mode `"s"`.
@@ -49,8 +50,7 @@ class SharedDropout(Stateful):
             step = x[0] if len(x) else x.new_empty(x.shape[1:])
         states = self.states
         if not states:
-            drop = functional.dropout2d if self.channels else functional.dropout
-            self.states = states = [drop(torch.ones_like(step), self.p, training=True)]
+            self.states = states = [self._draw(step)]
         (mask,) = states
         if mask.shape != step.shape or mask.device != step.device:
             raise StateError(
@@ -58,6 +58,12 @@ class SharedDropout(Stateful):
                 f"{step.device}. Call reset() between batches."
             )
         return x * mask.to(x.dtype)
+
+    def _draw(self, step: Tensor) -> Tensor:
+        """A mask, by `flexsn_nn.random`'s numbers."""
+        shape = [*step.shape[:2], *[1] * (step.dim() - 2)] if self.channels else list(step.shape)
+        number = draw_all(self._numbers, shape, None, step.device, bits=24)
+        return torch.ones_like(step) * (number >= self.p).to(step.dtype) / (1 - self.p)
 
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}, step_mode={self.step_mode!r}"

@@ -263,13 +263,12 @@ class Neuron(FlexSN):
     def _traced_specs(self, inputs: Sequence[Tensor], states: Sequence[Tensor]) -> list[Spec]:
         """Of `dynamics` that a user wrote: what a trace of it returns."""
         try:
-            step, _ = self._get_program().specialize(inputs, states)
+            return self._traced(inputs, states)
         except Exception as error:  # `dynamics` may raise anything on tensors without data
             raise ExampleError(
                 f"the input has no steps (T == 0), and {type(self).__name__}.dynamics cannot be traced, so the shape "
                 "of an output is unknown: leave out sequences without steps."
             ) from error
-        return [(value.shape, value.dtype) for value in step.trace.outputs]
 
     def _state_index(self, name: str) -> int:
         check_name("state", name, self.state_names)

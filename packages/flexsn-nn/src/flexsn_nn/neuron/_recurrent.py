@@ -14,6 +14,8 @@ from flexsn_nn._flexsn import FlexSN
 from flexsn_nn.errors import ParameterError
 from flexsn_nn.neuron._base import Neuron, RunOptions
 from flexsn_nn.neuron._connections import Initialize, connection
+from flexsn_nn.noise._found import draws
+from flexsn_nn.transforms._transform import Transform
 
 
 class Feedback(Neuron):
@@ -156,6 +158,7 @@ class Recurrent(Feedback):
             if (features, all_to_all, bias, learn_recurrent, init) != (None, True, False, True, None):
                 raise ParameterError("recurrent is a module of your own: leave out what describes the matrix.")
             self.recurrent = recurrent
+        self._draws = draws(self.core)  # of the neuron, which is known now
         self._tell_step_mode()
 
     @property
@@ -224,3 +227,6 @@ class Recurrent(Feedback):
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         # The neuron may add inputs of its own, as noise.
         return super()._checked(self.neuron._checked(inputs))
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        return self.neuron._completing(inputs)

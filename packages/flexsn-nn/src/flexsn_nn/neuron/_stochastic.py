@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any, Unpack
 
 import torch
@@ -10,8 +11,44 @@ from torch import Tensor
 from flexsn_nn._checks import check_name
 from flexsn_nn.neuron._lif import TAU_HINT, leaky_charge
 from flexsn_nn.neuron._reset import SIGMOID, ImmediateReset, SpikeFunction, SpikeOptions
+from flexsn_nn.noise._numbers import draw_all
+from flexsn_nn.random import normal_like, uniform_like
+from flexsn_nn.transforms._transform import Changed, Core, Own, Transform, Values
 
 NOISES = ("logistic", "gaussian")
+
+
+def _logistic(uniform: Tensor) -> Tensor:
+    return torch.logit(uniform, eps=torch.finfo(uniform.dtype).eps)
+
+
+class EscapeNoise(Transform):
+    """Draws the second input of a step.
+
+    Args:
+        noise: as of `StochasticLIF`.
+    """
+
+    def __init__(self, noise: str) -> None:
+        self.noise = noise
+
+    @property
+    def key(self) -> Hashable:
+        """Of a trace with this noise."""
+        return self.noise
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """One step with noise in the dtype of the last state."""
+        v = states[-1]
+        if self.noise == "gaussian":
+            noise = normal_like(v)
+        else:
+            noise = _logistic(uniform_like(v.to(torch.promote_types(v.dtype, torch.float32)))).to(v.dtype)
+        return Changed(*core((inputs[0], noise, *inputs[2:]), states))
+
+
+def _lack_noise(inputs: tuple[Tensor, ...]) -> bool:
+    return len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point()
 
 
 class StochasticLIF(ImmediateReset):
@@ -20,8 +57,8 @@ class StochasticLIF(ImmediateReset):
     `LIF` that may fire early or late (escape noise). With logistic noise it fires with probability
     `sigmoid((h - v_threshold) / scale)`.
 
-    A step function draws no random numbers: noise is its second input. `forward(x)` draws it, from PyTorch's global
-    generator; `forward(x, noise)` takes yours, zeros for a neuron without noise.
+    `forward(x)` draws the noise in the step, by `flexsn_nn.random`; `forward(x, noise)` takes yours, zeros for a neuron
+    without noise.
 
     Args:
         scale: of the noise, at least 0: a number, a tensor that broadcasts to the step, or an `nn.Parameter`.
@@ -64,16 +101,22 @@ class StochasticLIF(ImmediateReset):
         super().__setattr__(name, value)
 
     def draw(self, like: Tensor) -> Tensor:
-        """Noise of variance as above, in the shape, dtype and device of `like`."""
+        """The noise that a call with the input `like` draws at the initial state: its shape, dtype and device."""
+        single = self.step_mode == "s"
+        shape, steps = (like.shape, None) if single else (like.shape[1:], like.shape[0])
         if self.noise == "gaussian":
-            return torch.randn_like(like)
-        uniform = torch.rand_like(like, dtype=torch.promote_types(like.dtype, torch.float32))
-        return torch.logit(uniform, eps=torch.finfo(uniform.dtype).eps).to(like.dtype)
+            return draw_all(self._numbers, shape, steps, like.device, bits=None).to(like.dtype)
+        return _logistic(draw_all(self._numbers, shape, steps, like.device, bits=24)).to(like.dtype)
 
     def _checked(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if len(inputs) == 1 and isinstance(inputs[0], Tensor) and inputs[0].is_floating_point():
-            inputs = (inputs[0], self.draw(inputs[0]))
+        if _lack_noise(inputs):  # an input that the step does not read
+            lead = inputs[0].shape[:1] if self.step_mode == "m" else ()
+            ones = [1] * (inputs[0].dim() - len(lead))
+            inputs = inputs[0], inputs[0].detach().new_zeros(()).expand(*lead, *ones)
         return super()._checked(inputs)
+
+    def _completing(self, inputs: tuple[Tensor, ...]) -> tuple[Transform, ...]:
+        return (EscapeNoise(self.noise),) if _lack_noise(inputs) else ()
 
     def dynamics(self, x: Tensor, noise: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """One step: `(spike, v)`."""

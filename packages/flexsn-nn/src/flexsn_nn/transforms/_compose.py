@@ -149,7 +149,7 @@ class StandIns:
 
     def __init__(self, like: Sequence[Tensor], learned: Sequence[bool]) -> None:
         self.stand_ins = tuple(
-            torch.zeros_like(tensor, memory_format=torch.contiguous_format).requires_grad_(flows)
+            torch.zeros_like(tensor, memory_format=torch.contiguous_format, requires_grad=flows)
             for tensor, flows in zip(like, learned, strict=True)
         )
 

@@ -17,6 +17,7 @@ import torch
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.cpp._literals import cpp_name, literal
+from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 
 _prims, _aten = torch.ops.prims, torch.ops.aten
 
@@ -206,3 +207,20 @@ def _polygamma(call: OpCall) -> str:
     order = call.constants[0]
     assert isinstance(order, int)
     return f"dev::special::polygamma({order}, {_as_result(call, 1)})"
+
+
+@_rule(ELEMENT_WORD)
+def _element_word(call: OpCall) -> str:
+    return f"dev::element_word({', '.join(call.operands)}, {call.keywords['index']})"
+
+
+@_rule(UNIFORM_NUMBER)
+def _uniform_number(call: OpCall) -> str:
+    stream, bits = (int(str(call.keywords[name])) for name in ("stream", "bits"))
+    scale = literal(2.0**-bits, torch.float32)
+    return f"dev::uniform_number({', '.join(call.operands)}, {stream}u, {bits}, {scale})"
+
+
+@_rule(NORMAL_NUMBER)
+def _normal_number(call: OpCall) -> str:
+    return f"dev::normal_number({', '.join(call.operands)}, {call.keywords['stream']}u)"

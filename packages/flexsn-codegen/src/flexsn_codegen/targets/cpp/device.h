@@ -11,5 +11,6 @@
 #include "device/inverse_trigonometric.h"
 #include "device/logarithm.h"
 #include "device/power.h"
+#include "device/random.h"
 #include "device/trigonometric.h"
 #include "device/types.h"

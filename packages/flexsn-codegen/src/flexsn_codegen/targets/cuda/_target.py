@@ -10,11 +10,14 @@ from flexsn_codegen.source._source import KernelSource, Strided
 from flexsn_codegen.targets._base import KernelWriter, Statement
 from flexsn_codegen.targets.cpp._target import Cpp
 from flexsn_codegen.targets.cuda._kernel import CudaKernel
+from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
+
+_RANDOM = frozenset({ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER})
 
 
 class Cuda(Cpp):
     """Sources are the C++ of `Cpp` for one element, without its library: results come as a `dev::tuple`, special
-    functions are not there.
+    functions and random numbers are not there.
     """
 
     name = "CUDA C++"
@@ -23,7 +26,7 @@ class Cuda(Cpp):
 
     def __init__(self) -> None:
         super().__init__()
-        self.rules = {op: rule for op, rule in self.rules.items() if not _is_special(rule)}
+        self.rules = {op: rule for op, rule in self.rules.items() if op not in _RANDOM and not _is_special(rule)}
 
     def function(
         self, name: str, arguments: Sequence[str], statements: Sequence[Statement], results: Sequence[str]

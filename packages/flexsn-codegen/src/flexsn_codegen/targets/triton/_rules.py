@@ -16,6 +16,7 @@ from flexsn_codegen.source._numbers import WRITTEN_OUT, reciprocal
 from flexsn_codegen.targets._base import Op, OpCall, Rule
 from flexsn_codegen.targets.triton._functions import UNARY
 from flexsn_codegen.targets.triton._literals import literal, tl_name
+from flexsn_graph import ELEMENT_WORD, NORMAL_NUMBER, UNIFORM_NUMBER
 
 _prims = torch.ops.prims
 
@@ -311,3 +312,19 @@ def _polygamma(call: OpCall) -> str:
     sign = -1.0 if order % 2 == 0 else 1.0
     factor = literal(sign * math.factorial(order), result)
     return f"{factor} * dev.zeta(tl.zeros_like({x}) + {literal(order + 1.0, result)}, {x})"
+
+
+@_rule(ELEMENT_WORD)
+def _element_word(call: OpCall) -> str:
+    return f"dev.element_word({', '.join(call.operands)}, {call.keywords['index']})"
+
+
+@_rule(UNIFORM_NUMBER)
+def _uniform_number(call: OpCall) -> str:
+    stream, bits = (int(str(call.keywords[name])) for name in ("stream", "bits"))
+    return f"dev.uniform_number({', '.join(call.operands)}, {stream}, {bits}, {2.0**-bits!r})"
+
+
+@_rule(NORMAL_NUMBER)
+def _normal_number(call: OpCall) -> str:
+    return f"dev.normal_number({', '.join(call.operands)}, {call.keywords['stream']})"

@@ -25,3 +25,4 @@ from flexsn_codegen.targets.triton.device._exchange import publish as publish
 from flexsn_codegen.targets.triton.device._exchange import rest as rest
 from flexsn_codegen.targets.triton.device._exchange import wait as wait
 from flexsn_codegen.targets.triton.device._polynomials import *  # noqa: F403
+from flexsn_codegen.targets.triton.device._random import *  # noqa: F403

@@ -1,0 +1,90 @@
+"""Captured steps: how a graph that Dynamo makes of a step gets its random numbers.
+
+Dynamo captures a step as a graph and lets it change no object. So a step calls operators that say that it draws, and
+where its numbers are; `number_draws` replaces them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flexsn_hop import complete_captured
+from flexsn_nn.errors import DrawError
+
+_library = torch.library.Library("flexsn_nn", "DEF")
+_library.define("places(Tensor first, Tensor second, Tensor third, Tensor step) -> ()")
+_library.define("means() -> ()")
+_library.define("draw(Tensor x, int bits) -> Tensor")
+_library.define("below(Tensor number, Tensor p) -> Tensor")
+
+
+def _draw_nothing(*arguments: Any) -> Tensor:
+    raise DrawError(
+        "the core draws random numbers, which this form of a scan in torch.compile does not: use backend='auto', "
+        "without a lowering of your own and outside of torch.func's transforms."
+    )
+
+
+def _no_result(*arguments: Any) -> None:
+    """Of an operator that is there to be found."""
+
+
+for _name in ("places", "means"):
+    _library.impl(_name, _no_result, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"flexsn_nn::{_name}", _no_result, lib=_library)
+for _name, _dtype in (("draw", torch.float32), ("below", torch.bool)):
+    _library.impl(_name, _draw_nothing, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        f"flexsn_nn::{_name}", lambda x, _, dtype=_dtype: torch.empty_like(x, dtype=dtype), lib=_library
+    )
+
+
+def number_draws(module: fx.GraphModule) -> None:
+    """Replaces the draws in the graph of a captured step by the numbers that they have in the step itself."""
+    ops, graph = torch.ops.flexsn_nn, module.graph
+    sources = _calls(graph, ops.places) + _calls(graph, ops.means)
+    if not sources:
+        return
+    source, draws = sources[0], _calls(graph, ops.draw)
+    means = not source.args
+    for stream, node in enumerate(draws):
+        x, bits = node.args
+        with graph.inserting_before(node):
+            if means:
+                mean = 0.5 if bits else 0.0
+                number = graph.call_function(torch.full_like, (x, mean), {"dtype": torch.float32})
+            elif bits:
+                options: dict[str, Any] = {"stream": stream, "bits": bits}
+                number = graph.call_function(torch.ops.flexsn_graph.uniform_number.default, source.args, options)
+            else:
+                number = graph.call_function(
+                    torch.ops.flexsn_graph.normal_number.default, source.args, {"stream": stream}
+                )
+        _replace(node, number, node)
+    for node in _calls(graph, ops.below):
+        compared, p = node.args
+        if means:
+            _replace(node, p, p)
+            continue
+        with graph.inserting_before(node):
+            flag = graph.call_function(torch.lt, (compared, p))
+        _replace(node, flag, node)
+    for node in sources:
+        graph.erase_node(node)
+    module.recompile()
+
+
+def _calls(graph: fx.Graph, op: Any) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target in (op, op.default)]
+
+
+def _replace(node: fx.Node, other: Any, like: Any) -> None:
+    other.meta = dict(like.meta)
+    node.replace_all_uses_with(other)
+    node.graph.erase_node(node)
+
+
+complete_captured(number_draws)

@@ -1,0 +1,71 @@
+"""The step that a thread runs: where its random numbers are, and how many it has drawn."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from torch import Tensor
+
+_Result = TypeVar("_Result")
+
+
+class Places(NamedTuple):
+    """Arguments of the numbers of one step, int32 each.
+
+    Attributes:
+        first, second, third: words of each element of the step, `[*step]`.
+        step: in time; broadcasts to the step.
+    """
+
+    first: Tensor
+    second: Tensor
+    third: Tensor
+    step: Tensor
+
+
+class Elements(NamedTuple):
+    """What the words of a step's elements are computed from, int32 each; they broadcast to the step.
+
+    Attributes:
+        low, high: the key.
+        row: the index in the batch.
+        column: the place of each element in its row, `[1, *step[1:]]`.
+    """
+
+    low: Tensor
+    high: Tensor
+    row: Tensor
+    column: Tensor
+
+
+class Step:
+    """One run of a core.
+
+    Attributes:
+        places: of its numbers; `None` where means are drawn.
+        draws: how many so far.
+    """
+
+    def __init__(self, places: Places | None) -> None:
+        self.places = places
+        self.draws = 0
+
+
+class _Current(threading.local):
+    """The step that this thread runs."""
+
+    step: Step | None = None
+
+
+current = _Current()
+
+
+def drawing(places: Places | None, run: Callable[[], _Result]) -> _Result:
+    """The result of `run`, in which draws have these places."""
+    before, current.step = current.step, Step(places)
+    try:
+        return run()
+    finally:
+        current.step = before

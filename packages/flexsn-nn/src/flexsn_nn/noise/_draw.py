@@ -1,0 +1,77 @@
+"""Draws of a step: one number for each of its elements."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.errors import DrawError, InputDtypeError
+from flexsn_nn.noise._current import Places, Step, current
+
+# Uniform numbers of narrower dtypes have as many bits as they hold below 1, so that none is rounded to 1.
+_BITS = {torch.float16: 11, torch.bfloat16: 8}
+
+
+def draw_normal(x: Tensor) -> Tensor:
+    """As `random.normal_like`."""
+    _check(x, "normal_like")
+    if torch.compiler.is_dynamo_compiling():
+        return torch.ops.flexsn_nn.draw(x.detach(), 0)  # type: ignore[no-any-return]
+    step = _begin_draw("normal_like")
+    if step.places is None:
+        return torch.zeros_like(x)
+    _check_shape(x, step.places, "normal_like")
+    return torch.ops.flexsn_graph.normal_number(*step.places, stream=step.draws - 1).to(x.dtype)  # type: ignore[no-any-return]
+
+
+def draw_uniform(x: Tensor, *, below: float | Tensor | None = None) -> Tensor:
+    """As `random.uniform_like`; with `below`, as `random.bernoulli_like` of this probability."""
+    name = "uniform_like" if below is None else "bernoulli_like"
+    _check(x, name)
+    bits = 24 if below is not None else _BITS.get(x.dtype, 24)
+    if torch.compiler.is_dynamo_compiling():
+        number = torch.ops.flexsn_nn.draw(x.detach(), bits)
+        if below is not None:
+            p = below.detach().float() if isinstance(below, Tensor) else torch.full_like(number, below)
+            number = torch.ops.flexsn_nn.below(number, p.expand_as(number))
+        return number.to(x.dtype)  # type: ignore[no-any-return]
+    step = _begin_draw(name)
+    if step.places is None:
+        mean = 0.5 if below is None else below
+        return torch.zeros_like(x) + (mean.detach().to(x.dtype) if isinstance(mean, Tensor) else mean)
+    _check_shape(x, step.places, name)
+    number = torch.ops.flexsn_graph.uniform_number(*step.places, stream=step.draws - 1, bits=bits)
+    if below is not None:
+        number = number < (below.detach().float() if isinstance(below, Tensor) else below)
+    return number.to(x.dtype)  # type: ignore[no-any-return]
+
+
+def _check(x: Tensor, name: str) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} takes a tensor of the step, and got a {type(x).__name__}.")
+    if not x.is_floating_point():
+        raise InputDtypeError(f"{name} draws floating-point numbers, and got a tensor of {x.dtype}: convert it first.")
+
+
+def _begin_draw(name: str) -> Step:
+    step = current.step
+    if step is None:
+        raise DrawError(
+            f"{name} is called outside of a step whose numbers are known: it draws inside of a core that "
+            "flexsn_nn.FlexSN runs. Elsewhere, use torch.randn_like, torch.rand_like or torch.bernoulli."
+        )
+    step.draws += 1
+    return step
+
+
+def _check_shape(x: Tensor, places: Places, name: str) -> None:
+    """Refuses a tensor of another shape than the step's. (The number of rows is read by no step.)"""
+    word = places.first
+    sizes = [word.size(d) for d in range(1, word.dim())]
+    found = [x.size(d) for d in range(1, x.dim())]
+    if x.dim() != word.dim() or found != sizes:
+        step = ["rows", *map(str, sizes)] if word.dim() else []
+        raise DrawError(
+            f"{name} draws a number for each element of the step, [{', '.join(step)}], and got a tensor of shape "
+            f"{list(x.shape)}: expand it to the step's shape."
+        )

@@ -1,0 +1,89 @@
+"""The transforms of calls that draw: the places of the numbers, or means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flexsn_nn.noise import _captured as _captured  # defines operators of captured steps
+from flexsn_nn.noise._current import Elements, Places, drawing
+from flexsn_nn.noise._numbers import Numbers
+from flexsn_nn.transforms._transform import Call, Changed, Core, Own, Transform, Values
+from flexsn_runtime import words_of_elements
+
+
+class Draws(Transform):
+    """Gives a step the places of its random numbers. It is the outermost: other transforms may draw, too.
+
+    One object serves one call, whose key is drawn once, whichever way the call takes. Kernels compute the words of an
+    element before their loop over time; for loops in Python, they are computed before the call.
+
+    Args:
+        numbers: of the neuron.
+        begins, keep: as of `Numbers.places`.
+    """
+
+    num_inputs = 1
+
+    def __init__(self, numbers: Numbers, *, begins: bool, keep: bool) -> None:
+        self._numbers = numbers
+        self._begins = begins
+        self._keep = keep
+        self._places: tuple[Elements, Tensor] | None = None
+        self._tensors: Values = ()
+
+    @property
+    def tensors(self) -> Values:
+        """What the words of the elements are computed from, or these words."""
+        return self._tensors
+
+    def before(self, call: Call) -> tuple[Values, Transform | None]:
+        """With the tensors that the step of this call takes."""
+        elements, _ = self._placed(call)
+        in_step = call.kernels or torch.compiler.is_compiling()
+        self._tensors = tuple(elements) if in_step else words_of_elements(*elements)
+        return call.inputs, self
+
+    def inputs(self, call: Call) -> Sequence[Tensor]:
+        """The number of each step, `[T, 1, ...]`."""
+        return (self._placed(call)[1],)
+
+    def _placed(self, call: Call) -> tuple[Elements, Tensor]:
+        if self._places is None:
+            steps = call.num_steps if call.step_mode == "m" else None
+            self._places = self._numbers.places(
+                call.step_shape, steps, call.inputs[0].device, begins=self._begins, keep=self._keep
+            )
+        return self._places
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """The step, in which draws know their places."""
+        words = own.tensors
+        if len(words) == len(Elements._fields):
+            word = torch.ops.flexsn_graph.element_word
+            words = tuple([word(*own.tensors, index=i) for i in range(3)])
+        places = Places(*words, *own.inputs)
+        if torch.compiler.is_dynamo_compiling():  # a captured step may not change an object: `number_draws`
+            torch.ops.flexsn_nn.places(*places)
+            return Changed(*core(inputs, states))
+        return Changed(*drawing(places, lambda: core(inputs, states)))
+
+
+class Means(Transform):
+    """Gives a step the mean of each number that it draws."""
+
+    def step(self, core: Core, inputs: Values, states: Values, own: Own) -> Changed:
+        """The step, in which draws give means."""
+        if torch.compiler.is_dynamo_compiling():
+            torch.ops.flexsn_nn.means()
+            return Changed(*core(inputs, states))
+        return Changed(*drawing(None, lambda: core(inputs, states)))
+
+
+def example() -> Draws:
+    """For traces: places of some key, which no generator draws."""
+    numbers = Numbers()
+    numbers.configure(0, 0, None, None)
+    return Draws(numbers, begins=True, keep=False)

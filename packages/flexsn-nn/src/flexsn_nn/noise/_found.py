@@ -1,0 +1,116 @@
+"""Code that draws random numbers, as far as it shows before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from flexsn_nn._torch_private import constant
+from flexsn_nn.transforms._transform import Transform
+
+_NAMES = frozenset({"bernoulli_like", "normal_like", "uniform_like"})
+_LIBRARIES = ("torch", "numpy", "flexsn_")
+_MOST = 1_000
+
+
+def draws(core: Callable[..., Any]) -> bool:
+    """Looks for the functions of `flexsn_nn.random` in the code of a core, and in the code that it names.
+
+    A function that is reached in another way is found when it is called.
+    """
+    if isinstance(core, MethodType) and all(map(_is_ready_made, type(core.__self__).__mro__)):
+        bound = core.__self__
+        return isinstance(bound, nn.Module) and any(getattr(child, "_draws", False) for child in bound.modules())
+    waiting: list[tuple[Any, type | None]] = [(core, None)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST:
+        value, owner = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, nn.Module) and getattr(value, "_draws", False) is True:
+            return True  # a neuron, of which another one calls the step
+        if isinstance(value, FunctionType):
+            if _is_draw(value):
+                return True
+            if owner is None and value.__module__.startswith(_LIBRARIES):
+                continue
+            names = set(_names(value.__code__))
+            if names & _NAMES:
+                return True
+            waiting += [(found, owner) for found in _named(value, names, owner)]
+        else:
+            waiting += _parts(value)
+    return False
+
+
+_BY_KIND: WeakKeyDictionary[type[Transform], bool] = WeakKeyDictionary()
+
+
+@constant
+def step_draws(kind: type[Transform]) -> bool:
+    """As `draws`, of the steps of a kind of transform."""
+    found = _BY_KIND.get(kind)
+    if found is None:
+        found = _BY_KIND[kind] = draws(kind.step)
+    return found
+
+
+def _is_draw(function: FunctionType) -> bool:
+    return function.__name__ in _NAMES and function.__module__ == "flexsn_nn.random"
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """Names of globals and attributes in a function, and in those that it defines."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _named(function: FunctionType, names: set[str], owner: type | None) -> Iterator[Any]:
+    """Functions, objects and classes that a function's code names."""
+    for name in names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+        method = None if owner is None else getattr(owner, name, None)
+        if isinstance(method, FunctionType):
+            yield method
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+
+
+def _parts(value: Any) -> list[tuple[Any, type | None]]:
+    """Functions in an object that can be called, each with the class whose methods it calls by name."""
+    if isinstance(value, MethodType):
+        return [(value.__func__, type(value.__self__)), *_children(value.__self__)]
+    if isinstance(value, partial):
+        return [(part, None) for part in (value.func, *value.args, *value.keywords.values())]
+    if isinstance(value, type | ModuleType) or not callable(value):
+        return []
+    kind = type(value)
+    entry: Any = getattr(kind, "forward", None) if isinstance(value, nn.Module) else kind.__dict__.get("__call__")
+    found = [] if not isinstance(entry, FunctionType) or _is_torch(kind) else [(entry, kind)]
+    held = [] if isinstance(value, nn.Module) else list(getattr(value, "__dict__", {}).values())
+    return [*found, *((part, None) for part in held if callable(part)), *_children(value)]
+
+
+def _is_ready_made(kind: type) -> bool:
+    """True of a class of this package or of torch, whose own methods draw nothing."""
+    return kind is object or kind.__module__.startswith(("flexsn_nn.", "torch."))
+
+
+def _is_torch(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "torch"
+
+
+def _children(value: Any) -> list[tuple[Any, type | None]]:
+    return [(child, None) for child in value.children()] if isinstance(value, nn.Module) else []

@@ -1,0 +1,140 @@
+"""Numbers of a neuron: their key, and the place of each in a call."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flexsn_nn.noise._current import Elements, Places
+from flexsn_runtime import words_of_elements
+
+
+class Numbers:
+    """The key of a neuron's numbers, and how many steps it has made since its state began.
+
+    Attributes:
+        words: the key that a seed makes; `None`: PyTorch's generator draws keys.
+        first_row: the number of a batch's first row.
+        in_evaluation: whether numbers are drawn in evaluation mode, too.
+        key: `[2]`, int32; `None` before the first call.
+        steps: numbers of the last call's time steps, int32.
+    """
+
+    def __init__(self) -> None:
+        self.words: tuple[int, int] | None = None
+        self.first_row = 0
+        self.in_evaluation = True
+        self.key: Tensor | None = None
+        self.steps: Tensor | None = None
+        self._columns: dict[tuple[Any, ...], Tensor] = {}
+
+    def configure(self, seed: int | None, neuron: int, first_row: int | None, in_evaluation: bool | None) -> None:
+        """As `random.configure`, of the neuron of this number."""
+        if seed is not None:
+            self.words, self.key = (None if seed < 0 else _words(seed, neuron)), None
+        if first_row is not None:
+            self.first_row = first_row
+        if in_evaluation is not None:
+            self.in_evaluation = in_evaluation
+
+    def places(
+        self, shape: Sequence[int], steps: int | None, device: torch.device, *, begins: bool, keep: bool
+    ) -> tuple[Elements, Tensor]:
+        """Of a call: what the words of its elements are computed from, and its steps, `[T, 1, ...]` or `[1, ...]`.
+
+        Args:
+            shape: of the step.
+            steps: their number; `None` for a single step without a dimension of time.
+            begins: whether the call begins at the initial state: with a new key.
+            keep: whether the next call goes on where this one ends.
+        """
+        key, before = self.key, self.steps
+        if key is None or begins or key.device != device:
+            key, before = self._new_key(device), None
+        elif not torch.compiler.is_compiling() and key.is_inference() and not torch.is_inference_mode_enabled():
+            key = key.clone()
+        numbers = torch.arange(1 if steps is None else steps, dtype=torch.int32, device=device)
+        if before is not None:
+            numbers = numbers + (before[-1] + 1)
+        if keep:
+            self.key = key
+            made = steps is None or torch.compiler.is_compiling() or steps > 0
+            self.steps = numbers if made else before
+        ones = [1] * len(shape)
+        if len(shape):
+            row = torch.arange(self.first_row, self.first_row + shape[0], dtype=torch.int32, device=device)
+            row = row.view(-1, *ones[1:])
+        else:
+            row = torch.full((), self.first_row, dtype=torch.int32, device=device)
+        elements = Elements(key[0].view(ones), key[1].view(ones), row, self._columns_of(shape, device))
+        return elements, numbers.view(ones if steps is None else [-1, *ones])
+
+    def _columns_of(self, shape: Sequence[int], device: torch.device) -> Tensor:
+        """The place of each element in its row, `[1, *shape[1:]]`."""
+        rest = shape[1:]
+        if torch.compiler.is_compiling():
+            return _columns(rest, device, len(shape))
+        kind = (*rest, device, len(shape))
+        if kind not in self._columns:
+            if len(self._columns) >= _MOST:
+                self._columns.clear()
+            with torch.inference_mode(False):
+                self._columns[kind] = _columns(rest, device, len(shape))
+        return self._columns[kind]
+
+    def _new_key(self, device: torch.device) -> Tensor:
+        if self.words is None:
+            return torch.randint(-(2**31), 2**31, (2,), dtype=torch.int32, device=device)
+        return torch.stack([torch.full((), word, dtype=torch.int32, device=device) for word in self.words])
+
+    def apply(self, move: Callable[[Tensor], Tensor]) -> None:
+        """Moves what is kept, as `nn.Module.to` moves parameters."""
+        self.key = None if self.key is None else move(self.key)
+        self.steps = None if self.steps is None else move(self.steps)
+
+
+def draw_all(
+    numbers: Numbers, shape: Sequence[int], steps: int | None, device: torch.device, *, bits: int | None
+) -> Tensor:
+    """The numbers of a first draw of all steps, of a new key, in float32.
+
+    Args:
+        shape, steps, device: as of `Numbers.places`.
+        bits: of uniform numbers; `None`: normal ones.
+    """
+    elements, step = numbers.places(shape, steps, device, begins=True, keep=False)
+    places = Places(*words_of_elements(*elements), step)
+    number: Tensor
+    if bits is None:
+        number = torch.ops.flexsn_graph.normal_number(*places, stream=0)
+    else:
+        number = torch.ops.flexsn_graph.uniform_number(*places, stream=0, bits=bits)
+    return number
+
+
+def numbers_of(net: nn.Module) -> list[Numbers]:
+    """Numbers of the layers of a network, in the order of its modules."""
+    found = (module.__dict__.get("_numbers") for module in net.modules())
+    return [numbers for numbers in found if isinstance(numbers, Numbers)]
+
+
+_MOST = 16
+
+
+def _columns(rest: Sequence[int], device: torch.device, dims: int) -> Tensor:
+    size = 1
+    for length in rest:
+        size = size * length
+    table = torch.arange(size, dtype=torch.int32, device=device)
+    return table.view(1, *rest) if dims else table.view(())
+
+
+def _words(seed: int, neuron: int) -> tuple[int, int]:
+    """A key of a seed and of the number of a neuron, as two words of 32 bits with a sign."""
+    digest = hashlib.sha256(f"{seed} {neuron}".encode()).digest()
+    low, high = (int.from_bytes(digest[i : i + 4], "little", signed=True) for i in (0, 4))
+    return low, high
