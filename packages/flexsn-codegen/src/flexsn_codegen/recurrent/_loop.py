@@ -243,6 +243,8 @@ class _Analysis:
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
     def _multiply(self, product: Product) -> Multiply:
+        if product.is_reduction:
+            raise NotOneLaunchError(f"{product.name} needs a whole row, which a library reduces")
         if product.op not in _OPS:
             raise NotOneLaunchError(f"{product.name} is no product of rows with one matrix")
         place = _OPS[product.op]

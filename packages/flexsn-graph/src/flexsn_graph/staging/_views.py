@@ -59,6 +59,13 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
     return shape
 
 
+def before_sums(node: fx.Node) -> fx.Node:
+    """What the last sums of a node, and views of them, are of."""
+    while is_view(node) or node.target is SUM_OP:
+        node = node.all_input_nodes[0]
+    return node
+
+
 def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:
     """What an assembled value is made of, and where it stands in it."""
     target: Any = node.target
