@@ -72,7 +72,7 @@ class Divided(Cell):
         h = v + (x - v) / 2
         total = (h * h).sum(-1)
         share = torch.exp(-total) * self.strength + 1
-        return self.lif(x / share.unsqueeze(-1), s, h - total[:, None] / 16)
+        return self.lif(x / share.unsqueeze(-1), s, h - total[..., None] / 16)
 
 
 class ExciteInhibit(Cell):

@@ -63,7 +63,7 @@ def branches(x: Tensor, v: Tensor) -> Pair:
 
 
 def inhibits(x: Tensor, v: Tensor) -> Pair:
-    return x - x.mean(-1, keepdim=True), v
+    return x - x.mean(0, keepdim=True), v
 
 
 def shifts(x: Tensor, v: Tensor) -> Pair:
@@ -111,7 +111,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (draws, r"RandomOpError: .*aten\.randn_like.*return x \+ torch\.randn_like"),
     (drops, r"RandomOpError: .*dropout\(x, 0\.5\)"),
     (branches, r"DataDependentError: .*if x\.sum\(\) > 0"),
-    (inhibits, r"NonPointwiseError: aten\.mean.*x\.mean\(-1, keepdim=True\)"),
+    (inhibits, r"NonPointwiseError: aten\.mean.*x\.mean\(0, keepdim=True\)"),
     (shifts, r"NonPointwiseError: .*x\.roll"),
     (counts, r"DataDependentError: .*float\("),
     (sorts, r"NonPointwiseError: .*x\.sort"),

@@ -1,4 +1,4 @@
-"""Products of a step's values with matrices, reductions of its rows, and the other ops of such a step that are not pointwise."""
+"""Products of a step's values with matrices, reductions of its rows, and other ops of such a step that stages lack."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PRODUCTS: dict[Op, ProductFacts] = {
     _aten.addmv.default: ProductFacts((1, 2), 0, (1, 0)),
 }
 
-# Reductions of a row of a step to one value, `(value, dims, *numbers)`. A library computes each into memory given as `out`.
+# Reductions of rows of a step, `(value, dims, *numbers)`. Each has an overload that writes to memory given as `out`.
 REDUCTIONS: frozenset[Op] = frozenset(
     {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
 )
@@ -63,13 +63,13 @@ KEPT_OPS = ASSEMBLIES | PRODUCTS.keys()
 def reduced_dims(node: fx.Node) -> tuple[int, ...]:
     """The dimensions of more than one element that a node of `REDUCTIONS` reduces."""
     value = node.all_input_nodes[0].meta["val"]
-    dims: Any = node.args[1] if len(node.args) > 1 else None
-    return tuple(d for d in (range(value.dim()) if dims is None else dims) if value.shape[d] != 1)
+    dims: Any = node.args[1]
+    return tuple(d for d in dims if value.shape[d] != 1)
 
 
-def reduces_rows(node: fx.Node) -> bool:
-    """True if a node of `REDUCTIONS` reduces the last dimension alone."""
-    return reduced_dims(node) == (node.all_input_nodes[0].meta["val"].dim() - 1,)
+def reduces(node: fx.Node) -> bool:
+    """True if a node is a reduction. A sum of one element is none."""
+    return node.target in REDUCTIONS and (node.target is not SUM_OP or bool(reduced_dims(node)))
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -73,7 +73,8 @@ class Product:
     Attributes:
         phase: when it is computed.
         op: which op of torch's.
-        args, kwargs: its arguments, of a reduction `(value, [-1], *numbers)`; a `View` stands for a value, of role `MATRIX` for what is the same in all steps.
+        args, kwargs: its arguments, of a reduction `(value, dims, *numbers)` with dims below 0; a `View` stands for a
+            value, of role `MATRIX` for what is the same in all steps.
         result: where it goes: an own value, or one of the step's results.
         shape, dtype: of the result.
         factor_shapes: of the two factors, or of what is reduced.

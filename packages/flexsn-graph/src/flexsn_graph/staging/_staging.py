@@ -30,7 +30,7 @@ from flexsn_graph.ir._products import (
     REDUCTIONS,
     call_of,
     reduced_dims,
-    reduces_rows,
+    reduces,
     replay,
 )
 from flexsn_graph.ir._step_graph import StepGraph
@@ -42,7 +42,7 @@ from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
 from flexsn_graph.staging._sums import own_last_sums, sum_last
 from flexsn_graph.staging._terms import SumsOverTime
-from flexsn_graph.staging._views import before_sums, narrows, pieces_of, reaches, unsummed_shape, whole_view
+from flexsn_graph.staging._views import before_sums, pieces_of, reaches, unsummed_shape, whole_view
 from flexsn_graph.tracing._positions import check_positions
 
 _aten = torch.ops.aten
@@ -58,7 +58,7 @@ def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
             if next(ports).role is not Role.LIFTED:
                 moving.add(node)
         elif not moving.isdisjoint(node.all_input_nodes):
-            if node.target in PRODUCTS or (node.target in REDUCTIONS and reduced_dims(node)):
+            if node.target in PRODUCTS or reduces(node):
                 return True
             moving.add(node)
     return False
@@ -143,6 +143,7 @@ class _Staging:
                 self._places.store(node, Role.PRODUCT)
             elif node in inner and self._reduces(node):
                 self._places.store(node, Role.PRODUCT)
+        self._places.find_rows(self._graph)
         for node in order:
             self._places.store_operands(node)
         for leaf in leaves:
@@ -215,9 +216,9 @@ class _Staging:
 
     def _reduces(self, node: fx.Node) -> bool:
         """True if a node reduces rows; refuses a reduction of a step's other dimensions."""
-        if node.target not in REDUCTIONS or not reduced_dims(node) or is_zero(node.all_input_nodes[0]):
+        if not reduces(node) or is_zero(node.all_input_nodes[0]):
             return False
-        if reduces_rows(node):
+        if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
             return True
         if self._role is Role.GRAD_STATE:
             return False  # a stage refuses what is no sum at the end of a gradient
@@ -305,7 +306,9 @@ class _Staging:
         value = node.meta["val"]
         if target in REDUCTIONS:
             factors: list[Any] = [node.args[0]]
-            args = (self._product_argument(node.args[0]), [-1], *node.args[2:])
+            dims: Any = node.args[1]
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # after those of a sequence
+            args = (self._product_argument(node.args[0]), last, *node.args[2:])
         else:
             factors = [node.args[i] for i in PRODUCTS[target].factors]
             args = tuple(self._product_argument(a) for a in node.args)
@@ -337,10 +340,10 @@ class _Staging:
         if port is None:
             return False
         if port.role is not Role.OPERAND:
-            if node is root or port.role in (Role.PRODUCT, Role.SAVED) or any(narrows(v) for v in views):
+            if node is root or port.role in (Role.PRODUCT, Role.SAVED) or any(self._places.moves(v) for v in views):
                 return True
             return not reaches(root, shape) and reaches(node, shape)
-        return root.target in ASSEMBLIES or any(narrows(v) for v in views)
+        return root.target in ASSEMBLIES or any(self._places.moves(v) for v in views)
 
     def _stage(self, phase: Phase, shape: tuple[int, ...], group: _Group) -> Stage:
         wanted = [node for node, _ in group.results]

@@ -86,7 +86,7 @@ def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
         copies = {start: start}
         with graph.inserting_before(output):
             for node in reversed(chain):
-                copies[node] = graph.node_copy(node, lambda n: copies.get(n, n))
+                copies[node] = graph.node_copy(node, copies.__getitem__)
         entries[i] = copies[entry]
     output.args = (entries,)
     graph.eliminate_dead_code()

@@ -510,11 +510,13 @@ def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:
 
 
 def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
-    return _aten.sum.IntList_out(value, dims, dtype=out.dtype, out=out)
+    total: Tensor = _aten.sum.IntList_out(value, dims, dtype=out.dtype, out=out)
+    return total
 
 
 def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
-    return _aten.var.correction_out(value, dims, correction=correction, out=out)
+    variance: Tensor = _aten.var.correction_out(value, dims, correction=correction, out=out)
+    return variance
 
 
 _OUT: dict[Any, Callable[..., Tensor]] = {
