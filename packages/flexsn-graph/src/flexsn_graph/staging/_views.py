@@ -20,7 +20,7 @@ _aten = torch.ops.aten
 def is_view(node: fx.Node) -> bool:
     """True for a view; of a tuple's entries, those of a tuple of views."""
     target: Any = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
-    return node.op == "call_function" and target in ALIAS_OPS and target is not COPY_OP
+    return bool(node.op == "call_function" and target in ALIAS_OPS and target is not COPY_OP)
 
 
 def narrows(node: fx.Node) -> bool:
