@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from inhibiting_cores import CELLS, Divided, Lateral, Soft, Winner
+from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Soft, Winner
 from recurrent_cores import Cell, Dense
 from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
 from torch import Tensor
 
-from flexsn_runtime import ScanProgram, TargetName
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName, prepare, scan
 
 cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
 
@@ -98,3 +98,20 @@ def test_refusals(name: str) -> None:
     with pytest.raises(NotImplementedError, match=words) as caught:
         ScanProgram(core, 1, 1, 1).specialize_examples((torch.zeros(4, 4, device=DEVICE),) * 2)
     assert "test_inhibition.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
+def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
+    core = made(cell, 9, Dense(), soft=True)
+    tensors = sequences(core, 3, 11, 9)
+    program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
+    step, arguments = prepare(program, tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    results = scan(step, arguments, state_seqs=False)
+    torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), tensors[0])
+    assert {direction: how.split(",")[0] for direction, how in step.loops.told.items()} == {
+        "forward": "one launch for all steps",
+        "backward": "one launch for all steps",
+    }
+    for got, expected in zip(results, run(core, tensors, None, state_seqs=False), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)

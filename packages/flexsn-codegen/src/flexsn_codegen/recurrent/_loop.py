@@ -182,8 +182,8 @@ class _Analysis:
         self._staged, self._lasting = staged, lasting
         self._parts = [part for part in staged.parts if part.phase is Phase.LOOP]
         products = [part for part in self._parts if isinstance(part, Product)]
-        if not products:
-            raise NotOneLaunchError("no product is in the loop over time")
+        if not self._parts:
+            raise NotOneLaunchError("nothing is in the loop over time")
         self._rows: int | None = None
         self._operands: set[Columns] = set()  # what stages and products have written so far
         self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
