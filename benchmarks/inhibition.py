@@ -2,8 +2,8 @@
 
     python benchmarks/inhibition.py [--output FILE] [--seconds 38] [--shapes TxBxN ...]
 
-A training step is a forward and the backward of a random gradient to the input and the matrices, in float32, eager. Both
-ways alternate, three times; a figure is a median, a ratio is one of medians. Without a GPU, the kernels are in C++.
+A training step is a forward and the backward of a random gradient to the input and the matrices, in float32, eager.
+Loop and kernels alternate, three times; a figure is a median. Without a GPU, the kernels are in C++.
 """
 
 from __future__ import annotations
