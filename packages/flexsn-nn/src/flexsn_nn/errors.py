@@ -71,6 +71,10 @@ class RangeWarning(UserWarning):
     """A learned number has left its range, and counts as the nearest number in it."""
 
 
+class SharedStateWarning(UserWarning):
+    """One instance stands in two places of a network, and its state goes from one to the other."""
+
+
 class PortabilityError(NotImplementedError):
     """The same, where `set_portability("error")` asks for an error."""
 
