@@ -338,8 +338,20 @@ class LearnedDecay(Cell):
         return s, s, h - s * self.threshold
 
 
+_OF_ROWS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda a, b: a - b.mean(-1, keepdim=True),
+    lambda a, b: a * b.softmax(-1),
+    lambda a, b: a * 0.5 - b.amax(-1, keepdim=True),
+    lambda a, b: a / (1 + (b * b).sum(-1)[..., None]),
+    lambda a, b: F.layer_norm(a - b, a.shape[-1:]),
+]
+
+
+_KINDS = ["linear", "linear", "biased", "twice", "split", "pointwise", "pointwise", "spike", "rows", "rows"]
+
+
 class RandomCell(Cell):
-    """A core of random pointwise ops and products."""
+    """A core of random pointwise ops, products and reductions of rows."""
 
     def __init__(self, size: int, matrix: Matrix, *, soft: bool = False, seed: int = 0) -> None:
         self._seed = seed
@@ -358,7 +370,7 @@ class RandomCell(Cell):
         size, values = self.size, [x, *states]
         for _ in range(draw.randint(4, 9)):
             one, other = draw.choice(values), draw.choice(values)
-            kind = draw.choice(["linear", "linear", "biased", "twice", "split", "pointwise", "pointwise", "spike"])
+            kind = draw.choice(_KINDS)
             if kind == "linear":
                 new = F.linear(one, self.matrices[f"{size}_{size}"])
             elif kind == "biased":
@@ -370,6 +382,8 @@ class RandomCell(Cell):
             elif kind == "split":
                 a, b = F.linear(one, self.matrices[f"{size}_{2 * size}"], self.biases[str(2 * size)]).chunk(2, -1)
                 new = a.sigmoid() * b + other * 0.25
+            elif kind == "rows":
+                new = draw.choice(_OF_ROWS)(one, other)
             elif kind == "pointwise":
                 new = one * 0.5 - other.sin() * self.biases[str(size)]
             else:

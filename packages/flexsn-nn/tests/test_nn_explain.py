@@ -245,7 +245,7 @@ class Tagged(Tensor):
 
 
 def mixes(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return x - x.mean(-1, keepdim=True), v + x
+    return x - x.mean(0, keepdim=True), v + x
 
 
 def draws(x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def branches(x: Tensor, v: Tensor) -> Pair:
 
 
 def inhibits(x: Tensor, v: Tensor) -> Pair:
-    return x - x.mean(-1, keepdim=True), v
+    return x - x.mean(0, keepdim=True), v
 
 
 def shifts(x: Tensor, v: Tensor) -> Pair:
@@ -107,11 +107,11 @@ def backward_mixes(x: Tensor, v: Tensor) -> Pair:
 
 
 REFUSED: list[tuple[Callable[..., Any], str]] = [
-    (Recurrent(), r"NonPointwiseError: aten\.mm.*h = v \+ x \+ v @ \(self\.w"),
+    (Recurrent(), r"NonPointwiseError: aten\.mean.*h = v \+ x \+ v @ \(self\.w"),
     (draws, r"RandomOpError: .*aten\.randn_like.*return x \+ torch\.randn_like"),
     (drops, r"RandomOpError: .*dropout\(x, 0\.5\)"),
     (branches, r"DataDependentError: .*if x\.sum\(\) > 0"),
-    (inhibits, r"NonPointwiseError: aten\.mean.*x\.mean\(-1, keepdim=True\)"),
+    (inhibits, r"NonPointwiseError: aten\.mean.*x\.mean\(0, keepdim=True\)"),
     (shifts, r"NonPointwiseError: .*x\.roll"),
     (counts, r"DataDependentError: .*float\("),
     (sorts, r"NonPointwiseError: .*x\.sort"),

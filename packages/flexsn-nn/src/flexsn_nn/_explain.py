@@ -56,22 +56,27 @@ _PHASES = {
 
 
 def products(program: ScanProgram) -> list[str]:
-    """What became of each product with a matrix: a line for each, for each set of shapes and dtypes."""
+    """Lines for each product with a matrix and each reduction of rows, for each set of shapes and dtypes."""
     lines = []
     for step in program.specializations:
         if isinstance(step, RecurrentSpecialization):
             staged = step.trace.forward
             count = sum(stage.phase is Phase.LOOP for stage in staged.stages)
+            kinds = {product.is_reduction for product in staged.products}
+            what = "products" if True not in kinds else "products and reductions" if False in kinds else "reductions"
             lines.append(
-                f"products in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, "
+                f"{what} in steps of {', '.join(map(str, step.trace.inputs))}: no loop in Python's operations, "
                 f"but one launch for all steps, or launches step by step ({count} of kernels, and a library's "
-                "products), because one element needs others of the step before"
+                f"{what}), because one element needs others of the step" + (" before" if True not in kinds else "")
             )
             lines += [f"  the last {direction}: {what}" for direction, what in sorted(step.loops.told.items())]
             for product in staged.products:
                 where = "" if product.location is None else f", {product.location}"
                 sizes = " x ".join(str(list(shape)) for shape in product.factor_shapes)
-                lines.append(f"  {product.name} {sizes}: {_PHASES[product.phase]}{where}")
+                when = _PHASES[product.phase]
+                if product.is_reduction:
+                    when = when.replace("one product", "one reduction of rows")
+                lines.append(f"  {product.name} {sizes}: {when}{where}")
     return lines
 
 

@@ -5,7 +5,7 @@ Languages write it: `targets/triton/_recurrent.py`, `targets/cuda/_clusters.py`.
 
 from __future__ import annotations
 
-from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, StageCall, loop_of
+from flexsn_codegen.recurrent._loop import Exchange, Loop, Multiply, NotOneLaunchError, Reduce, StageCall, loop_of
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, memory_of, two_strides
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "LoopSpec",
     "Multiply",
     "NotOneLaunchError",
+    "Reduce",
     "StageCall",
     "ValueLayout",
     "loop_of",

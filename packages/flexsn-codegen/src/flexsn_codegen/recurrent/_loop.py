@@ -20,6 +20,10 @@ _OPS: dict[Any, int | None] = {_aten.mm.default: None, _aten.addmm.default: 0}
 _DTYPES = HALF_DTYPES | {torch.float32}
 # More than those are spilled: 32 of them to some kilobytes of a thread.
 _MOST_CARRIED = 16
+# What is reduced in a program; by those that give one of the values, half dtypes, too.
+EXACT_REDUCTIONS = frozenset({_prims.amax.default, _prims.amin.default})
+REDUCED = frozenset({torch.float32, torch.float64, torch.int64})
+REDUCED_EXACTLY = HALF_DTYPES | {torch.float32, torch.float64}
 # Integers up to here are bfloat16 values.
 _MOST_EXACT = 256
 
@@ -85,6 +89,27 @@ class Multiply:
 
 
 @dataclass(frozen=True, slots=True)
+class Reduce:
+    """A reduction of rows, which a program has whole.
+
+    Attributes:
+        operand: what is reduced.
+        port: the result, one number for each row.
+        stored: where the result goes in memory, at every step, with a last dimension of 1; or `None`.
+    """
+
+    product: Product
+    operand: Columns
+    port: Port
+    stored: View | None
+
+    @property
+    def pieces(self) -> tuple[tuple[int, int], ...]:
+        """Its column."""
+        return ((0, 1),)
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """A value that programs give each other: the operand of products.
 
@@ -126,12 +151,22 @@ class Loop:
 
     width: int
     num_rows: int
-    parts: tuple[StageCall | Multiply, ...]
+    parts: tuple[StageCall | Multiply | Reduce, ...]
     carried: Mapping[Port, tuple[int, torch.dtype]]
     exchanges: tuple[Exchange, ...]
     lasting: frozenset[Port]
     absent: frozenset[Port]
     shifted: frozenset[Port]
+
+    @property
+    def has_reductions(self) -> bool:
+        """True if one program needs all columns of its rows."""
+        return any(isinstance(part, Reduce) for part in self.parts)
+
+    @property
+    def has_products(self) -> bool:
+        """True if there are matrices."""
+        return any(isinstance(part, Multiply) for part in self.parts)
 
 
 def loop_of(staged: StagedStep, lasting: Collection[Port]) -> Loop:
@@ -151,10 +186,11 @@ class _Analysis:
         self._staged, self._lasting = staged, lasting
         self._parts = [part for part in staged.parts if part.phase is Phase.LOOP]
         products = [part for part in self._parts if isinstance(part, Product)]
-        if not products:
-            raise NotOneLaunchError("no product is in the loop over time")
+        if not self._parts:
+            raise NotOneLaunchError("nothing is in the loop over time")
         self._rows: int | None = None
-        self._operands: set[Columns] = set()  # what stages have written so far
+        self._operands: set[Columns] = set()  # what stages and products have written so far
+        self._of_rows: set[Port] = {part.result.source for part in products if part.is_reduction}
         writes = [v for p in self._parts for v in (p.writes if isinstance(p, Stage) else (p.result,))]
         self._written = {view.source for view in writes}
         roles = {port.role for port in self._written}
@@ -163,9 +199,12 @@ class _Analysis:
         self._role = role
 
     def run(self) -> Loop:
-        parts: list[StageCall | Multiply] = []
+        parts: list[StageCall | Multiply | Reduce] = []
         for part in self._parts:
-            parts.append(self._call(part) if isinstance(part, Stage) else self._multiply(part))
+            if isinstance(part, Stage):
+                parts.append(self._call(part))
+            else:
+                parts.append(self._reduce(part) if part.is_reduction else self._multiply(part))
         carried = {port: self._whole_value(port) for port in sorted(self._carried, key=lambda p: p.index)}
         if len(carried) > _MOST_CARRIED:
             raise NotOneLaunchError(
@@ -178,7 +217,8 @@ class _Analysis:
                         raise NotOneLaunchError(f"{view.source.name} is written in the loop and behind it")
         exchanges = self._exchanges(parts)
         assert self._rows is not None
-        width = max((w for w, _ in carried.values()), default=0) or exchanges[0].width
+        widths = [w for w, _ in carried.values()] or [exchange.width for exchange in exchanges]
+        width = max(widths or [part.width for part in parts if isinstance(part, StageCall)])
         shifted = frozenset(self._staged.shifts)
         return Loop(width, self._rows, tuple(parts), carried, exchanges, self._lasting, self._staged.absent, shifted)
 
@@ -225,6 +265,10 @@ class _Analysis:
         reads: list[Columns | View] = []
         for view in stage.reads:
             port = view.source
+            if port in self._of_rows:
+                self._check_of_rows(view, stage.shape)
+                reads.append(Columns(port, 0, 1))
+                continue
             if port in self._carried or (port.role in (Role.OPERAND, Role.PRODUCT) and port in self._written):
                 columns = self._columns(view)
                 whole = port.role is Role.PRODUCT or (columns.first, columns.width) == (0, self._value(port)[1])
@@ -251,6 +295,31 @@ class _Analysis:
                 stored.append(view)
         return StageCall(stage, width, tuple(reads), tuple(writes), tuple(stored))
 
+    def _check_of_rows(self, view: View, shape: tuple[int, ...]) -> None:
+        """Refuses a view of a reduction that has not the number of each row in all its columns."""
+        of_each, _ = self._staged.values[view.source]
+        numbers = torch.arange(math.prod(of_each))
+        seen = view(numbers.reshape(of_each)).expand(shape).reshape(math.prod(shape[:-1]), -1)
+        if not torch.equal(seen, numbers[:, None].expand_as(seen)):
+            raise NotOneLaunchError(f"{view.source.name} is no number of each row in a stage of {list(shape)}")
+
+    def _reduce(self, product: Product) -> Reduce:
+        value, dims, *_ = product.args
+        port, name = product.result.source, product.name
+        if dims != [-1] or port.role is not Role.PRODUCT:
+            raise NotOneLaunchError(f"{name} is more than one number of each row beside others")
+        if value.dtype not in (REDUCED_EXACTLY if product.op in EXACT_REDUCTIONS else REDUCED):
+            raise NotOneLaunchError(f"{name} is one of {value.dtype}")
+        if value.source not in self._written or value.source in self._of_rows:
+            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which is not computed in the loop")
+        operand = self._columns(value)
+        whole = Columns(value.source, 0, self._value(value.source)[1])
+        if operand not in self._operands and (operand != whole or value.source not in self._carried):
+            raise NotOneLaunchError(f"{name} reduces {value.source.name}, which others write in pieces")
+        shape = self._staged.values[port][0]
+        last = View(port, ((_aten.unsqueeze.default, (-1,), {}),), (*shape, 1), product.dtype)
+        return Reduce(product, operand, port, last if port in self._lasting else None)
+
     def _multiply(self, product: Product) -> Multiply:
         if product.op not in _OPS:
             raise NotOneLaunchError(f"{product.name} is no product of rows with one matrix")
@@ -276,6 +345,7 @@ class _Analysis:
         if (whole.first, whole.width) != (0, width):
             raise NotOneLaunchError(f"{product.name} writes a part of {port.name}")
         pieces = self._pieces(port, width, all_of_it=port.role is not Role.PRODUCT or port in self._lasting)
+        self._operands |= {Columns(port, first, count) for first, count in pieces}
         stored = product.result
         in_memory = port in self._lasting or (port.role is not Role.PRODUCT and port not in self._carried)
         return Multiply(
@@ -312,7 +382,7 @@ class _Analysis:
 
     # -- exchanges -------------------------------------------------------------------------------------------
 
-    def _exchanges(self, parts: Sequence[StageCall | Multiply]) -> tuple[Exchange, ...]:
+    def _exchanges(self, parts: Sequence[StageCall | Multiply | Reduce]) -> tuple[Exchange, ...]:
         found: dict[Port, Exchange] = {}
         for part in parts:
             if isinstance(part, Multiply) and part.operand.port not in found:
@@ -325,10 +395,10 @@ class _Analysis:
                 found[port] = Exchange(port, width, dtype, port in self._carried, self._is_exact(port, parts))
         return tuple(found.values())
 
-    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply]) -> bool:
+    def _is_exact(self, port: Port, parts: Sequence[StageCall | Multiply | Reduce]) -> bool:
         outputs: list[fx.Node] = []
         for part in parts:
-            if isinstance(part, Multiply):
+            if not isinstance(part, StageCall):
                 if part.port == port:
                     return False
                 continue

@@ -1,4 +1,4 @@
-"""Products of a step's values with matrices, and the other ops that a step with products has besides pointwise ones."""
+"""Products of a step's values with matrices, reductions of its rows, and other ops of such a step that stages lack."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ PRODUCTS: dict[Op, ProductFacts] = {
     _aten.addmv.default: ProductFacts((1, 2), 0, (1, 0)),
 }
 
+# Reductions of rows of a step, `(value, dims, *numbers)`. Each has an overload that writes to memory given as `out`.
+REDUCTIONS: frozenset[Op] = frozenset(
+    {SUM_OP, _prims.amax.default, _prims.amin.default, _prims.var.default},
+)
+
 # Puts values side by side: the gradient of what has been taken apart.
 CAT_OP: Op = _aten.cat.default
 # The gradient of a part: it is zero elsewhere.
@@ -53,6 +58,18 @@ ASSEMBLIES = frozenset({CAT_OP, SLICE_BACKWARD_OP, SELECT_BACKWARD_OP, COPY_OP})
 
 # What is not decomposed in a step that may have products.
 KEPT_OPS = ASSEMBLIES | PRODUCTS.keys()
+
+
+def reduced_dims(node: fx.Node) -> tuple[int, ...]:
+    """The dimensions of more than one element that a node of `REDUCTIONS` reduces."""
+    value = node.all_input_nodes[0].meta["val"]
+    dims: Any = node.args[1]
+    return tuple(d for d in dims if value.shape[d] != 1)
+
+
+def reduces(node: fx.Node) -> bool:
+    """True if a node is a reduction. A sum of one element is none."""
+    return node.target in REDUCTIONS and (node.target is not SUM_OP or bool(reduced_dims(node)))
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

@@ -10,7 +10,6 @@ from flexsn_graph.ir._ports import Role
 from flexsn_graph.ir._products import ASSEMBLIES
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase
-from flexsn_graph.staging._views import narrows
 
 # States that a stage of the loop may read for sums over time alone.
 _MANY = 8
@@ -92,7 +91,7 @@ class Order:
                 self.level[node] = 1 + max(self._ready(a) for a in moving)
             elif node.target in ASSEMBLIES:
                 self.level[node] = 1 + max((self.level[a] for a in moving), default=0)
-            elif narrows(node) and places.root(node)[0].target not in ASSEMBLIES:
+            elif places.moves(node) and places.root(node)[0].target not in ASSEMBLIES:
                 root = places.root(node)[0]
                 written = places.ports[root].role is Role.OPERAND
                 self.level[node] = self.level[root] + (1 if written else 0)

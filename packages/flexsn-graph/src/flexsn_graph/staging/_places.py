@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch import fx
+from torch import Tensor, fx
 
 from flexsn_graph.ir._ports import Port, Role
-from flexsn_graph.ir._products import ASSEMBLIES, call_of
+from flexsn_graph.ir._products import ASSEMBLIES, REDUCTIONS, call_of
 from flexsn_graph.staging._staged_step import View
-from flexsn_graph.staging._views import is_view, narrows
+from flexsn_graph.staging._views import is_view, narrows, realigns
 
 
 class Places:
@@ -28,6 +28,7 @@ class Places:
         of_carried: what depends on what goes from step to step.
         saved: those of `known` that are read.
         assembled: values that parts write a piece of.
+        rows: values with one element for each row, computed of reductions; `find_rows` finds them.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Places:
         self.of_carried: set[fx.Node] = set()
         self.saved: list[Port] = []
         self.assembled: set[Port] = set()
+        self.rows: set[fx.Node] = set()
         self._counts = {Role.OPERAND: 0, Role.PRODUCT: 0}
         ports = iter(arguments)
         for node in graph.nodes:
@@ -62,6 +64,21 @@ class Places:
                 self.saved.append(known[keys[node]])
             elif not self.of_carried.isdisjoint(node.all_input_nodes):
                 self.of_carried.add(node)
+
+    def find_rows(self, graph: fx.Graph) -> None:
+        """Finds what is computed of reductions alone, when those have places."""
+        for node in graph.nodes:
+            moving = [a for a in node.all_input_nodes if a in self.moving]
+            if node in self.ports and node.target in REDUCTIONS:
+                self.rows.add(node)
+            elif node.op == "call_function" and moving and self.rows.issuperset(moving):
+                value = node.meta["val"]
+                if isinstance(value, Tensor) and value.numel() == max(a.meta["val"].numel() for a in moving):
+                    self.rows.add(node)
+
+    def moves(self, node: fx.Node) -> bool:
+        """True for a view that stages read from memory: it has some of the elements, or has rows where columns were."""
+        return narrows(node) or (realigns(node) and node.all_input_nodes[0] in self.rows)
 
     def reaching(self, ends: Iterable[fx.Node]) -> set[fx.Node]:
         """What the ends are computed from, up to what is saved; captured tensors aside."""
@@ -119,7 +136,7 @@ class Places:
                 self.store_root(argument)
         elif node.target in ASSEMBLIES:
             self.store(node, Role.OPERAND)
-        elif narrows(node):
+        elif self.moves(node):
             self.store_root(node)
 
     def is_product(self, node: fx.Node) -> bool:

@@ -13,8 +13,13 @@ from flexsn_graph.staging._staged_step import Product, Stage, StagedStep, Term, 
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
-# Their lists of integers are sizes.
-_TO_SIZES = frozenset({*(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default), _prims.reshape.default})
+# Their first lists of integers are sizes.
+_TO_SIZES = frozenset(
+    {
+        *(_aten.view.default, _aten._unsafe_view.default, _aten.expand.default),
+        *(_prims.reshape.default, _prims.broadcast_in_dim.default),
+    }
+)
 
 
 def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes: Sequence[Sequence[int]]) -> bool:
@@ -23,6 +28,8 @@ def is_of_any_batch(staged: StagedStep, step_shape: Sequence[int], lifted_shapes
     And if no captured tensor has an element for each of its elements.
     """
     if len(step_shape) != 2:
+        return False
+    if any(product.is_reduction and product.args[1] != [-1] for product in staged.products):
         return False
     batch = step_shape[0]
     others = {size for shape in lifted_shapes for size in shape}
@@ -42,7 +49,7 @@ def resized(staged: StagedStep, old: int, new: int) -> StagedStep:
         target, args, kwargs = one
         if target not in _TO_SIZES:
             return one
-        return target, tuple(list(shape(a)) if isinstance(a, list | tuple) else a for a in args), kwargs
+        return target, (list(shape(args[0])), *args[1:]), kwargs
 
     def view(one: View) -> View:
         return replace(one, calls=tuple(map(call, one.calls)), shape=shape(one.shape))

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from flexsn_graph._location import SourceLocation
 from flexsn_graph.ir._ops import Op
 from flexsn_graph.ir._ports import Port
-from flexsn_graph.ir._products import Call, replay
+from flexsn_graph.ir._products import REDUCTIONS, Call, replay
 from flexsn_graph.ir._step_graph import StepGraph
 
 
@@ -68,15 +68,16 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A product of a value of the step with a matrix.
+    """A product of a value of the step with a matrix, or a reduction of its rows.
 
     Attributes:
         phase: when it is computed.
         op: which op of torch's.
-        args, kwargs: its arguments; a `View` stands for a value, of role `MATRIX` for what is the same in all steps.
+        args, kwargs: its arguments, of a reduction `(value, dims, *numbers)` with dims below 0; a `View` stands for a
+            value, of role `MATRIX` for what is the same in all steps.
         result: where it goes: an own value, or one of the step's results.
         shape, dtype: of the result.
-        factor_shapes: of the two factors.
+        factor_shapes: of the two factors, or of what is reduced.
         name: what the user's code called.
         location: where.
     """
@@ -91,6 +92,11 @@ class Product:
     factor_shapes: tuple[tuple[int, ...], ...]
     name: str
     location: SourceLocation | None
+
+    @property
+    def is_reduction(self) -> bool:
+        """True for a reduction of rows, which has no matrix."""
+        return self.op in REDUCTIONS
 
     @property
     def reads(self) -> tuple[View, ...]:

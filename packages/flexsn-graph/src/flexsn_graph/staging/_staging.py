@@ -22,11 +22,15 @@ from torch import Tensor, fx
 from flexsn_graph._location import called_op, location_of
 from flexsn_graph.errors import NonPointwiseError
 from flexsn_graph.ir._layout import LiftedLayout
+from flexsn_graph.ir._ops import is_zero
 from flexsn_graph.ir._ports import Port, Role
 from flexsn_graph.ir._products import (
     ASSEMBLIES,
     PRODUCTS,
+    REDUCTIONS,
     call_of,
+    reduced_dims,
+    reduces,
     replay,
 )
 from flexsn_graph.ir._step_graph import StepGraph
@@ -36,9 +40,9 @@ from flexsn_graph.staging._keys import Keys
 from flexsn_graph.staging._order import Order
 from flexsn_graph.staging._places import Places
 from flexsn_graph.staging._staged_step import Phase, Product, Stage, StagedStep, View
-from flexsn_graph.staging._sums import sum_last
+from flexsn_graph.staging._sums import own_last_sums, sum_last
 from flexsn_graph.staging._terms import SumsOverTime
-from flexsn_graph.staging._views import differs, narrows, pieces_of, reaches, unsummed_shape, whole_view
+from flexsn_graph.staging._views import before_sums, differs, pieces_of, reaches, unsummed_shape, whole_view
 from flexsn_graph.tracing._positions import check_positions
 
 _aten = torch.ops.aten
@@ -46,7 +50,7 @@ _prims = torch.ops.prims
 
 
 def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
-    """Whether a lowered graph multiplies a value of the step by a matrix."""
+    """True if a lowered graph multiplies a value of the step by a matrix, or reduces one."""
     moving: set[fx.Node] = set()
     ports = iter(arguments)
     for node in graph.nodes:
@@ -54,7 +58,7 @@ def has_products(graph: fx.Graph, arguments: Sequence[Port]) -> bool:
             if next(ports).role is not Role.LIFTED:
                 moving.add(node)
         elif not moving.isdisjoint(node.all_input_nodes):
-            if node.target in PRODUCTS:
+            if node.target in PRODUCTS or reduces(node):
                 return True
             moving.add(node)
     return False
@@ -110,6 +114,7 @@ class _Staging:
         drop_copies(graph)
         if carried is Role.GRAD_STATE:
             sum_last(graph, arguments, results)
+            own_last_sums(graph, results)
         self._arguments, self._results = arguments, results
         self._role = carried
         self._placeholders = [n for n in graph.nodes if n.op == "placeholder"]
@@ -130,10 +135,17 @@ class _Staging:
         live = self._places.reaching([n for n, _ in finals] + leaves)
         to_carried = self._places.reaching([n for n, port in finals if port.role is self._role])
         order = [n for n in self._graph.nodes if n in live]
+        # Without the sums at the end of a broadcasting input's gradient: those are taken after the loop.
+        inner = self._places.reaching([before_sums(n) if p.role is Role.GRAD_INPUT else n for n, p in finals] + leaves)
         for node in order:
-            if node.target in PRODUCTS and node in self._places.moving and node not in self._places.ports:
+            if node not in self._places.moving or node in self._places.ports:
+                continue
+            if node.target in PRODUCTS:
                 self._check_product(node)
                 self._places.store(node, Role.PRODUCT)
+            elif node in inner and self._reduces(node):
+                self._places.store(node, Role.PRODUCT)
+        self._places.find_rows(self._graph)
         for node in order:
             self._places.store_operands(node)
         for leaf in leaves:
@@ -228,6 +240,23 @@ class _Staging:
                 location_of(node),
             )
 
+    def _reduces(self, node: fx.Node) -> bool:
+        """True if a node reduces rows; refuses a reduction of a step's other dimensions."""
+        if not reduces(node) or is_zero(node.all_input_nodes[0]):
+            return False
+        if set(reduced_dims(node)) <= {node.all_input_nodes[0].meta["val"].dim() - 1}:
+            return True
+        if self._role is Role.GRAD_STATE:
+            return False  # a stage refuses what is no sum at the end of a gradient
+        shape = list(node.all_input_nodes[0].meta["val"].shape)
+        raise NonPointwiseError(
+            f"{called_op(node)} reduces dimensions {list(reduced_dims(node))} of {shape}: a step may reduce its values "
+            "over its last dimension alone (dim=-1), the neurons of a row. Do this outside of the core, or move the "
+            "dimension to the end there.",
+            called_op(node),
+            location_of(node),
+        )
+
     # -- stages ----------------------------------------------------------------------------------------------
 
     def _group(self, phase: Phase, level: int, shape: Sequence[int]) -> _Group:
@@ -301,12 +330,19 @@ class _Staging:
         target: Any = node.target
         result = self._direct.get(node) or whole_view(self._places.ports[node], node)
         value = node.meta["val"]
-        factors: list[Any] = [node.args[i] for i in PRODUCTS[target].factors]
+        if target in REDUCTIONS:
+            factors: list[Any] = [node.args[0]]
+            dims: Any = node.args[1]
+            last = [d - factors[0].meta["val"].dim() for d in dims]  # after those of a sequence
+            args = (self._product_argument(node.args[0]), last, *node.args[2:])
+        else:
+            factors = [node.args[i] for i in PRODUCTS[target].factors]
+            args = tuple(self._product_argument(a) for a in node.args)
         return Product(
             self._order.phase[node],
             target,
-            tuple(self._product_argument(a) for a in node.args),
-            dict(node.kwargs),
+            args,
+            {} if target in REDUCTIONS else dict(node.kwargs),
             result,
             tuple(value.shape),
             value.dtype,
@@ -330,10 +366,10 @@ class _Staging:
         if port is None:
             return False
         if port.role is not Role.OPERAND:
-            if node is root or port.role in (Role.PRODUCT, Role.SAVED) or any(narrows(v) for v in views):
+            if node is root or port.role in (Role.PRODUCT, Role.SAVED) or any(self._places.moves(v) for v in views):
                 return True
             return not reaches(root, shape) and reaches(node, shape)
-        return root.target in ASSEMBLIES or any(narrows(v) for v in views)
+        return root.target in ASSEMBLIES or any(self._places.moves(v) for v in views)
 
     def _stage(self, phase: Phase, shape: tuple[int, ...], group: _Group) -> Stage:
         wanted = [node for node, _ in group.results]

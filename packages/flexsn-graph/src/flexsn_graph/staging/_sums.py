@@ -17,6 +17,7 @@ from torch import fx
 from flexsn_graph.ir._ops import ALIAS_OPS, SUM_OP
 from flexsn_graph.ir._ports import Port, Role
 from flexsn_graph.ir._products import is_linear_in_one
+from flexsn_graph.staging._views import before_sums
 
 _aten = torch.ops.aten
 _prims = torch.ops.prims
@@ -67,6 +68,28 @@ def sum_last(graph: fx.Graph, arguments: Sequence[Port], results: Sequence[Port]
         results: of its output's entries.
     """
     _Sums(graph, arguments).run(results)
+
+
+def own_last_sums(graph: fx.Graph, results: Sequence[Port]) -> None:
+    """Copies the last sums of each input's gradient, which kernels leave out, if other values are computed of them."""
+    output = next(n for n in reversed(graph.nodes) if n.op == "output")
+    entries = list(output.args[0])
+    for i, (entry, port) in enumerate(zip(entries, results, strict=True)):
+        start = before_sums(entry)
+        if port.role is not Role.GRAD_INPUT or start is entry:
+            continue
+        chain: list[fx.Node] = []
+        node = entry
+        while node is not start:
+            chain.append(node)
+            node = node.all_input_nodes[0]
+        copies = {start: start}
+        with graph.inserting_before(output):
+            for node in reversed(chain):
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        entries[i] = copies[entry]
+    output.args = (entries,)
+    graph.eliminate_dead_code()
 
 
 class _Sums:

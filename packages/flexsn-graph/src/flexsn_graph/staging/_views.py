@@ -10,7 +10,7 @@ from torch import Tensor, fx
 
 from flexsn_graph.ir._ops import ALIAS_OPS, SUM_OP
 from flexsn_graph.ir._ports import Port, Role
-from flexsn_graph.ir._products import CAT_OP, COPY_OP, SELECT_BACKWARD_OP, Call
+from flexsn_graph.ir._products import CAT_OP, COPY_OP, SELECT_BACKWARD_OP, Call, call_of, replay
 from flexsn_graph.lowering._strides import broadcast_shapes
 from flexsn_graph.staging._staged_step import View
 
@@ -18,10 +18,9 @@ _aten = torch.ops.aten
 
 
 def is_view(node: fx.Node) -> bool:
-    target = node.target
-    return node.op == "call_function" and (
-        (target in ALIAS_OPS and target is not COPY_OP) or target is operator.getitem
-    )
+    """True for a view; of a tuple's entries, those of a tuple of views."""
+    target: Any = node.all_input_nodes[0].target if node.target is operator.getitem else node.target
+    return bool(node.op == "call_function" and target in ALIAS_OPS and target is not COPY_OP)
 
 
 def narrows(node: fx.Node) -> bool:
@@ -32,6 +31,24 @@ def narrows(node: fx.Node) -> bool:
         return True
     value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
     return isinstance(value, Tensor) and isinstance(source, Tensor) and value.numel() < source.numel()
+
+
+def realigns(node: fx.Node) -> bool:
+    """True if a view adds or drops dimensions so that its elements are in other rows and columns of a step."""
+    if not is_view(node):
+        return False
+    value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    if not isinstance(value, Tensor) or value.dim() == source.dim() or source.numel() == 1:
+        return False
+    if value.dim() < source.dim():
+        return bool(tuple(source.shape) != (1,) * (source.dim() - value.dim()) + tuple(value.shape))
+    before = torch.empty(source.shape, device="meta")
+    if broadcast_shapes([tuple(source.shape), tuple(value.shape)]) != tuple(value.shape):
+        return True
+    seen: Tensor = replay([call_of(node)], before)
+    spread = before.expand(value.shape)
+    pairs = zip(value.shape, seen.stride(), spread.stride(), strict=True)
+    return any(size > 1 and one != other for size, one, other in pairs)
 
 
 def differs(argument: Any, node: fx.Node) -> bool:
@@ -57,6 +74,13 @@ def unsummed_shape(node: fx.Node) -> tuple[int, ...]:
             shape = tuple(node.all_input_nodes[0].meta["val"].shape)
         node = node.all_input_nodes[0]
     return shape
+
+
+def before_sums(node: fx.Node) -> fx.Node:
+    """What the last sums of a node, and views of them, are of."""
+    while is_view(node) or node.target is SUM_OP:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def pieces_of(node: fx.Node, whole: View) -> list[tuple[Any, View]]:

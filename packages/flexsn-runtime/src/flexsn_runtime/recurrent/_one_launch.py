@@ -245,11 +245,12 @@ class _Prepared:
         if found is None:
             turns = -(-self.groups // at_once)
             count = len(self.loop.exchanges)
-            kept = f"their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
+            kept = f"keep their part of the matrices and exchange {count} value{'s' if count > 1 else ''} a step"
+            whole = "keep the whole matrices" if self.loop.has_products else "have whole rows"
             found = self._said[at_once] = (
                 f"one launch for all steps, of {at_once * self.tiles.count} programs of {self.tiles.rows} rows x "
-                f"{self.tiles.columns(self.loop.width)} columns, which keep "
-                + (kept if self.tiles.exchanged else "the whole matrices and exchange nothing")
+                f"{self.tiles.columns(self.loop.width)} columns, which "
+                + (kept if self.tiles.exchanged else f"{whole} and exchange nothing")
                 + (f"; {turns} turns of {at_once} groups of rows" if turns > 1 else "")
             )
         return found
@@ -312,7 +313,7 @@ def _prepare(step: RecurrentSpecialization, over: OverTime, loop: Loop) -> _Prep
 def _in_clusters(step: RecurrentSpecialization, over: OverTime, loop: Loop, memory: Memory) -> _InClusters | None:
     """The loop in clusters; `None`: one program holds all its columns, or clusters do not."""
     device = step.device
-    if why_no_clusters(device) is not None:
+    if why_no_clusters(device) is not None or loop.has_reductions:
         return None
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     if held_tiles(loop, processors, from_zero=over.from_zero) is not None:

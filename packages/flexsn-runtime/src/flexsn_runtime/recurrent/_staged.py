@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from flexsn_runtime.recurrent._backward_plan import BackwardPlan
 
 _aten = torch.ops.aten
+_prims = torch.ops.prims
 Act = Callable[[int], object]
 
 
@@ -413,7 +414,7 @@ class StagedScan:
         if len(moving) == 1 and not options:
             ((place, values),) = moving
             before, behind = fixed[:place], fixed[place + 1 :]
-            if not before:
+            if not before and len(behind) == 1:
                 (matrix,) = behind
                 return lambda t: multiply(values[t], matrix, out=out[t])
             return lambda t: multiply(*before, values[t], *behind, out=out[t])
@@ -453,6 +454,10 @@ class StagedScan:
 
     def _multiply_whole(self, product: Product) -> bool:
         """One product for all steps, of rows that all have the same matrix, if it is one."""
+        if product.is_reduction:
+            value, *numbers = product.args
+            _OUT[product.op](self._read(value).sequence, *numbers, out=self._written(product.result).sequence)
+            return True
         if product.op not in (_aten.mm.default, _aten.addmm.default):
             return False
         *added, left, right = (
@@ -504,7 +509,21 @@ def _sum(op: Any, values: Sequence[Tensor]) -> Tensor:
     return torch.einsum("tkb,tb->k", left, right)  # of a matrix and a vector
 
 
+def _sum_of_rows(value: Tensor, dims: list[int], *, out: Tensor) -> Tensor:
+    total: Tensor = _aten.sum.IntList_out(value, dims, dtype=out.dtype, out=out)
+    return total
+
+
+def _var_of_rows(value: Tensor, dims: list[int], correction: float = 1.0, *, out: Tensor) -> Tensor:
+    variance: Tensor = _aten.var.correction_out(value, dims, correction=correction, out=out)
+    return variance
+
+
 _OUT: dict[Any, Callable[..., Tensor]] = {
+    _prims.sum.default: _sum_of_rows,
+    _prims.amax.default: _aten.amax.out,
+    _prims.amin.default: _aten.amin.out,
+    _prims.var.default: _var_of_rows,
     _aten.mm.default: _aten.mm.out,
     _aten.addmm.default: _aten.addmm.out,
     _aten.bmm.default: _aten.bmm.out,

@@ -20,6 +20,9 @@ _OPERAND_BYTES = 512  # of a thread: half of its registers
 _HELD_BYTES = 128 << 10
 _HELD_BY_FOUR_WARPS = 24 << 10
 _HELD_ROWS = 8
+# Of a program that has whole rows and no matrices: eight columns of each value in a thread, in up to 16 warps.
+_COLUMNS_OF_A_WARP = 256
+_MOST_COLUMNS = 4096
 
 
 def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[Tiles]:
@@ -28,14 +31,35 @@ def tiles_for(loop: Loop, device: torch.device, *, from_zero: bool) -> Iterator[
     Raises:
         NotOneLaunchError: no program has room for its part of the matrices.
     """
+    if not loop.has_products:
+        yield _whole_rows(loop)
+        return
     if triton_interpreted():
-        yield Tiles(16, 1, 32, 4, ahead=2)  # one program after the other: none may wait
+        exchanged = not loop.has_reductions
+        # One program after the other: none may wait.
+        yield Tiles(16 if exchanged else _HELD_ROWS, 1, 32, 4, ahead=2, exchanged=exchanged)
         return
     processors = torch.cuda.get_device_properties(device).multi_processor_count
     held = held_tiles(loop, processors, from_zero=from_zero)
     if held is not None:
         yield held
+    if loop.has_reductions:
+        if held is None:
+            raise NotOneLaunchError("a row is reduced, and the matrices do not fit into the registers of one program")
+        return
     yield from exchanged_tiles(loop, device, from_zero=from_zero)
+
+
+def _whole_rows(loop: Loop) -> Tiles:
+    """Tiles of a loop without matrices: a program has one row, and a thread a few of its columns.
+
+    Raises:
+        NotOneLaunchError: the row is too long.
+    """
+    if loop.width > _MOST_COLUMNS:
+        raise NotOneLaunchError(f"a row of {loop.width} columns does not fit into one program")
+    warps = max(1, (1 << (loop.width - 1).bit_length()) // _COLUMNS_OF_A_WARP)
+    return Tiles(1, 1, 16, warps, ahead=1, exchanged=False)
 
 
 def held_tiles(loop: Loop, processors: int, *, from_zero: bool) -> Tiles | None:

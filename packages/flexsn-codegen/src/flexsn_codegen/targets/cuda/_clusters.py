@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, StageCall
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, NotOneLaunchError, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.source._source import KernelSource, framed
@@ -112,6 +112,9 @@ class _Sent:
 class _ClusterWriter:
     def __init__(self, spec: LoopSpec, cluster: Cluster) -> None:
         self._spec, self._loop, self._cluster = spec, spec.loop, cluster
+        self._parts = [part for part in spec.loop.parts if not isinstance(part, Reduce)]
+        if len(self._parts) < len(spec.loop.parts):
+            raise NotOneLaunchError("clusters reduce no rows")
         self._width = spec.loop.width
         self._tiles = cluster.tiles(self._width) * cluster.blocks  # of 16 columns, of a whole value
         self._lines: list[str] = []
@@ -129,7 +132,7 @@ class _ClusterWriter:
         if loop.shifted:
             raise NotOneLaunchError("clusters have no memory of earlier steps")
         widths = {width for width, _ in loop.carried.values()}
-        for part in loop.parts:
+        for part in self._parts:
             widths |= {part.width} if isinstance(part, StageCall) else {count for _, count in part.pieces}
         if widths != {self._width}:
             raise NotOneLaunchError(f"clusters compute values of one width; this step has {sorted(widths)}")
@@ -140,7 +143,7 @@ class _ClusterWriter:
     def _check_order(self, exchange: Exchange) -> None:
         """What is carried is sent when all products of the step have read what the step before sent."""
         reads = [i for i, part in self._multiplies() if part.operand.port == exchange.port]
-        writes = [i for i, part in enumerate(self._loop.parts) if exchange.port in _written_by(part)]
+        writes = [i for i, part in enumerate(self._parts) if exchange.port in _written_by(part)]
         if reads and writes and max(reads) > min(writes):
             raise NotOneLaunchError(f"{exchange.port.name} is multiplied behind the part that writes its next value")
 
@@ -159,7 +162,7 @@ class _ClusterWriter:
         if exchange.carried and not self._spec.from_zero:
             return False
         found = False
-        for part in self._loop.parts:
+        for part in self._parts:
             if isinstance(part, Multiply):
                 if part.port == exchange.port:
                     return False
@@ -175,7 +178,7 @@ class _ClusterWriter:
         if port in self._carried:
             return (Columns(port, 0, self._loop.carried[port][0]),)
         found: set[Columns] = set()
-        for part in self._loop.parts:
+        for part in self._parts:
             if isinstance(part, StageCall):
                 found |= {columns for columns in part.writes if columns is not None and columns.port == port}
             elif part.port == port:
@@ -263,7 +266,7 @@ class _ClusterWriter:
         return tiles * 16 if sent.bits else tiles * sent.parts * 256
 
     def _multiplies(self) -> list[tuple[int, Multiply]]:
-        return [(i, part) for i, part in enumerate(self._loop.parts) if isinstance(part, Multiply)]
+        return [(i, part) for i, part in enumerate(self._parts) if isinstance(part, Multiply)]
 
     def _sum_floats(self, part: Multiply) -> int:
         """Of sums that a block's warps give each other."""
@@ -370,7 +373,7 @@ class _ClusterWriter:
         return registers
 
     def _lifted(self) -> None:
-        for i, (part, core) in enumerate(zip(self._loop.parts, self._spec.cores, strict=True)):
+        for i, (part, core) in enumerate(zip(self._parts, self._spec.cores, strict=True)):
             if not isinstance(part, StageCall) or core is None:
                 continue
             for port in core.arguments:
@@ -426,7 +429,7 @@ class _ClusterWriter:
         self._later: list[tuple[int, str, int]] = []  # stores, for which nothing waits
         self._next_store = 0
         self._waited: set[Port] = set()
-        for i, part in enumerate(self._loop.parts):
+        for i, part in enumerate(self._parts):
             if isinstance(part, Multiply):
                 self._multiply(i, part)
             else:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
-from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, StageCall
+from flexsn_codegen.recurrent._loop import Columns, Exchange, Multiply, Reduce, StageCall
 from flexsn_codegen.recurrent._spec import Load, LoopSpec, ValueLayout, two_strides
 from flexsn_codegen.source._dtypes import HALF_DTYPES, register_dtype
 from flexsn_codegen.source._source import KernelSource, framed
@@ -27,6 +28,13 @@ from flexsn_codegen.targets.triton._literals import tl_name
 from flexsn_codegen.targets.triton._writer import jit_function
 from flexsn_graph import Port, Role, View
 
+_prims = torch.ops.prims
+_REDUCTIONS: dict[Any, str] = {
+    _prims.sum.default: "row_sum",
+    _prims.amax.default: "row_max",
+    _prims.amin.default: "row_min",
+    _prims.var.default: "row_var",
+}
 _LEAST = 16  # columns, and terms of a sum, of the smallest product that the GPU's matrix units take
 
 
@@ -35,7 +43,7 @@ class Tiles:
     """How a step is divided among programs.
 
     Attributes:
-        rows: of one program, a power of two, at least 16, or 8 if nothing is exchanged.
+        rows: of one program, a power of two, at least 16, or 8 if nothing is exchanged, or 1 if nothing is multiplied.
         count: programs that have the same rows and share the columns.
         chunk: terms of a sum that are multiplied at a time.
         num_warps: of one program.
@@ -137,6 +145,8 @@ class _LoopWriter:
         self._sizes = ["T", "B"]
         self._number = {exchange.port: i for i, exchange in enumerate(loop.exchanges)}
         self._carried = {port: f"state_{i}" for i, port in enumerate(loop.carried)}
+        self._of_rows = {part.port for part in loop.parts if isinstance(part, Reduce)}
+        assert not (self._of_rows and tiles.exchanged), "a reduction needs all columns of a row"
         self._later: list[str] = []  # stores that nobody waits for
         self._next_store = 0
 
@@ -291,7 +301,7 @@ class _LoopWriter:
             if isinstance(part, Multiply):
                 if part.port in self._number:
                     last[part.port] = i
-            else:
+            elif isinstance(part, StageCall):
                 last |= {w.port: i for w in part.writes if w is not None and w.port in self._number}
         found = []
         for i, part in enumerate(self._loop.parts):
@@ -312,6 +322,8 @@ class _LoopWriter:
                 if i in waits and self._tiles.count > 1:
                     self._line(f"dev.wait(counter, epoch * {self._tiles.count})")
                 self._multiply(i, part)
+            elif isinstance(part, Reduce):
+                self._reduce(i, part)
             else:
                 self._call(i, part)
             if i in arrives:
@@ -365,6 +377,8 @@ class _LoopWriter:
                 arguments.append("t > 0")
             elif isinstance(read, View):
                 arguments.append(f"load_{loads.index(Load(read, part.stage.shape))}")
+            elif read.port in self._of_rows:
+                arguments.append(f"tl.broadcast_to({self._values[read]}, [BLOCK, {self._tiles.columns(part.width)}])")
             elif read.port in self._carried:
                 arguments.append(self._carried[read.port])
             else:
@@ -378,6 +392,27 @@ class _LoopWriter:
             if view is not None:
                 self._store(result, part.width, 0)
                 self._next_store += 1
+
+    def _reduce(self, i: int, part: Reduce) -> None:
+        """A reduction of the rows that the program has whole."""
+        columns = part.operand
+        value = self._carried.get(columns.port) or self._values[columns]
+        own = f"own_{columns.width}[None, :]"
+        numbers = "".join(f", {number}" for number in self._numbers(part))
+        result = f"row_{i}"
+        self._line(f"{result} = dev.{_REDUCTIONS[part.product.op]}({value}, {own} < {columns.width}{numbers})")
+        self._values[Columns(part.port, 0, 1)] = result
+        if part.stored is not None:
+            self._store(f"tl.broadcast_to({result}, [BLOCK, {self._tiles.columns(1)}])", 1, 0)
+            self._next_store += 1
+
+    def _numbers(self, part: Reduce) -> list[str]:
+        """What a reduction takes besides the values."""
+        if part.product.op is not _prims.var.default:
+            return []
+        correction = part.product.args[2] if len(part.product.args) > 2 else 1.0
+        width = part.operand.width
+        return [repr(1.0 / width), repr(1.0 / (width - correction)) if width > correction else 'float("inf")']
 
     def _multiply(self, i: int, part: Multiply) -> None:
         exchange = self._exchange(part.operand.port)

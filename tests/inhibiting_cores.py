@@ -1,0 +1,108 @@
+"""Step functions in which the neurons of a row inhibit each other, as users write them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from recurrent_cores import Cell, Matrix
+from torch import Tensor
+
+
+class Alone(Cell):
+    """A core without a matrix."""
+
+    def build(self, size: int, matrix: Matrix) -> None:
+        pass
+
+
+class Lateral(Alone):
+    """Every neuron is inhibited by the mean of its row."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        return self.lif(x - s.mean(-1, keepdim=True), s, h - h.mean(-1, keepdim=True) / 2)
+
+
+class Winner(Alone):
+    """The largest one of a row spikes; of several, all. The maximum has a gradient."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        most = h.amax(-1, keepdim=True)
+        s = self.spike(h - 0.5) * (h >= most)
+        return s, s, h * (1 - s) - most / 8
+
+
+class Least(Alone):
+    """Minimum and maximum of a sum."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v / 2 + x
+        low, high = h.aminmax(dim=-1, keepdim=True)
+        return self.lif(x - low / 4, s, h - high / 4)
+
+
+class Soft(Alone):
+    """A softmax over the neurons."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        return self.lif(x * torch.softmax(h, -1), s, h)
+
+
+class Normed(Cell):
+    """A layer norm in a cell, with learned weights and a matrix."""
+
+    def build(self, size: int, matrix: Matrix) -> None:
+        super().build(size, matrix)
+        self.weight, self.bias = self.extra(size), self.extra(size, value=-0.125)
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        current = F.layer_norm(x + F.linear(s, self.v), (self.size,), self.weight, self.bias)
+        return self.lif(current, s, v)
+
+
+class Divided(Cell):
+    """Without `keepdim`, and with numbers of rows that are computed before they are put back."""
+
+    def build(self, size: int, matrix: Matrix) -> None:
+        self.strength = self.extra()
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        total = (h * h).sum(-1)
+        share = torch.exp(-total) * self.strength + 1
+        return self.lif(x / share.unsqueeze(-1), s, h - total[..., None] / 16)
+
+
+class ExciteInhibit(Cell):
+    """Excitatory neurons, and a smaller number of inhibitory ones that are inhibited together."""
+
+    def build(self, size: int, matrix: Matrix) -> None:
+        less = size // 3
+        self.to_inhibitory, self.back = (torch.nn.Parameter(matrix(*s)) for s in ((less, size), (size, less)))
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        drive = F.linear(s, self.to_inhibitory)
+        inhibition = torch.relu(drive - drive.mean(-1, keepdim=True))
+        return self.lif(x - F.linear(inhibition, self.back), s, v)
+
+
+class Deviating(Alone):
+    """A standard deviation, a norm and a `logsumexp`."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        h = v + (x - v) / 2
+        spread = torch.std(x - h, -1, keepdim=True) + torch.linalg.vector_norm(h, dim=-1, keepdim=True)
+        return self.lif(x / (1 + spread), s, h - torch.logsumexp(h, -1, keepdim=True) / 8)
+
+
+class Ahead(Alone):
+    """A mean of an input alone, one that is carried, and one that no later step needs."""
+
+    def forward(self, x: Tensor, s: Tensor, v: Tensor) -> tuple[Tensor, ...]:
+        s, _, v = self.lif(x - x.mean(-1, keepdim=True), s, v - v.sum(-1, keepdim=True) / 16)
+        return s - (s * v).mean(-1, keepdim=True), s, v
+
+
+CELLS = (Lateral, Winner, Least, Soft, Normed, Divided, ExciteInhibit, Deviating, Ahead)

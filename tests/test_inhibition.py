@@ -1,0 +1,117 @@
+"""Reductions of the neurons of a row in a step: kernels and a library's reductions, against the loop."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from inhibiting_cores import CELLS, Divided, ExciteInhibit, Lateral, Soft, Winner
+from recurrent_cores import Cell, Dense
+from test_recurrent import DEVICE, TARGETS, differentiated, made, run, sequences
+from torch import Tensor
+
+from flexsn_runtime import RecurrentSpecialization, ScanProgram, TargetName, prepare, scan
+
+cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.__name__)
+
+
+def check(core: Cell, tensors: list[Tensor], target: TargetName, *, rtol: float = 1e-10, atol: float = 1e-10) -> None:
+    expected, expected_gradients = differentiated(core, tensors, None)
+    got, gradients = differentiated(core, tensors, target)
+    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=rtol, atol=atol)
+
+
+@pytest.mark.long(all_but=["*cpp*", "*Normed-triton*"])
+@pytest.mark.parametrize("target", TARGETS)
+@cells
+def test_results_and_gradients_are_those_of_the_loop(cell: type[Cell], target: TargetName) -> None:
+    core = made(cell, 9, Dense(), torch.float64, soft=True)
+    tensors = sequences(core, 5, 61, 9, dtype=torch.float64)
+    check(core, tensors, target)
+
+
+@pytest.mark.long(all_but=["*9, 9*"])
+@pytest.mark.parametrize("step", [(9, 9), (1, 6), (7,), (3, 2, 5), (4, 1)], ids=str)
+@pytest.mark.parametrize("cell", [Divided, Winner], ids=lambda cell: cell.__name__)
+def test_steps_of_other_shapes(cell: type[Cell], step: tuple[int, ...]) -> None:
+    if cell is Divided and step[-1] == 1:
+        step = (4, 2)  # sums of one element are none
+    core = made(cell, step[-1], Dense(), torch.float64, soft=True)
+    check(core, sequences(core, 3, *step, dtype=torch.float64), TARGETS[-1])
+
+
+@pytest.mark.long(all_but=["*Winner*"])
+@pytest.mark.parametrize("cell", [Soft, Winner], ids=lambda cell: cell.__name__)
+def test_gradcheck(cell: type[Cell]) -> None:
+    core = made(cell, 4, Dense(), torch.float64, soft=True)
+    generator = torch.Generator().manual_seed(3)
+    shapes = [(3, 2, 4), (2, 4), (2, 4)]
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64).to(DEVICE).requires_grad_() for s in shapes]
+    if cell is Winner:  # its choice has no gradient: that of the maximum alone
+        core.forward = lambda x, s, v: ((x + v).amax(-1, keepdim=True) * s, x + s / 2, v - x.amin(-1, keepdim=True))
+    assert torch.autograd.gradcheck(lambda *t: tuple(run(core, t, TARGETS[-1])), tensors)
+
+
+def test_winners_that_are_equal_share_the_gradient() -> None:
+    core = made(Winner, 8, Dense())
+    tensors = [torch.ones_like(t).requires_grad_() for t in sequences(core, 4, 6, 8)]
+    with torch.no_grad():
+        tensors[0][:, :, :4] += 1
+    expected, expected_gradients = differentiated(core, tensors, None)
+    got, gradients = differentiated(core, tensors, TARGETS[-1])
+    for a, b in zip([*got, *gradients], [*expected, *expected_gradients], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_bits_where_sums_are_exact() -> None:
+    core = made(Lateral, 8, Dense())
+    tensors = sequences(core, 3, 67, 8, bits=2)
+    for target in TARGETS:
+        for a, b in zip(run(core, tensors, target), run(core, tensors, None), strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.long(all_but=["*bfloat16*"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision(dtype: torch.dtype) -> None:
+    core = made(Soft, 9, Dense(), dtype)
+    check(core, sequences(core, 3, 7, 9, dtype=dtype, bits=2), TARGETS[-1], rtol=2e-2, atol=2e-2)
+
+
+REFUSED = {
+    "over the batch": (lambda x, v: (v, x - v.mean(0, keepdim=True)), "aten.mean.dim reduces dimensions \\[0\\]"),
+    "over everything": (lambda x, v: (v, x - v.sum()), "aten.sum.default reduces dimensions \\[0, 1\\]"),
+    "over the batch, after a row": (lambda x, v: (v, x.softmax(-1) - v.amax(0)), "aten.amax.default reduces"),
+    "sort": (lambda x, v: (v, x.sort(-1).values), "aten.sort"),
+    "topk": (lambda x, v: (v, x.topk(4, -1).values), "aten.topk"),
+    "cumsum": (lambda x, v: (v, x.cumsum(-1)), "aten.cumsum"),
+    "sort after a row": (lambda x, v: (v, x.softmax(-1).sort(-1).values), "aten.sort"),
+    "position": (lambda x, v: (v, x * x.argmax(-1, keepdim=True)), "aten.argmax"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    core, words = REFUSED[name]
+    with pytest.raises(NotImplementedError, match=words) as caught:
+        ScanProgram(core, 1, 1, 1).specialize_examples((torch.zeros(4, 4, device=DEVICE),) * 2)
+    assert "test_inhibition.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("cell", [Winner, ExciteInhibit], ids=lambda cell: cell.__name__)
+def test_one_launch_where_a_program_has_whole_rows(cell: type[Cell]) -> None:
+    core = made(cell, 9, Dense(), soft=True)
+    tensors = sequences(core, 3, 11, 9)
+    program = ScanProgram(core, 1, core.num_states, 1, on_cpu="triton")
+    step, arguments = prepare(program, tensors)
+    assert isinstance(step, RecurrentSpecialization)
+    results = scan(step, arguments, state_seqs=False)
+    torch.autograd.grad(results[0].sum() + results[1].sum() + results[2].sum(), tensors[0])
+    assert {direction: how.split(",")[0] for direction, how in step.loops.told.items()} == {
+        "forward": "one launch for all steps",
+        "backward": "one launch for all steps",
+    }
+    for got, expected in zip(results, run(core, tensors, None, state_seqs=False), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
