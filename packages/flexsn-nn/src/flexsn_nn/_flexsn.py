@@ -15,6 +15,7 @@ from flexsn_nn._checks import check_name
 from flexsn_nn._decisions import Decisions
 from flexsn_nn._example_outputs import compare_specs, specs_of
 from flexsn_nn._explain import constants, kernels, launchers, products, traffic, without_hash
+from flexsn_nn._firing import Firing, is_wanted
 from flexsn_nn._freed_graphs import GraphOfCall, graph_of
 from flexsn_nn._handover import Handover
 from flexsn_nn._leaf import refuse_proxies
@@ -25,6 +26,7 @@ from flexsn_nn._stateful import check_first_run
 from flexsn_nn._torch_private import is_exporting, is_jit_tracing, recomputation
 from flexsn_nn._unregistered import unregistered
 from flexsn_nn.errors import ExportError
+from flexsn_nn.flexsn._options import CallOptions
 from flexsn_nn.flexsn._running import Runs
 from flexsn_nn.flexsn._states import for_autograd
 from flexsn_nn.transforms._absorbed import Absorb, InStep
@@ -73,6 +75,9 @@ class FlexSN(Runs):
         residuals: what compiled kernels keep for the backward besides the inputs: `"recompute"`: the states now and
             then, from which the rest is computed again; `"save"`: the fewest bytes from which the gradient can be
             computed; `"auto"`: whichever moves fewer bytes. Under `torch.compile`, they recompute.
+        watch_firing: whether to warn, once, if the neuron never or always fires in training (`FiringWarning`). One of
+            16 calls is looked at, and none waits for a GPU. `FLEXSN_WATCH_FIRING=0` in the environment turns it off
+            for neurons made afterwards.
 
     Attributes:
         states: `[*step]` each, or empty before the first call and after `reset()`.
@@ -114,6 +119,7 @@ class FlexSN(Runs):
         *,
         precision: str = "eager",
         residuals: str = "auto",
+        watch_firing: bool = True,
     ) -> None:
         super().__init__()
         check_name("precision", precision, PRECISIONS)
@@ -145,6 +151,7 @@ class FlexSN(Runs):
         # Of states that `init_states` made: the step's shape, and theirs.
         self._shapes_for = None
         self._graph = None  # of the loop's last call
+        self._firing = Firing() if watch_firing and is_wanted() else None
         self._reset_in = recomputation()  # in which reset() was called last
         program = self._get_program()
         if example_inputs is not None:
@@ -190,6 +197,12 @@ class FlexSN(Runs):
         if inputs.__class__ is not tuple:  # a tracer of torch.fx that was given the neuron alone
             raise refuse_proxies(type(self).__name__)
         compiling = torch.compiler.is_compiling()
+        if not compiling and self._firing is not None and self.training and self._firing.is_due(self._step_mode):
+            # The call below is counted, too, and is not due.
+            changed: CallOptions = {"affine": affine, "lengths": lengths, "resets": resets, "transforms": transforms}
+            result = FlexSN.forward(self, *inputs, **changed)
+            self._firing.look(self, result if isinstance(result, Tensor) else result[0])
+            return result
         if self._handover is not None:
             inputs, affine = self._handover.take(inputs, affine)
         changes = self._transforms(affine, lengths, resets, transforms)

@@ -71,6 +71,10 @@ class RangeWarning(UserWarning):
     """A learned number has left its range, and counts as the nearest number in it."""
 
 
+class FiringWarning(UserWarning):
+    """A layer never, or always, fires in training."""
+
+
 class PortabilityError(NotImplementedError):
     """The same, where `set_portability("error")` asks for an error."""
 
