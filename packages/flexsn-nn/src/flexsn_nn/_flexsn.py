@@ -228,11 +228,11 @@ class FlexSN(Runs):
             graph: GraphOfCall | None = self.__dict__.get("_graph")
             if graph is not None and torch.is_grad_enabled():
                 graph.watch(self.states)
-        exporting = compiling and is_exporting()
+        exporting = compiling and not self._carries and is_exporting()
         if exporting and self.states:
             raise ExportError(
                 "the neuron has a state, which an exported program cannot keep. Call reset() before exporting, or "
-                "export a module that calls neuron.step(inputs, states) and returns the states."
+                "export functional.stateless(net), which takes the states and returns them."
             )
         if not compiling and is_jit_tracing():
             raise ExportError(

@@ -34,6 +34,8 @@ class KeepsStates(Settings):
     _programs: Programs
     _shapes_for: tuple[torch.Size, list[torch.Size]] | None
     _graph: GraphOfCall | None
+    # In a call that gets the states from outside and returns them: see `functional.stateless`.
+    _carries: bool = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         kept: Any = self._as_states(value) if name == "states" else value

@@ -104,6 +104,11 @@ class Delay(Stateful):
         y = self._delayed(seen, len(new))
         return y if self.step_mode == "m" else y.squeeze(0)
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """Zeros `[max_delay, *step]`, in the place of earlier inputs."""
+        step = x.shape[1:] if self.step_mode == "m" else x.shape
+        return [x.new_zeros((self.max_delay, *step))] if self.max_delay else []
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         fit_checkpoint(state_dict, prefix, self._parameters, ["delay"])
         super()._load_from_state_dict(state_dict, prefix, *args)

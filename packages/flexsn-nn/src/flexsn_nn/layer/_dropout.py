@@ -59,5 +59,15 @@ class SharedDropout(Stateful):
             )
         return x * mask.to(x.dtype)
 
+    def initial_states(self, x: Tensor) -> list[Tensor]:
+        """No states, in evaluation.
+
+        Raises:
+            StateError: in training, where the first call draws a mask.
+        """
+        if self.training:
+            raise StateError("SharedDropout draws its mask in the first call in training: call eval() first.")
+        return []
+
     def extra_repr(self) -> str:
         return f"p={self.p}, channels={self.channels}, step_mode={self.step_mode!r}"
