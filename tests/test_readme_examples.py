@@ -50,6 +50,7 @@ MANY_KERNELS = [
     "docs/helpers.md",
     "docs/metrics-and-blocks.md",
     "docs/migrating.md",
+    "docs/my-network-does-not-learn.md",
     "docs/nir.md",
     "docs/recurrent.md",
     "docs/training.md",

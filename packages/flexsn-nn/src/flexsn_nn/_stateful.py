@@ -124,8 +124,8 @@ class Stateful(Leaf):
             StateError: the layer does not define them.
         """
         raise StateError(
-            f"{type(self).__name__} does not define its initial states: give it a method initial_states(x) that returns "
-            "a list of tensors."
+            f"{type(self).__name__} does not define its initial states: give it a method initial_states(x) that "
+            "returns a list of tensors."
         )
 
     def reset(self) -> None:
