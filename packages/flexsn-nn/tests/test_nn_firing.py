@@ -28,9 +28,14 @@ def found(net: nn.Module, x: torch.Tensor, calls: int = 80) -> list[str]:
     return [str(one.message) for one in caught]
 
 
+def dead(features: int) -> RALIF:
+    """A layer whose input is divided by a long time constant."""
+    return RALIF(features, tau=10.0, beta=1.8, decay_input=True)
+
+
 def test_two_recurrent_layers_that_train_at_a_rate_of_zero_are_warned_of() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 32), RALIF(32, tau=10.0), nn.Linear(32, 32), RALIF(32, tau=10.0))
+    net = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
     messages = found(net, torch.rand(10, 4, 20))
     assert len(messages) == 2, "once for each layer"
     for words in ("never fires", "RALIF", "[10, 4, 32]", "decay_input=False", "fluctuation_driven_", "watch_firing"):
@@ -125,6 +130,24 @@ def test_on_a_gpu_no_call_waits() -> None:
     assert [one.category for one in caught if one.category is FiringWarning] == [FiringWarning]
 
 
+@pytest.mark.parametrize("make", [RLIF, RALIF])
+@pytest.mark.parametrize("tau", [2.0, 10.0])
+def test_recurrent_layers_learn_as_they_are(make: type[RLIF] | type[RALIF], tau: float) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(10, 32), make(32, tau=tau), nn.Linear(32, 32), make(32, tau=tau), nn.Linear(32, 2))
+    labels = torch.arange(32) % 2
+    x = (torch.rand(20, 32, 10) < 0.05).float()
+    x[:10, labels == 1, :5] = (torch.rand(10, 16, 5) < 0.4).float()
+    optimizer = torch.optim.Adam(net.parameters(), 5e-3)
+    for _ in range(25):
+        functional.reset_net(net)
+        scores = net(x).mean(0)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(scores, labels).backward()
+        optimizer.step()
+    assert (scores.argmax(1) == labels).float().mean() > 0.9, "a guess has 0.5"
+
+
 # -- where weights start --------------------------------------------------------------------------------------------
 
 
@@ -164,7 +187,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
 
 def test_dead_layers_fire_once_their_weights_start_there() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 32), RALIF(32, tau=10.0), nn.Linear(32, 32), RALIF(32, tau=10.0))
+    net = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
     x = (torch.rand(50, 4, 20) < 0.1).float()
     with torch.no_grad():
         assert not net(x).any()

@@ -127,8 +127,8 @@ def fluctuation_driven_(
     Example:
         >>> from flexsn_nn import LIF
         >>> linear = torch.nn.Linear(400, 100)
-        >>> weight = fluctuation_driven_(linear.weight, LIF(tau=10.0), rate=0.05)
-        >>> round(float(weight.std()), 1)
+        >>> _ = fluctuation_driven_(linear.weight, LIF(tau=10.0), rate=0.05)
+        >>> round(linear.weight.std().item(), 1)
         1.0
     """
     check_tensor("weight", weight)
