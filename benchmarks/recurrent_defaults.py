@@ -2,9 +2,9 @@
 
     python benchmarks/recurrent_defaults.py [--output FILE] [--epochs 8]
 
-The task has four classes: two groups of channels burst, or do not, in two windows of 50 steps, over noise. The network is
-`Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`; Adam at 3e-3.
-512 samples for training, 512 for the test; a guess has 25%.
+The task has four classes: two groups of channels burst, or do not, in two windows of 50 steps, over noise. The network
+is `Linear(20, 64)`, a layer, `Linear(64, 64)`, a layer, `Linear(64, 4)`, `LI(tau=10.0, decay_input=False)`; Adam at
+3e-3. 512 samples for training, 512 for the test; a guess has 25%.
 """
 
 from __future__ import annotations

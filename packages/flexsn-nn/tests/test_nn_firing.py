@@ -166,12 +166,12 @@ def test_recurrent_layers_learn_as_they_are(make: type[RLIF] | type[RALIF], tau:
 )
 def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None:
     torch.manual_seed(0)
-    neuron = make()
+    neuron: Any = make()
     linear = nn.Linear(200, 300, bias=False)
     init.fluctuation_driven_(linear.weight, neuron, rate=0.02, xi=2.0, mean=mean)
     threshold = 1.5 if getattr(neuron, "v_threshold", 0) == 2.0 else 1.0
     # The same membrane, which never reaches its threshold.
-    inner = neuron.neuron if isinstance(neuron, Recurrent) else neuron
+    inner: Any = neuron.neuron if isinstance(neuron, Recurrent) else neuron
     for name in ("v_threshold", "threshold"):
         if hasattr(inner, name):
             inner.hold(name, 1e9)
@@ -187,7 +187,7 @@ def test_membranes_fluctuate_up_to_the_threshold(make: Any, mean: float) -> None
 
 def test_dead_layers_fire_once_their_weights_start_there() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
+    net: Any = nn.Sequential(nn.Linear(20, 32), dead(32), nn.Linear(32, 32), dead(32))
     x = (torch.rand(50, 4, 20) < 0.1).float()
     with torch.no_grad():
         assert not net(x).any()
@@ -226,8 +226,9 @@ def test_a_share_divides_the_variance_and_a_generator_repeats_the_draw() -> None
     ],
 )
 def test_wrong_arguments_are_named(neuron: FlexSN, options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"weight": torch.zeros(3, 4), "neuron": neuron, "rate": 0.1, **options}
     with pytest.raises(ParameterError, match=message):
-        init.fluctuation_driven_(**{"weight": torch.zeros(3, 4), "neuron": neuron, "rate": 0.1} | options)
+        init.fluctuation_driven_(**given)
 
 
 def test_a_membrane_that_does_not_decay_takes_the_length_of_sequences() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -183,7 +184,7 @@ def test_groups_without_parameters_are_left_out() -> None:
 
 
 def test_monitors_print_what_they_recorded() -> None:
-    net = nn.Sequential(nn.Linear(2, 3), IF(), nn.Linear(3, 2), LI())
+    net: Any = nn.Sequential(nn.Linear(2, 3), IF(), nn.Linear(3, 2), LI())
     with (
         monitor.RateMonitor(net) as rates,
         monitor.SpikeMonitor(net, ["1"]) as spikes,

@@ -65,9 +65,9 @@ class RLIF(Feedback, LIF):
 class RALIF(Feedback, ALIF):
     """`h = v - (v - v_reset) / tau + x + V s`; `s' = step(h - v_threshold - beta a)`; `a' = exp(-1 / tau_a) a + s'`.
 
-    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF`, with the spikes `s` of the step before through
-    a matrix `V` into its input: a layer of an LSNN. The LSNN's neurons without adaptation are those whose `beta` is 0:
-    `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
+    With `decay_input`, `h = v + (x + V s - (v - v_reset)) / tau`. `ALIF`, with the spikes `s` of the step before
+    through a matrix `V` into its input: a layer of an LSNN. The LSNN's neurons without adaptation are those whose
+    `beta` is 0: `beta=torch.cat([torch.zeros(60), torch.full((40,), 0.2)])`.
 
     Args:
         features: how many neurons, the last dimension of the step.
